@@ -1,0 +1,3 @@
+"""RLHF for instruction-tuned language models: supervised fine-tuning, reward model and PPO over one backbone."""
+
+__version__ = "0.1.0"
