@@ -6,15 +6,23 @@ response tokens are predicted (`hidden[:, t]` predicts token t) and after which 
 (`hidden[:, length]`, the state after the last real token).
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from align.errors import UserError
@@ -80,6 +88,35 @@ class Backbone(nn.Module):
     def fits(self, prompt_length: int, response_length: int) -> bool:
         """Whether the model can read a prompt and a response of these lengths."""
         raise NotImplementedError
+
+    def row_tokens(self, prompt_length: int, response_lengths: list[int]) -> int:
+        """Tokens that are held in memory for a prompt and its responses."""
+        raise NotImplementedError
+
+    def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+        """Save the backbone with a reward head in the form that other libraries load.
+
+        Args:
+            state: whole weights by their names in `self.model`.
+            head: [1, H] weight.
+        """
+        raise NotImplementedError
+
+    def classifier_adapter(self, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a saved reward adapter holds beside its weights: changes to its config, further tensors."""
+        return {}, {}
+
+    def require_fit(self, prompt_length: int, response_length: int, where: str) -> None:
+        """Refuse what the model cannot read.
+
+        Raises:
+            UserError: if prompt and response are beyond the model's context.
+        """
+        if not self.fits(prompt_length, response_length):
+            raise UserError(
+                f"{where}: {prompt_length} prompt and {response_length} response tokens do not fit the model's context of "
+                f"{self.context_length}; lower the limits and set overlong to drop or truncate"
+            )
 
     def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None) -> Tensor:
         """Hidden states [R, T+1, H] of R responses.
@@ -210,6 +247,26 @@ class DecoderBackbone(Backbone):
     def fits(self, prompt_length: int, response_length: int) -> bool:
         return self.context_length is None or prompt_length + response_length <= self.context_length
 
+    def row_tokens(self, prompt_length: int, response_lengths: list[int]) -> int:
+        if self.shares_prompts:
+            return prompt_length + sum(response_lengths)
+        return len(response_lengths) * (prompt_length + max(response_lengths))
+
+    def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+        """As `...ForSequenceClassification` with one label: the class that TRL's RewardTrainer makes."""
+        config = copy.deepcopy(self.model.config)
+        config.num_labels, config.pad_token_id = 1, _pad_id(config)
+        with torch.device("meta"):
+            classifier = AutoModelForSequenceClassification.from_config(config, dtype=self.model.dtype)
+        prefix = classifier.base_model_prefix + "."
+        weights = {key: value for key, value in state.items() if key.startswith(prefix)}
+        weights["score.weight"] = head.to(self.model.dtype)
+        classifier.save_pretrained(folder, state_dict=weights)
+
+    def classifier_adapter(self, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        changes = {"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
+        return changes, {"base_model.model.score.weight": head.to(self.model.dtype)}
+
     def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None) -> Tensor:
         packed = owner is not None and self.shares_prompts and len(owner) > len(prompt.lengths)
         if owner is not None and not packed:
@@ -320,6 +377,13 @@ class EncoderDecoderBackbone(Backbone):
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return limit is None or (prompt_length <= limit and response_length + 1 <= limit)
 
+    def row_tokens(self, prompt_length: int, response_lengths: list[int]) -> int:
+        return prompt_length + len(response_lengths) * (1 + max(response_lengths))
+
+    def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+        """As the language model it is: transformers' T5 classifier reads one text with both halves, which is another model."""
+        self.model.save_pretrained(folder, state_dict=dict(state))
+
     def _encode(self, prompt: Padded) -> Tensor:
         return self.model.get_encoder()(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
 
@@ -359,3 +423,28 @@ class EncoderDecoderBackbone(Backbone):
     def _plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
         decoder_ids = torch.cat([self._start_tokens(1), response.ids[:, :-1]], dim=1)
         return self.model(input_ids=prompt.ids, decoder_input_ids=decoder_ids, use_cache=False).logits
+
+
+def model_class(config: PreTrainedConfig) -> Any:
+    """The transformers class that loads a checkpoint: language model of either kind, or a decoder with a `score` head."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    names = config.architectures or []
+    if any(name.endswith("ForSequenceClassification") for name in names):
+        return AutoModelForSequenceClassification
+    return AutoModelForCausalLM
+
+
+def _pad_id(config: PreTrainedConfig) -> int:
+    """The pad id of a classifier: it reads its score at the last token that is not this one."""
+    for candidate in (config.pad_token_id, config.eos_token_id):
+        if isinstance(candidate, list):
+            candidate = candidate[0]
+        if candidate is not None:
+            return candidate
+    return 0
+
+
+def task_type(model: PreTrainedModel) -> str:
+    """PEFT's name for what the model does, written into adapters so that PEFT's own classes load them."""
+    return "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
