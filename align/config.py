@@ -17,7 +17,7 @@ Stage = TypeVar("Stage", bound="RunConfig")
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 
 
-def option(default: Any, help: str) -> Any:  # noqa: A002
+def option(default: Any, help: str) -> Any:
     """A field with its explanation for `--help`: what it is, its unit, where the default comes from."""
     text = help.replace("%", "%%")
     if isinstance(default, list):
@@ -67,7 +67,8 @@ class RunConfig:
     adam_epsilon: float = option(1e-8, "epsilon of AdamW")
     max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never")
     micro_batch_tokens: int = option(
-        4096, "padded tokens that are held in memory for one forward and backward pass; the result does not depend on it"
+        4096,
+        "padded tokens that are held in memory for one forward and backward pass; the result does not depend on it",
     )
     save_every: int = option(0, "updates between checkpoints to resume from; 0: none but the final model")
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read, instead of stopping at the first")

@@ -125,9 +125,7 @@ def share(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
     return list(items[accelerator.process_index :: accelerator.num_processes])
 
 
-def map_shared(
-    items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator
-) -> list[Any]:
+def map_shared(items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator) -> list[Any]:
     """Do `work` on each process's share; the results of all items, in their order, on every process."""
     results: list[Any] = [None] * len(items)
     numbers = share(range(len(items)), accelerator)

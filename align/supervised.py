@@ -11,7 +11,7 @@ from align.errors import UserError
 from align.files import write_json
 from align.generation import generator
 from align.run import Run
-from align.training import NotFinite, Optimisation, Sums, load_checkpoint, micro_batches, save_checkpoint
+from align.training import NotFiniteError, Optimisation, Sums, load_checkpoint, micro_batches, save_checkpoint
 
 ORDER = 1
 """What the random numbers of `generator(seed, ORDER, epoch)` are for: the order of examples."""
@@ -59,7 +59,7 @@ def train(
         try:
             sums = optimisation.accumulate(plan, task.loss(rows))
             step = optimisation.step(update)
-        except NotFinite as error:
+        except NotFiniteError as error:
             stop_on_nan(run, update, error, task.describe(rows))
         figures = task.metrics({name: float(value) for name, value in sums.items()}) | step
         if update % every == 0 or update == total:
@@ -74,7 +74,7 @@ def train(
             save_checkpoint(run, optimisation, update, {"best": best})
 
 
-def stop_on_nan(run: Run, update: int, error: NotFinite, batch: list[dict[str, object]]) -> None:
+def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[str, object]]) -> None:
     """Save the batch that broke the run and end with its name.
 
     Raises:

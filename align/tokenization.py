@@ -57,7 +57,9 @@ class Tokenization:
     ) -> None:
         self.tokenizer = tokenizer
         if tokenizer.eos_token_id is None:
-            raise UserError("the tokenizer has no end-of-sequence token: a response could not be told from an unfinished one")
+            raise UserError(
+                "the tokenizer has no end-of-sequence token: a response could not be told from an unfinished one"
+            )
         self._set_template(chat_template)
         self.end_id = self._find_end_of_turn()
         self.end_ids = frozenset({self.end_id, tokenizer.eos_token_id, *extra_end_ids})

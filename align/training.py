@@ -7,7 +7,6 @@ number of processes never change a gradient; here they are only added up.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -37,9 +36,7 @@ class MicroBatch:
     weight: float
 
 
-def micro_batches(
-    rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator
-) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
     """This process's part of a global batch, cut by tokens after sorting by length.
 
     Every process gets the same number of micro-batches (sharded weights are gathered by all in step), the last ones
@@ -97,7 +94,7 @@ def learning_rate(config: RunConfig, update: int, total: int) -> float:
     return config.learning_rate * decay[config.schedule]
 
 
-class NotFinite(UserError):
+class NotFiniteError(UserError):
     """A loss or a gradient became NaN or infinite; the weights are those of before the update."""
 
 
@@ -131,7 +128,7 @@ class Optimisation:
             more: another call follows before the step.
 
         Raises:
-            NotFinite: if the loss is not a number on any process; nothing was updated.
+            NotFiniteError: if the loss is not a number on any process; nothing was updated.
         """
         totals: Sums = {}
         plan = list(batches)
@@ -145,7 +142,7 @@ class Optimisation:
         summed = all_sum(torch.stack([totals[name].reshape(()) for name in names]), self.accelerator)
         result = dict(zip(names, summed, strict=True))
         if not torch.isfinite(result["loss"]):
-            raise NotFinite("the loss is not a finite number")
+            raise NotFiniteError("the loss is not a finite number")
         return result
 
     def _backward(self, loss: Tensor, last: bool) -> None:
@@ -155,7 +152,7 @@ class Optimisation:
         """Apply the gradients; gives `learning_rate` and `gradient_norm` (before clipping).
 
         Raises:
-            NotFinite: if the gradient norm is not finite; nothing was updated.
+            NotFiniteError: if the gradient norm is not finite; nothing was updated.
         """
         rate = learning_rate(self.run.config, update, self.total)
         self._set_rate(rate)
@@ -172,7 +169,7 @@ class Optimisation:
         limit = self.run.config.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), limit))
         if not math.isfinite(norm):
-            raise NotFinite("the gradient is not a finite number")
+            raise NotFiniteError("the gradient is not a finite number")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
@@ -201,7 +198,9 @@ class Optimisation:
         """
         missing = {f"master/{name}" for name in self.masters} ^ {name for name in tensors if name.startswith("master/")}
         if missing:
-            raise UserError(f"the checkpoint belongs to another model or other settings ('{sorted(missing)[0]}' does not match)")
+            raise UserError(
+                f"the checkpoint belongs to another model or other settings ('{sorted(missing)[0]}' does not match)"
+            )
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(tensors[f"master/{name}"])

@@ -81,9 +81,7 @@ class Backbone(nn.Module):
     @property
     def context_length(self) -> int | None:
         """Most tokens in one row (prompt and response together for a decoder), or None where the model sets no limit."""
-        return getattr(self.model.config, "max_position_embeddings", None) or getattr(
-            self.model.config, "n_positions", None
-        )
+        return getattr(self.model.config, "max_position_embeddings", None) or getattr(self.model.config, "n_positions", None)
 
     def fits(self, prompt_length: int, response_length: int) -> bool:
         """Whether the model can read a prompt and a response of these lengths."""

@@ -19,7 +19,11 @@ from align.models.loading import Loaded
 
 
 def save_model(
-    folder: Path, loaded: Loaded, state: Mapping[str, Tensor], card: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    folder: Path,
+    loaded: Loaded,
+    state: Mapping[str, Tensor],
+    card: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Save the policy: all weights as a transformers folder, or the adapter alone as a PEFT folder.
 
@@ -53,7 +57,11 @@ def finish_folder(temporary: Path, loaded: Loaded, card: Mapping[str, Any]) -> N
 
 
 def save_adapter(
-    folder: Path, loaded: Loaded, name: str, state: Mapping[str, Tensor], changes: Mapping[str, Any] | None = None,
+    folder: Path,
+    loaded: Loaded,
+    name: str,
+    state: Mapping[str, Tensor],
+    changes: Mapping[str, Any] | None = None,
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Save one adapter with PEFT's file names, and refuse to save an empty one.
@@ -93,7 +101,10 @@ def _compare(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 def model_card(card: Mapping[str, Any], loaded: Loaded) -> str:
     """The text of README.md: hub metadata, what the model is, its figures, how to load it."""
-    head: dict[str, Any] = {"library_name": "peft" if loaded.adapter else "transformers", "tags": ["rlhf", card["stage"]]}
+    head: dict[str, Any] = {
+        "library_name": "peft" if loaded.adapter else "transformers",
+        "tags": ["rlhf", card["stage"]],
+    }
     head["base_model"] = loaded.base
     rows = "\n".join(f"| {key} | {value} |" for key, value in card.items() if key != "title")
     return (

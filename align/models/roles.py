@@ -121,9 +121,7 @@ class ActorCritic(nn.Module):
             return log_probs
         return Prediction(log_probs, self._values(hidden, prompt, response, owner, mask), entropy)
 
-    def _values(
-        self, hidden: Tensor, prompt: Padded, response: Padded, owner: Tensor | None, mask: Tensor
-    ) -> Tensor:
+    def _values(self, hidden: Tensor, prompt: Padded, response: Padded, owner: Tensor | None, mask: Tensor) -> Tensor:
         if self.critic is not None:
             hidden = self.critic.hidden(prompt, response, owner)
         elif self.critic_adapter is not None:

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 SEED = 20_260_101
-HIDDEN, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 512
+HIDDEN, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 1024
 # All different on purpose: code that takes pad for eos, or a token's value for a text's length, fails on these models.
 # The last ones only fill the vocabulary up to a multiple of 8.
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", *(f"<extra_id_{i}>" for i in range(5)))

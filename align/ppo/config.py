@@ -39,11 +39,13 @@ class PPOConfig(ModelConfig, RunConfig):
     lam: float = option(0.95, "lambda of generalised advantage estimation")
     whiten_rewards: bool = option(False, "scale rewards to unit variance, keeping their mean")
     missing_end: Literal["replace", "lower", "keep"] = option(
-        "replace", "score of a response that did not end: replace it by missing_end_score, lower it by that much, keep it"
+        "replace",
+        "score of a response that did not end: replace it by missing_end_score, lower it by that much, keep it",
     )
     missing_end_score: float = option(-1.0, "see missing_end (summarize_from_feedback_details: -1)")
     critic: Literal["shared", "separate"] = option(
-        "shared", "where values come from: a head on the policy's trunk, or a model (with LoRA: an adapter) of the critic's own"
+        "shared",
+        "where values come from: a head on the policy's trunk, or a model (with LoRA: an adapter) of the critic's own",
     )
     ptx_data: str = option("", "demonstrations whose language-model loss is added (InstructGPT's ptx); empty: none")
     ptx_weight: float = option(27.8, "weight of that loss (InstructGPT: 27.8)")
@@ -60,7 +62,12 @@ class PPOConfig(ModelConfig, RunConfig):
         for name in ("gamma", "lam"):
             require(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         responses = self.rollout_size
-        require(self, "samples_per_prompt", responses % self.samples_per_prompt == 0, f"a divisor of rollout_size ({responses})")
+        require(
+            self,
+            "samples_per_prompt",
+            responses % self.samples_per_prompt == 0,
+            f"a divisor of rollout_size ({responses})",
+        )
         require(self, "minibatches", self.minibatches <= responses, f"at most rollout_size ({responses})")
         given = bool(self.reward_model or self.reward_functions)
         require(self, "reward_model", given, "given, unless reward_functions are")

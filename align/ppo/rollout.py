@@ -112,5 +112,3 @@ def repetition(ids: Sequence[int], n: int = 3) -> float:
     """Share of a response's n-grams of tokens that occurred before in it; 0 for a response shorter than n."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
-
-

@@ -35,7 +35,12 @@ class LoadedReward:
 
 
 def save_reward_model(
-    folder: Path, loaded: Loaded, state: Mapping[str, Tensor], head: Tensor, facts: Mapping[str, Any], card: Mapping[str, Any]
+    folder: Path,
+    loaded: Loaded,
+    state: Mapping[str, Tensor],
+    head: Tensor,
+    facts: Mapping[str, Any],
+    card: Mapping[str, Any],
 ) -> None:
     """Save a reward model, whole or not at all.
 

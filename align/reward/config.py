@@ -12,7 +12,8 @@ class RewardConfig(ModelConfig, RunConfig):
     train_data: str = option("data/rankings.jsonl", "rankings or pairs to learn from: file, folder or hub name")
     validation_data: str = option("", "held-out rankings: figures, and the choice of the best model; empty: none")
     demonstrations: str = option(
-        "", "demonstrations whose mean reward is moved to 0 and saved with the model (InstructGPT, section 3.5); empty: none"
+        "",
+        "demonstrations whose mean reward is moved to 0 and saved with the model (InstructGPT, section 3.5); empty: none",
     )
     epochs: int = option(1, "passes over the rankings; more than one overfits soon (InstructGPT, appendix C.2)")
     batch_size: int = option(16, "rankings in one update, over all processes (InstructGPT: 64)")

@@ -32,7 +32,12 @@ class Item:
     __slots__ = ("category", "margin", "prompt", "ranks", "responses")
 
     def __init__(
-        self, prompt: list[int], responses: list[list[int]], ranks: list[int], margin: float = 0.0, category: str | None = None
+        self,
+        prompt: list[int],
+        responses: list[list[int]],
+        ranks: list[int],
+        margin: float = 0.0,
+        category: str | None = None,
     ) -> None:
         self.prompt, self.responses, self.ranks, self.margin, self.category = prompt, responses, ranks, margin, category
 
@@ -148,7 +153,10 @@ class RewardTask:
                 loss = loss + self.config.centring_weight * centring_loss(rewards, pairs)
             right = (rewards[pairs.better] > rewards[pairs.worse]).float()
             sums |= {"accuracy": (pairs.weight * right).sum() / len(rows), "reward_sum": rewards.sum()}
-            sums |= {"responses": torch.full_like(loss, len(rewards)), "read": torch.full_like(loss, sum(self._costs(items)))}
+            sums |= {
+                "responses": torch.full_like(loss, len(rewards)),
+                "read": torch.full_like(loss, sum(self._costs(items))),
+            }
             return loss / len(rows), sums
 
         return of
@@ -207,8 +215,10 @@ class RewardTask:
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text = self.loaded.tokenization.text
         return [
-            {"prompt": text(self.items[r].prompt), "responses": [text(ids) for ids in self.items[r].responses], "ranks": self.items[r].ranks}
+            {
+                "prompt": text(self.items[r].prompt),
+                "responses": [text(ids) for ids in self.items[r].responses],
+                "ranks": self.items[r].ranks,
+            }
             for r in rows
         ]
-
-

@@ -69,7 +69,13 @@ class SFTTask:
     """Examples, loss and evaluation of supervised fine-tuning, as `align.supervised.train` asks for them."""
 
     def __init__(
-        self, run: Run, config: SFTConfig, loaded: Loaded, optimisation: Optimisation, turns: list[Turn], held_out: list[Turn]
+        self,
+        run: Run,
+        config: SFTConfig,
+        loaded: Loaded,
+        optimisation: Optimisation,
+        turns: list[Turn],
+        held_out: list[Turn],
     ) -> None:
         self.run, self.config, self.loaded, self.optimisation = run, config, loaded, optimisation
         self.turns, self.held_out = turns, held_out
@@ -85,7 +91,10 @@ class SFTTask:
             turns = [self.turns[row] for row in part]
             log_probs, learn, context = self._log_probs(turns, bool(self.config.prompt_loss_weight))
             loss = demonstration_loss(log_probs, learn, context, learn_count, context_count, self.config.prompt_loss_weight)
-            sums = {"tokens": learn.sum(), "read": torch.tensor(float(sum(len(t.prompt) + len(t.response) for t in turns)))}
+            sums = {
+                "tokens": learn.sum(),
+                "read": torch.tensor(float(sum(len(t.prompt) + len(t.response) for t in turns))),
+            }
             return loss, {name: value.to(loss.device) for name, value in sums.items()}
 
         return of

@@ -132,7 +132,7 @@ def test_tiny_architectures(tiny_folders):
     assert t5.config.is_gated_act
     assert not t5.config.scale_decoder_outputs
     assert not torch.equal(t5.lm_head.weight, t5.shared.weight)
-    assert load(tiny_folders["tiny-gpt2"]).config.n_positions == llama.config.max_position_embeddings == 512
+    assert load(tiny_folders["tiny-gpt2"]).config.n_positions == llama.config.max_position_embeddings == 1024
 
 
 @pytest.mark.parametrize("name", TINY)
