@@ -79,15 +79,23 @@ def log_probs_of(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Te
 
     The temperature belongs to the policy that is trained: old, new and reference log-probs must all be divided alike.
     """
-    logits = logits.float() / temperature
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
     chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(logits, dim=-1)
 
 
 def entropy_of(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Entropy in nats of the distribution of `logits` [.., V] at `temperature`; float32 [..]."""
-    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    return -(log_probs.exp() * log_probs).sum(-1)
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    # log Z - E[x]: one pass over exp, without the log-probability of every token.
+    top = logits.amax(-1, keepdim=True)
+    weights = (logits - top).exp()
+    total = weights.sum(-1)
+    return total.log() + top.squeeze(-1) - (weights * logits).sum(-1) / total
 
 
 def cut_by_tokens(lengths: Sequence[int], budget: int, largest: int | None = None) -> Iterator[list[int]]:

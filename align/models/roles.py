@@ -15,22 +15,19 @@ from align.tensor_ops import Padded, entropy_of, log_probs_of
 
 
 def response_log_probs(
-    backbone: Backbone, hidden: Tensor, response: Padded, mask: Tensor, temperature: float
+    backbone: Backbone, hidden: Tensor, response: Padded, mask: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [B, T] of response tokens, and the entropy [B, T] of each prediction (without gradient).
+    """Log-probs [B, T] of response tokens, and the logits [n, V] that they were read from.
 
-    The vocabulary product is taken only where `mask` holds; elsewhere both are 0.
+    The vocabulary product is taken only where `mask` holds (n places); elsewhere log-probs are 0.
 
     Args:
         hidden: [B, T+1, H] from `Backbone.hidden`.
         mask: [B, T] bool.
     """
     logits = backbone.logits(hidden[:, :-1][mask])
-    log_probs = torch.zeros(mask.shape, device=hidden.device)
-    entropy = torch.zeros_like(log_probs)
-    with torch.no_grad():
-        entropy[mask] = entropy_of(logits, temperature)
-    return log_probs.masked_scatter(mask, log_probs_of(logits, response.ids[mask], temperature)), entropy
+    chosen = log_probs_of(logits, response.ids[mask], temperature)
+    return torch.zeros(mask.shape, device=hidden.device).masked_scatter(mask, chosen), logits
 
 
 class Policy(nn.Module):
@@ -44,7 +41,7 @@ class Policy(nn.Module):
         """Log-probs [B, T] of the response tokens where `mask` holds."""
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response)
-        return response_log_probs(self.backbone, hidden, response, mask, 1.0)[0]
+        return response_log_probs(self.backbone, hidden, response, mask)[0]
 
 
 class RewardModel(nn.Module):
@@ -67,7 +64,10 @@ class RewardModel(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """What policy and critic say of responses; all [B, T], 0 where the mask does not hold."""
+    """What policy and critic say of responses; all [B, T], 0 where the mask does not hold.
+
+    Entropy is taken without gradient, and only where gradients are off: a figure to report, at the price of a softmax.
+    """
 
     log_probs: Tensor
     values: Tensor
@@ -116,9 +116,12 @@ class ActorCritic(nn.Module):
             return RewardModel(self.backbone, self.reward_head, "reward")(prompt, response, owner)
         with self.backbone.adapter(self.start_adapter if role == "reference" else self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, owner)
-        log_probs, entropy = response_log_probs(self.backbone, hidden, response, mask, temperature)
+        log_probs, logits = response_log_probs(self.backbone, hidden, response, mask, temperature)
         if role != "policy":
             return log_probs
+        entropy = torch.zeros_like(log_probs)
+        if not torch.is_grad_enabled():
+            entropy[mask] = entropy_of(logits, temperature)
         return Prediction(log_probs, self._values(hidden, prompt, response, owner, mask), entropy)
 
     def _values(self, hidden: Tensor, prompt: Padded, response: Padded, owner: Tensor | None, mask: Tensor) -> Tensor:
