@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
+from transformers.integrations import unset_hf_deepspeed_config
 
 from align.errors import UserError
 
@@ -62,6 +63,8 @@ def make_accelerator(dtype: torch.dtype, max_grad_norm: float, **kwargs: Any) ->
         raise UserError("DeepSpeed is not installed; install the extra: pip install 'align-rlhf[deepspeed]'") from error
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:
+        # transformers would load models already sharded; here each is loaded whole, checked, and sharded by its engine.
+        unset_hf_deepspeed_config()
         # Batches are cut by tokens and losses divided by global counts here, so the engine must divide by nothing.
         plugin.deepspeed_config |= {
             "train_micro_batch_size_per_gpu": 1,

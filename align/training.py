@@ -196,11 +196,7 @@ class Optimisation:
         Raises:
             UserError: if the names do not fit this module: a checkpoint of another model or of other settings.
         """
-        missing = {f"master/{name}" for name in self.masters} ^ {name for name in tensors if name.startswith("master/")}
-        if missing:
-            raise UserError(
-                f"the checkpoint belongs to another model or other settings ('{sorted(missing)[0]}' does not match)"
-            )
+        check_names(tensors, self.masters)
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(tensors[f"master/{name}"])
@@ -215,6 +211,18 @@ class Optimisation:
     def model_state(self) -> dict[str, Tensor]:
         """All weights of the module, whole, for saving."""
         return dict(self.module.state_dict())
+
+
+def check_names(tensors: Mapping[str, Tensor], weights: Iterable[str]) -> None:
+    """Refuse the state of another module.
+
+    Raises:
+        UserError: if the checkpoint's weights are not these.
+    """
+    wrong = {f"master/{name}" for name in weights} ^ {name for name in tensors if name.startswith("master/")}
+    if wrong:
+        name = min(wrong).removeprefix("master/")
+        raise UserError(f"the checkpoint belongs to another model or other settings ('{name}' does not match)")
 
 
 def _master(weight: nn.Parameter) -> Tensor:
