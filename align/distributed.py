@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -91,11 +90,18 @@ def place_frozen(module: nn.Module, accelerator: Accelerator) -> nn.Module:
         return module.to(accelerator.device)
     import deepspeed
 
-    config = deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
-    config.pop("optimizer", None)
-    config.pop("scheduler", None)
-    config["zero_optimization"].pop("offload_optimizer", None)
-    return deepspeed.initialize(model=module, config=config)[0].eval()
+    # Before the trained module's engine is made, the launcher's own config still holds "auto" where only an optimiser
+    # decides; a model that is only read needs none of that.
+    theirs = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+    zero = {key: value for key, value in theirs.items() if key != "offload_optimizer" and value != "auto"}
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": next(module.parameters()).dtype == torch.bfloat16},
+        "zero_optimization": zero,
+    }
+    engine = deepspeed.initialize(model=module, config=config)[0]
+    engine.eval()
+    return engine
 
 
 @contextmanager

@@ -5,7 +5,7 @@ resumes on another number of processes, on another ZeRO stage, or without DeepSp
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import deepspeed
 import torch
@@ -39,7 +39,7 @@ class DeepSpeedOptimisation(Optimisation):
         self.named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         optimizer = build_optimizer(run.config, self.named.values())
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
-        self._set_steps(0.0)  # the engine takes a step with zero gradients to make its buffers; it must not count
+        self._make_states()
 
     def _backward(self, loss: Tensor, last: bool) -> None:
         # The engine takes the mean of gradients over processes; losses are shares of a sum.
@@ -57,23 +57,28 @@ class DeepSpeedOptimisation(Optimisation):
             raise NotFiniteError("the gradient is not a finite number")
         return norm
 
-    def _flat_states(self) -> Iterator[dict[str, Tensor]]:
-        """The state of each flat shard that the engine's inner optimiser steps."""
-        inner = self.module.optimizer.optimizer
-        for group in inner.param_groups:
-            for flat in group["params"]:
-                if flat in inner.state:
-                    yield inner.state[flat]
+    def _make_states(self) -> None:
+        """Give every flat shard its moments now, so that they can be read and written before the first step.
+
+        ZeRO 1 and 2 make and link them at the first step, and of several parameter groups only the first one's.
+        """
+        engine, inner = self.module.optimizer, self.module.optimizer.optimizer
+        if hasattr(engine, "_lazy_init_hp_params_optimizer_state"):
+            for flat in (flat for group in inner.param_groups for flat in group["params"]):
+                step = torch.zeros((), device=flat.device) if isinstance(inner, torch.optim.AdamW) else 0
+                inner.state[flat] = {"step": step} | {key: torch.zeros_like(flat) for key in MOMENTS}
+            engine._hp_optimizer_states_linked = False
+            engine._lazy_init_hp_params_optimizer_state()
+        self._set_steps(0.0)  # ZeRO-3 takes a step with zero gradients to make its buffers; it must not count
 
     def _set_steps(self, count: float) -> None:
-        for state in self._flat_states():
-            if "step" in state:
-                step = state["step"]
-                state["step"] = torch.full_like(step, count) if isinstance(step, Tensor) else int(count)
+        for state in self.module.optimizer.optimizer.state.values():
+            step = state["step"]
+            state["step"] = torch.full_like(step, count) if isinstance(step, Tensor) else int(count)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         tensors: dict[str, Tensor] = {}
-        steps = [float(state["step"]) for state in self._flat_states() if "step" in state]
+        steps = [float(state["step"]) for state in self.module.optimizer.optimizer.state.values()]
         for name, weight in self.named.items():
             found = {"master": safe_get_full_fp32_param(weight)}
             found |= {key: safe_get_full_optimizer_state(weight, key) for key in MOMENTS}

@@ -139,11 +139,19 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.., H] -> [.., V]; call it on response positions only, prompts need no vocabulary product."""
-        config = self.model.config
+        """[.., H] -> [.., V]; call it on response positions only, prompts need no vocabulary product.
+
+        Raises:
+            UserError: if the model was saved as a reward model, without its vocabulary matrix.
+        """
+        config, vocabulary = self.model.config, self.model.get_output_embeddings()
+        if vocabulary is None:
+            raise UserError(
+                f"model '{config.name_or_path}' is a reward model: without a vocabulary matrix it cannot be a language model"
+            )
         if getattr(config, "scale_decoder_outputs", False):  # T5 with tied embeddings
             hidden = hidden * config.d_model**-0.5
-        logits = self.model.get_output_embeddings()(hidden)
+        logits = vocabulary(hidden)
         if getattr(config, "logits_scaling", None):  # Granite
             logits = logits / config.logits_scaling
         if getattr(config, "logit_scale", None):  # Cohere
@@ -179,14 +187,15 @@ class Backbone(nn.Module):
         size = self.model.config.vocab_size
         prompt = Padded(torch.tensor([[5, 6, 7]], device=self.device) % size, torch.tensor([3], device=self.device))
         one = Padded(torch.tensor([[8, 9]], device=self.device) % size, torch.tensor([2], device=self.device))
-        ours, theirs = self.logits(self.hidden(prompt, one))[:, :-1].float(), self._plain_logits(prompt, one).float()
         # bfloat16 keeps 8 bits: products summed in another order differ by a few units in the last place.
-        tolerance = (1e-3 if dtype == torch.float32 else 0.1) * max(1.0, theirs.abs().max().item())
-        if not torch.allclose(ours, theirs, atol=tolerance):
-            raise UserError(
-                f"model type '{self.model.config.model_type}': its logits are not a plain function of its last hidden "
-                f"state (off by {(ours - theirs).abs().max().item():.3g}); this architecture is not supported"
-            )
+        tolerance = 1e-3 if dtype == torch.float32 else 0.1
+        if self.model.get_output_embeddings() is not None:  # a classifier has none: it is read, never sampled from
+            ours, theirs = self.logits(self.hidden(prompt, one))[:, :-1].float(), self._plain_logits(prompt, one).float()
+            if not torch.allclose(ours, theirs, atol=tolerance * max(1.0, theirs.abs().max().item())):
+                raise UserError(
+                    f"model type '{self.model.config.model_type}': its logits are not a plain function of its last hidden "
+                    f"state (off by {(ours - theirs).abs().max().item():.3g}); this architecture is not supported"
+                )
         self.shares_prompts = self._accepts_shared_prompts(prompt, tolerance)
         self.model.train(was_training)
 
@@ -246,9 +255,17 @@ class DecoderBackbone(Backbone):
         return self.context_length is None or prompt_length + response_length <= self.context_length
 
     def row_tokens(self, prompt_length: int, response_lengths: list[int]) -> int:
-        if self.shares_prompts:
+        if self._can_pack(prompt_length + max(response_lengths)):
             return prompt_length + sum(response_lengths)
         return len(response_lengths) * (prompt_length + max(response_lengths))
+
+    def _can_pack(self, longest: int) -> bool:
+        """Whether responses may share their prompt's row, of which prompt and longest response have `longest` tokens.
+
+        A 4-D mask replaces the sliding window that the model would lay over a row, so a text has to fit that window.
+        """
+        windows = (getattr(self.model.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+        return self.shares_prompts and all(window is None or longest <= window for window in windows)
 
     def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
         """As `...ForSequenceClassification` with one label: the class that TRL's RewardTrainer makes."""
@@ -267,6 +284,7 @@ class DecoderBackbone(Backbone):
 
     def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None) -> Tensor:
         packed = owner is not None and self.shares_prompts and len(owner) > len(prompt.lengths)
+        packed = packed and self._can_pack(int((prompt.lengths[owner] + response.lengths).max()))
         if owner is not None and not packed:
             prompt, owner = prompt.rows(owner), None
         rows = _lay_out(prompt, response, owner)
@@ -316,7 +334,9 @@ class DecoderBackbone(Backbone):
         return self.model(input_ids=ids, use_cache=False).logits[:, prompt.ids.shape[1] - 1 : -1]
 
     def _accepts_shared_prompts(self, prompt: Padded, tolerance: float) -> bool:
-        """Two responses in one row must give the states of two rows; models with ALiBi or windows may not."""
+        """Two responses in one row must give the states of two rows; with ALiBi they do not."""
+        if getattr(self.model.config, "window_size", None):  # GPT-Neo counts its local window in columns of the row
+            return False
         size = self.model.config.vocab_size
         two = Padded(
             torch.tensor([[8, 9, 4], [3, 5, 0]], device=self.device) % size, torch.tensor([3, 2], device=self.device)
@@ -360,6 +380,8 @@ def _lay_out(prompt: Padded, response: Padded, owner: Tensor | None) -> _Rows:
     positions[rows, columns] = (prompt.lengths[owner][:, None] + offsets)[real]
     segments[rows, columns] = (torch.arange(count, device=device) - first[owner] + 1)[:, None].expand(-1, width)[real]
 
+    # The columns of a shared row outnumber the positions that a model has a table for; padding must not point past it.
+    positions = positions.masked_fill(segments < 0, 0)
     after = (start[:, None] + offsets).clamp(max=length - 1)
     column = torch.cat([prompt.lengths[owner][:, None] - 1, after], dim=1)
     return _Rows(ids, positions, segments, owner[:, None], column)
@@ -379,7 +401,7 @@ class EncoderDecoderBackbone(Backbone):
         return prompt_length + len(response_lengths) * (1 + max(response_lengths))
 
     def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
-        """As the language model it is: transformers' T5 classifier reads one text with both halves, which is another model."""
+        """As the language model it is: transformers' T5 classifier reads one text with both halves, another model."""
         self.model.save_pretrained(folder, state_dict=dict(state))
 
     def _encode(self, prompt: Padded) -> Tensor:
@@ -441,6 +463,15 @@ def _pad_id(config: PreTrainedConfig) -> int:
         if candidate is not None:
             return candidate
     return 0
+
+
+def attention_kernel(config: PreTrainedConfig) -> str:
+    """Which of transformers' attention implementations to load a model with.
+
+    T5 trains a bias inside its attention. The fused CPU and GPU kernels have no gradient for it, so training would leave
+    them for another path than scoring takes, and in bfloat16 the ratio at the first minibatch would not be 1.
+    """
+    return "eager" if hasattr(config, "relative_attention_num_buckets") else "sdpa"
 
 
 def task_type(model: PreTrainedModel) -> str:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from align.config import ModelConfig
 from align.errors import UserError
 from align.files import read_json
-from align.models.backbone import Backbone, model_class, task_type
+from align.models.backbone import Backbone, attention_kernel, model_class, task_type
 from align.models.zoo import resolve_model
 from align.tokenization import Tokenization, first_line, load_tokenization
 
@@ -119,7 +119,9 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """
     config = load_config(source)
     try:
-        return model_class(config).from_pretrained(source, config=config, dtype=dtype, use_safetensors=True)
+        return model_class(config).from_pretrained(
+            source, config=config, dtype=dtype, use_safetensors=True, attn_implementation=attention_kernel(config)
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"model '{source}': its weights cannot be loaded ({first_line(error)})") from error
     except Exception as error:  # safetensors raises a type of its own for a broken file
