@@ -6,14 +6,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import yaml
 from trl import TrlParser
 
 from align.errors import UserError
 
-Stage = TypeVar("Stage", bound="RunConfig")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Settings = TypeVar("Settings", bound="DataclassInstance")
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 
 
@@ -103,7 +106,7 @@ class _Parser(TrlParser):
         raise UserError(message.replace("argument --", ""))
 
 
-def parse(config_class: type[Stage], arguments: Sequence[str], program: str | None = None) -> Stage:
+def parse(config_class: type[Settings], arguments: Sequence[str], program: str | None = None) -> Settings:
     """Read `--config FILE` and `--key value` pairs; the command line wins over the file.
 
     Args:
@@ -125,7 +128,7 @@ def parse(config_class: type[Stage], arguments: Sequence[str], program: str | No
     for word in words:
         if word.startswith("--") and word not in ("--help",) and word[2:].replace("-", "_") not in names:
             raise UserError(_unknown(f"option {word}", word[2:].replace("-", "_"), names, "--"))
-    parser = _Parser(config_class, prog=program, allow_abbrev=False)
+    parser = _Parser(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
     (config,) = parser.parse_args_and_config(given + words)
     return config
 

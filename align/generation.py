@@ -77,6 +77,8 @@ def sample(
     ended = [False] * len(prompts)
     ends = torch.tensor(sorted(end_ids), device=backbone.device)
     warpers = _warpers(sampling)
+    was_training = backbone.model.training
+    backbone.model.eval()  # in training mode, gradient checkpointing throws the cache away
     for rows in cut_by_tokens([len(prompt) + sampling.max_new_tokens for prompt in prompts], sampling.batch_tokens):
         prompt = Padded.from_lists([prompts[row] for row in rows]).to(backbone.device)
         tokens, lengths, closed = _sample_batch(backbone, prompt, uniforms[rows], sampling, ends, warpers)
@@ -84,6 +86,7 @@ def sample(
             ids[row], ended[row] = response[:length], end
         if on_rows is not None:
             on_rows(len(rows))
+    backbone.model.train(was_training)
     return Responses(ids, ended)
 
 

@@ -1,15 +1,21 @@
 """The folder of a run: its settings, the versions it ran with, its metrics, and where it can go on from."""
 
+import errno
+import importlib.util
 import json
+import math
+import os
 import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -19,50 +25,100 @@ from align.errors import UserError
 from align.files import read_json, write_json, write_text
 
 PACKAGES = ("align-rlhf", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "numpy")
+# What a checkpoint cannot do without: its weights and the reference of PPO's KL follow from these.
+SAME_ON_RESUME = ("model", "chat_template", "lora_rank", "lora_alpha", "lora_targets", "optimizer", "critic")
+FREE_ON_RESUME = ("resume", "output_dir", "log_to")
 console = Console(stderr=True, soft_wrap=True)
 
 
 class Run:
-    """One run of a stage.
+    """One run of a stage. Its folder is written from the first update on: a mistake before it leaves nothing behind.
 
     Args:
         config: the stage's settings; must hold the fields of both `ModelConfig` and `RunConfig`.
         stage: `sft`, `reward` or `ppo`.
 
     Raises:
-        UserError: if the folder holds a finished or broken-off run and `resume` is off.
+        UserError: if the folder holds a finished or broken-off run and `resume` is off, or one of another model.
     """
 
     def __init__(self, config: RunConfig, stage: str) -> None:
         assert isinstance(config, ModelConfig)
         self.config, self.stage = config, stage
         self.folder = Path(config.output_dir)
+        _require_place(self.folder)
         self.dtype = compute_dtype(config.dtype)
-        trackers = [name for name in config.log_to if name != "none"]
+        self.trackers = [name for name in config.log_to if name != "none"]
+        for name in self.trackers:
+            if importlib.util.find_spec(name) is None:
+                raise UserError(f"log_to: {name} is not installed; install it: pip install {name}")
         self.accelerator = make_accelerator(
-            self.dtype, config.max_grad_norm, log_with=trackers or None, project_dir=str(self.folder)
+            self.dtype, config.max_grad_norm, log_with=self.trackers or None, project_dir=str(self.folder)
         )
         self.is_main = self.accelerator.is_main_process
         self.metrics_file = self.folder / "metrics.jsonl"
         self.checkpoint = self._last_checkpoint() if config.resume else None
-        if self.metrics_file.exists() and not config.resume:
+        begun = (self.folder / "model").exists() or (self.metrics_file.exists() and self.metrics_file.stat().st_size > 0)
+        if begun and not config.resume:
             raise UserError(f"{self.folder} already holds a run; set resume to go on with it, or another output_dir")
+        if self.checkpoint:
+            self._compare_settings()
+        elif begun:
+            self.say(f"{self.folder} holds no checkpoint to resume from (see save_every): starting with the first update")
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
-        if self.is_main:
-            self._open()
-        if trackers:
-            self.accelerator.init_trackers(stage)
+        self.opened = False
         torch.manual_seed(config.seed)
         self.started = time.monotonic()
 
-    def _open(self) -> None:
+    def _compare_settings(self) -> None:
+        """Refuse to resume what these settings cannot go on with; tell what else differs from before.
+
+        Raises:
+            UserError: if a setting of `SAME_ON_RESUME` is another one now.
+        """
+        path = self.folder / "config.yaml"
+        try:
+            before = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return  # `load_checkpoint` still compares the names of all weights
+        now = yaml.safe_load(dump(self.config))
+        changed = [key for key, value in now.items() if key not in FREE_ON_RESUME and before.get(key, value) != value]
+        for key in changed:
+            if key in SAME_ON_RESUME:
+                raise UserError(
+                    f"{path}: this run has {key} {before[key]!r}, not {now[key]!r}; resume it with that, or give "
+                    "another output_dir"
+                )
+        if changed:
+            told = ", ".join(f"{key} {now[key]} (was {before[key]})" for key in changed)
+            self.say(f"{self.folder} goes on with other settings: {told}")
+
+    def open(self) -> None:
+        """Write what stands in the folder before any result. Called by whatever is first to write there."""
+        if self.opened:
+            return
+        self.opened = True
+        if self.is_main:
+            self._write_head()
+        if self.trackers:
+            with self._writing(self.folder):
+                self.accelerator.init_trackers(self.stage)
+
+    def _write_head(self) -> None:
         write_text(self.folder / "config.yaml", dump(self.config))
         write_json(self.folder / "environment.json", environment())
-        done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else 0
+        done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1
         if self.metrics_file.exists():  # lines after the checkpoint will be written again
             lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
             write_text(self.metrics_file, "".join(line for line in lines if _update_of(line) <= done))
-        self.metrics_file.touch()
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """Turn a failure of the disk into a line that names `path`."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
     def _last_checkpoint(self) -> Path | None:
         found = sorted((self.folder / "checkpoints").glob("update-*/trainer.json"))
@@ -75,19 +131,19 @@ class Run:
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write one line of metrics.jsonl and tell the trackers. docs/metrics.md defines each name."""
+        self.open()
         if not self.is_main:
             return
         row = {"update": update, "seconds": round(time.monotonic() - self.started, 3)}
         row |= {name: float(f"{value:.7g}") for name, value in metrics.items()}
-        try:
-            with open(self.metrics_file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise UserError(f"{self.metrics_file}: cannot be written ({error.strerror})") from error
-        self.accelerator.log(dict(metrics), step=update)
+        with self._writing(self.metrics_file):
+            _append(self.metrics_file, json.dumps(row) + "\n")
+        with self._writing(self.folder / self.stage):
+            self.accelerator.log(dict(metrics), step=update)
 
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
         """Append rows (samples, for instance) to `name`.jsonl in the run folder, each with the update it belongs to."""
+        self.open()
         if not self.is_main:
             return
         path = self.folder / f"{name}.jsonl"
@@ -98,6 +154,7 @@ class Run:
 
     def updates(self, first: int, total: int) -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar and the time that is left."""
+        self.open()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -124,14 +181,62 @@ class Run:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """End the trackers, and the process group cleanly: a group that is left open can abort at exit."""
-        if any(name != "none" for name in self.config.log_to):
-            self.accelerator.end_training()
+        """End the trackers. The process group stays: it belongs to the process, which may run another stage."""
         self.accelerator.wait_for_everyone()
+        with self._writing(self.folder / self.stage):
+            for tracker in self.accelerator.trackers if self.opened and self.trackers else ():
+                tracker.finish()
 
 
-def _update_of(line: str) -> int:
-    return int(json.loads(line)["update"])
+def _require_place(folder: Path) -> None:
+    """Refuse a folder that could not be written, before a large model is loaded for it.
+
+    Raises:
+        UserError: if a file is in the way, or the right to write is missing.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"output_dir {folder}: {nearest} is a file, not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"output_dir {folder}: {nearest} may not be written")
+
+
+def _update_of(line: str) -> float:
+    """The update of a line of metrics; infinity for a line that a kill has cut short: it is dropped like later ones."""
+    try:
+        return int(json.loads(line)["update"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _append(path: Path, line: str) -> None:
+    """Add a line to a file, whole or not at all.
+
+    Raises:
+        OSError: if the disk is full; the file is as it was.
+    """
+    data = line.encode()
+    with open(path, "ab", buffering=0) as file:
+        length = file.tell()
+        try:
+            if file.write(data) < len(data):  # what a disk says that fills up within the line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(length)
+            raise
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics.jsonl.
+
+    Raises:
+        UserError: if there are none.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not the metrics of a run ({error})") from error
 
 
 def environment() -> dict[str, Any]:

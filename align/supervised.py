@@ -20,8 +20,12 @@ ORDER = 1
 class Task(Protocol):
     """What a stage brings: its examples, its loss, its evaluation."""
 
-    lengths: Sequence[int]
-    """Tokens of each training example."""
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each training example."""
+
+    evaluates_start: bool
+    """Whether the figures before the first update mean anything: a head that was just made says nothing."""
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         """The loss of a global batch, as a function of the rows of one micro-batch."""
@@ -51,6 +55,8 @@ def train(
     total, every = optimisation.total, evaluate_every or updates_an_epoch
     done, progress = load_checkpoint(run, optimisation)
     best = progress.get("best", math.inf)
+    if not done and task.evaluates_start:
+        run.log(0, task.evaluate())
     for update in run.updates(done + 1, total):
         epoch, place = divmod(update - 1, updates_an_epoch)
         order = torch.randperm(len(task.lengths), generator=generator(run.config.seed, ORDER, epoch)).tolist()

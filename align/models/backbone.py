@@ -8,13 +8,14 @@ response tokens are predicted (`hidden[:, t]` predicts token t) and after which 
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -44,6 +45,7 @@ class Backbone(nn.Module):
         self.model = model
         # Outside the module tree: the adapter layers are already inside `model`, and must not be listed twice.
         self._unlisted: dict[str, Any] = {"peft": peft_model}
+        self._chosen: tuple[str | None] | None = None  # what `adapter` was entered with, the innermost; None: not entered
         self.shares_prompts = False
 
     @staticmethod
@@ -167,7 +169,9 @@ class Backbone(nn.Module):
         PEFT's own switches also change `requires_grad`, which must not move under an optimiser or a DeepSpeed engine
         that was built on it; so only the two fields that choose the computation are set, and set back.
         """
-        layers = [layer for layer in self.model.modules() if isinstance(layer, BaseTunerLayer)]
+        kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)  # the latter: whole modules that an adapter has of its own
+        layers = [layer for layer in self.model.modules() if isinstance(layer, kinds)]
+        outer, self._chosen = self._chosen, (name,)
         before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
         for layer in layers:
             layer._disable_adapters = name is None
@@ -176,8 +180,15 @@ class Backbone(nn.Module):
         try:
             yield
         finally:
+            self._chosen = outer
             for layer, (active, disabled) in zip(layers, before, strict=True):
                 layer._active_adapter, layer._disable_adapters = active, disabled
+
+    def recompute_contexts(self) -> tuple[AbstractContextManager, AbstractContextManager]:
+        """For `context_fn` of torch's checkpointing: a block that is computed again in the backward pass, when `adapter`
+        has long been left, must compute with the adapter that it was computed with first.
+        """
+        return nullcontext(), self.adapter(*self._chosen) if self._chosen else nullcontext()
 
     @torch.no_grad()
     def _check(self) -> None:

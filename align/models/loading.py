@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
@@ -77,7 +78,14 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", name:
 
 def _finish(config: ModelConfig, loaded: Loaded) -> Loaded:
     if config.gradient_checkpointing:
-        loaded.backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers recomputes only in training mode, where an adapter made elsewhere would also drop out.
+        for module in loaded.backbone.model.train().modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        settings: dict[str, Any] = {"use_reentrant": False}
+        if loaded.adapter:
+            settings["context_fn"] = loaded.backbone.recompute_contexts
+        loaded.backbone.model.gradient_checkpointing_enable(settings)
         if loaded.adapter:
             loaded.backbone.model.enable_input_require_grads()
     return loaded

@@ -41,7 +41,8 @@ class Policy(nn.Module):
         """Log-probs [B, T] of the response tokens where `mask` holds."""
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response)
-        return response_log_probs(self.backbone, hidden, response, mask)[0]
+            # Inside: the vocabulary matrix may be one of the adapter's targets.
+            return response_log_probs(self.backbone, hidden, response, mask)[0]
 
 
 class RewardModel(nn.Module):
@@ -116,7 +117,7 @@ class ActorCritic(nn.Module):
             return RewardModel(self.backbone, self.reward_head, "reward")(prompt, response, owner)
         with self.backbone.adapter(self.start_adapter if role == "reference" else self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, owner)
-        log_probs, logits = response_log_probs(self.backbone, hidden, response, mask, temperature)
+            log_probs, logits = response_log_probs(self.backbone, hidden, response, mask, temperature)
         if role != "policy":
             return log_probs
         entropy = torch.zeros_like(log_probs)

@@ -122,6 +122,8 @@ def rewards_of(module: Callable[..., Tensor], items: Sequence[Item], device: tor
 class RewardTask:
     """Examples, loss and evaluation of the reward model, as `align.supervised.train` asks for them."""
 
+    evaluates_start = False
+
     def __init__(
         self,
         run: Run,

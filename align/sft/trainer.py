@@ -68,6 +68,8 @@ def encode(config: SFTConfig, loaded: Loaded, source: str) -> list[Turn]:
 class SFTTask:
     """Examples, loss and evaluation of supervised fine-tuning, as `align.supervised.train` asks for them."""
 
+    evaluates_start = True
+
     def __init__(
         self,
         run: Run,

@@ -1,0 +1,211 @@
+"""`align sample`: a model's responses to a file of prompts, as rows that the labelling app imports."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.progress import Progress
+
+from align.config import ModelConfig, option, require
+from align.data.conversation import to_json
+from align.data.readers import read_records
+from align.data.records import Prompt
+from align.distributed import compute_dtype
+from align.errors import UserError
+from align.files import write_text
+from align.generation import Sampling, noise, sample
+from align.models.loading import Loaded, load
+from align.reward.checkpoint import LoadedReward, is_reward_model, load_head, load_reward_model
+from align.run import console
+from align.tensor_ops import Padded, cut_by_tokens
+from align.tokenization import Tokenization, fit
+
+SAMPLES = 6
+"""What the random numbers are for: the second part of a seed, as in `align.ppo.rollout`."""
+
+
+@dataclass(kw_only=True)
+class SampleConfig:
+    """Responses of a model to prompts."""
+
+    model: str = option("", "model to sample from: a folder, a hub name or a built-in model")
+    prompts: str = option("data/prompts.jsonl", "prompts: file, folder or hub name")
+    output: str = option("", "JSON Lines file to write; it must not be there yet")
+    samples_per_prompt: int = option(1, "responses that are kept for each prompt")
+    best_of: int = option(1, "responses drawn for each one that is kept, the best by reward_model; 1: no choice")
+    reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
+    max_new_tokens: int = option(256, "longest response, in tokens")
+    max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
+    overlong: Literal["error", "drop", "truncate"] = option(
+        "error", "what happens to a longer prompt: error, drop it, or truncate its beginning"
+    )
+    temperature: float = option(1.0, "divides the logits; 0 takes the likeliest token")
+    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all")
+    top_p: float = option(1.0, "draw from the likeliest tokens that hold this share of the probability; 1: from all")
+    seed: int = option(0, "seed of all random numbers; the same seed gives the same responses")
+    batch_tokens: int = option(16384, "padded prompt and response tokens held in memory at once; no text depends on it")
+    chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
+    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "format that the model computes in")
+    skip_bad_rows: bool = option(False, "leave out rows that cannot be read, instead of stopping at the first")
+
+    def __post_init__(self) -> None:
+        for name in ("model", "output"):
+            require(self, name, bool(getattr(self, name)), "given")
+        for name in ("samples_per_prompt", "best_of", "max_new_tokens", "max_prompt_tokens", "batch_tokens"):
+            require(self, name, getattr(self, name) > 0, "above 0")
+        for name in ("temperature", "top_k"):
+            require(self, name, getattr(self, name) >= 0, "0 or more")
+        require(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        require(self, "best_of", self.best_of == 1 or bool(self.reward_model), "1, unless reward_model is given")
+        require(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt as it was read and as token ids."""
+
+    record: Prompt
+    ids: list[int]
+
+
+def run_sample(config: SampleConfig) -> Path:
+    """Sample responses and write them; gives the file.
+
+    A row holds `prompt`, `responses` [n], `model` [n] (which model wrote each), `id`, `category` where the prompt has
+    one, and `rewards` [n] with a reward model. Responses come in the order in which they were drawn.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong; the output is written whole or not at all.
+    """
+    target = Path(config.output)
+    if target.exists():
+        raise UserError(f"{target} is already there; give another output, or remove it")
+    if config.reward_model and not is_reward_model(config.reward_model):
+        load_head(config.reward_model, 0)  # says so before the model is loaded
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = ModelConfig(model=config.model, chat_template=config.chat_template, dtype=config.dtype)
+    loaded = load(settings, compute_dtype(config.dtype))
+    loaded.backbone.to(device).eval().requires_grad_(False)
+    asked = encode_prompts(config, loaded)
+    copies = config.samples_per_prompt * config.best_of
+    drawn = [prompt for prompt in asked for _ in range(copies)]
+    responses = _respond(config, loaded, drawn)
+    texts = [loaded.tokenization.text(ids) for ids in responses]
+    rewards: list[float] | None = None
+    if config.reward_model:
+        reward = load_reward_model(config.reward_model, config.dtype)
+        reward.model.to(device)
+        rewards = score(config, loaded, reward, drawn, responses, texts)
+    rows = [
+        _row(config, prompt, number, texts, rewards, range(number * copies, (number + 1) * copies))
+        for number, prompt in enumerate(asked)
+    ]
+    write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    console.print(f"{target}: {len(rows)} prompts, {len(rows) * config.samples_per_prompt} responses", highlight=False)
+    return target
+
+
+def encode_prompts(config: SampleConfig, loaded: Loaded) -> list[Asked]:
+    """Read prompts and turn them into token ids.
+
+    Raises:
+        UserError: if a prompt is beyond the limits (see `overlong`) or beyond what the model can read.
+    """
+    asked = []
+    records = read_records(config.prompts, Prompt, skip_bad_rows=config.skip_bad_rows)
+    for number, record in enumerate(records, start=1):
+        where = f"{config.prompts}: record {record.id or number}"
+        ids = loaded.tokenization.prompt_ids(record.prompt)
+        kept = fit(ids, [], where, config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+        if kept is not None:
+            loaded.backbone.require_fit(len(kept[0]), config.max_new_tokens, where)
+            asked.append(Asked(record, kept[0]))
+    if not asked:
+        raise UserError(f"{config.prompts}: no prompt is left to sample from")
+    return asked
+
+
+def _respond(config: SampleConfig, loaded: Loaded, drawn: Sequence[Asked]) -> list[list[int]]:
+    """A response to each prompt, with a progress bar."""
+    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_k, config.top_p, config.batch_tokens)
+    uniforms = noise(len(drawn), sampling, config.seed, SAMPLES)
+    with Progress(console=console) as progress:
+        task = progress.add_task("sample", total=len(drawn))
+        found = sample(
+            loaded.backbone,
+            [prompt.ids for prompt in drawn],
+            uniforms,
+            sampling,
+            loaded.tokenization.end_ids,
+            lambda rows: progress.advance(task, rows),
+        )
+    return found.ids
+
+
+@torch.no_grad()
+def score(
+    config: SampleConfig,
+    loaded: Loaded,
+    reward: LoadedReward,
+    drawn: Sequence[Asked],
+    responses: Sequence[list[int]],
+    texts: Sequence[str],
+) -> list[float]:
+    """The reward of each response, less the reward model's mean over demonstrations.
+
+    A reward model with another tokenizer or chat template gets the texts, tokenized again its own way.
+
+    Raises:
+        UserError: if the reward model cannot read a prompt with its response.
+    """
+    theirs = reward.loaded.tokenization
+    if _reads_alike(loaded.tokenization, theirs):
+        rows = [(prompt.ids, ids) for prompt, ids in zip(drawn, responses, strict=True)]
+    else:
+        rows = [
+            (theirs.prompt_ids(prompt.record.prompt), theirs.response_ids(text))
+            for prompt, text in zip(drawn, texts, strict=True)
+        ]
+    for number, (prompt, response) in enumerate(rows):
+        where = f"{config.reward_model}: record {drawn[number].record.id or number + 1}"
+        reward.loaded.backbone.require_fit(len(prompt), len(response), where)
+    rewards = [0.0] * len(rows)
+    device = reward.loaded.backbone.device
+    for batch in cut_by_tokens([len(prompt) + len(response) for prompt, response in rows], config.batch_tokens):
+        prompts = Padded.from_lists([rows[row][0] for row in batch]).to(device)
+        answers = Padded.from_lists([rows[row][1] for row in batch]).to(device)
+        for row, value in zip(batch, reward.model(prompts, answers).tolist(), strict=True):
+            rewards[row] = value - reward.mean
+    return rewards
+
+
+def _reads_alike(ours: Tokenization, theirs: Tokenization) -> bool:
+    """Whether one tokenization's ids mean the same to the other, down to the ends of prompts (T5's) and of turns."""
+    probe = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
+    return (
+        ours.tokenizer.get_vocab() == theirs.tokenizer.get_vocab()
+        and ours.tokenizer.chat_template == theirs.tokenizer.chat_template
+        and ours.prompt_ids(probe) == theirs.prompt_ids(probe)
+        and ours.end_id == theirs.end_id
+    )
+
+
+def _row(
+    config: SampleConfig, prompt: Asked, number: int, texts: Sequence[str], rewards: list[float] | None, drawn: range
+) -> dict[str, object]:
+    """One line of the output: of every `best_of` responses in `drawn`, the one of highest reward."""
+    kept = list(drawn)
+    if rewards is not None:
+        groups = [drawn[start : start + config.best_of] for start in range(0, len(drawn), config.best_of)]
+        kept = [max(group, key=rewards.__getitem__) for group in groups]
+    record = prompt.record
+    row: dict[str, object] = {"id": record.id or str(number + 1), "prompt": to_json(record.prompt)}
+    row |= {"responses": [texts[i] for i in kept], "model": [config.model] * len(kept)}
+    if record.category is not None:
+        row["category"] = record.category
+    if rewards is not None:
+        row["rewards"] = [round(rewards[i], 6) for i in kept]
+    return row

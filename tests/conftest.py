@@ -1,0 +1,194 @@
+"""What all tests share: a model cache for the session, sharpened tiny models, and skips that count as failures on demand."""
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+# Tiny models are slower on many threads than on one, and tests start processes of their own. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from align.config import ModelConfig
+from align.models.backbone import Backbone
+from align.models.loading import Loaded, load
+from align.models.zoo import resolve_model
+from align.ppo.config import PPOConfig
+from align.ppo.rewards import Rewards
+from align.ppo.rollout import EncodedPrompt, Rollout
+from align.ppo.setup import Reference, build_actor_critic
+from align.ppo.trainer import PPOTrainer
+from align.run import Run
+from align.training import make_optimisation
+
+TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")
+torch.set_num_threads(1)
+logging.disable_progress_bar()
+logging.set_verbosity_error()  # T5 warns at every load that its output matrix is its own
+
+
+# ------------------------------------------------------------------------------------------ a skipped test is a failure
+
+
+def _fail_if_skipped(report):
+    """With ALIGN_NO_SKIP=1 whatever was skipped has failed: on a CI machine every test must run."""
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("ALIGN_NO_SKIP") == "1":
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"skipped, but ALIGN_NO_SKIP=1 forbids it: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    return _fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return _fail_if_skipped((yield))
+
+
+# ---------------------------------------------------------------------------------------------------------- the cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def align_cache():
+    """The folder of $ALIGN_CACHE; a temporary one for the whole session unless the variable is set."""
+    given = os.environ.get("ALIGN_CACHE")
+    if given:
+        yield Path(given)
+        return
+    with tempfile.TemporaryDirectory(prefix="align-tests-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALIGN_CACHE", folder)
+        yield Path(folder)
+
+
+# ------------------------------------------------------------------------------------------------- sharpened tiny models
+
+
+def _sharpen(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
+    """Draw the weights anew, so large that outputs are far from uniform and every bias and norm matters.
+
+    Matrices have a standard deviation of 1.5 / sqrt(inputs), embeddings 0.4: logits spread over +-2 to 3, and float32
+    keeps their errors near 1e-6. T5 does not divide attention scores by sqrt(d_kv); its query matrices do instead.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = model.get_input_embeddings().weight
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            drawn = torch.randn(weight.shape, generator=generator)
+            if name.endswith("Attention.q.weight"):
+                weight.copy_(drawn * 1.5 / (weight.shape[-1] * model.config.d_kv) ** 0.5)
+            elif weight.dim() < 2:
+                weight.add_(0.1 * drawn)
+            else:
+                weight.copy_(drawn * (0.4 if weight is embeddings else 1.5 / weight.shape[-1] ** 0.5))
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def sharpen() -> Callable[[PreTrainedModel], PreTrainedModel]:
+    """Make a model's outputs far from uniform, in place; the same weights every time."""
+    return _sharpen
+
+
+@pytest.fixture(scope="session")
+def sharp_folders(align_cache, tmp_path_factory) -> dict[str, str]:
+    """Folders of the three tiny models with sharpened float32 weights, by the tiny model's name."""
+    root, folders = tmp_path_factory.mktemp("sharp"), {}
+    for name in TINY:
+        source = resolve_model(name)
+        auto = AutoModelForSeq2SeqLM if name == "tiny-t5" else AutoModelForCausalLM
+        _sharpen(auto.from_pretrained(source, dtype=torch.float32)).save_pretrained(root / name)
+        AutoTokenizer.from_pretrained(source).save_pretrained(root / name)
+        folders[name] = str(root / name)
+    return folders
+
+
+@pytest.fixture(params=TINY)
+def tiny_name(request) -> str:
+    """Each of the three tiny models in turn."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def load_sharp(sharp_folders) -> Callable[..., Loaded]:
+    """`load_sharp("tiny-gpt2", adapter="policy", lora_rank=4)`: a fresh sharpened model, in float32.
+
+    An adapter starts with random weights, not with none, unless `fresh_adapter` says so.
+    """
+
+    def of(name: str, adapter: str = "policy", fresh_adapter: bool = False, **settings) -> Loaded:
+        config = ModelConfig(model=sharp_folders[name], dtype="float32", **settings)
+        torch.manual_seed(0)
+        loaded = load(config, torch.float32, adapter=adapter)
+        if loaded.adapter and not fresh_adapter:
+            for key, weight in loaded.backbone.model.named_parameters():
+                if f"lora_B.{adapter}" in key:
+                    torch.nn.init.normal_(weight, std=0.05)
+        loaded.backbone.model.eval()
+        return loaded
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def sharp_backbones(load_sharp) -> dict[str, Backbone]:
+    """The three sharpened backbones without adapters, shared by all tests: do not change them."""
+    return {name: load_sharp(name).backbone for name in TINY}
+
+
+@pytest.fixture
+def backbone(sharp_backbones, tiny_name) -> Backbone:
+    """Each of the three sharpened backbones in turn: do not change it."""
+    return sharp_backbones[tiny_name]
+
+
+# ------------------------------------------------------------------------------------------------------ a stage by hand
+
+
+@pytest.fixture
+def make_run(tmp_path) -> Callable[..., Run]:
+    """`make_run(SFTConfig, "sft", prompt_loss_weight=0.5)`: a real run in a fresh folder, float32, without trackers."""
+    made = []
+
+    def of(config_class, stage: str, **settings) -> Run:
+        made.append(stage)
+        folder = str(tmp_path / f"run-{len(made)}")
+        return Run(config_class(output_dir=folder, dtype="float32", log_to=["none"], **settings), stage)
+
+    return of
+
+
+@pytest.fixture
+def make_ppo(make_run) -> Callable[..., PPOTrainer]:
+    """`make_ppo(loaded, critic="separate")`: a trainer with its reference, around a model that is already loaded.
+
+    It gets no prompts and no reward: tests hand it rollouts (`hand_rollout`).
+    """
+
+    def of(loaded: Loaded, reward_head=None, **settings) -> PPOTrainer:
+        settings = {"reward_functions": ["none:none"], "epochs": 1, "updates": 1, "whiten_rewards": False} | settings
+        run = make_run(PPOConfig, "ppo", **settings)
+        start = copy.deepcopy(loaded.backbone.model)
+        reference = None if loaded.adapter else Reference(Backbone.of(start)).eval().requires_grad_(False)
+        optimisation = make_optimisation(run, build_actor_critic(run.config, loaded, reward_head), 1)
+        return PPOTrainer(run, run.config, loaded, optimisation, reference, Rewards(None, []), [], [])
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def hand_rollout() -> Rollout:
+    """Six responses of 1 to 9 tokens to prompts of 2 to 12 tokens, the bytes' ids of the tiny tokenizer."""
+    generator = torch.Generator().manual_seed(11)
+    sizes = ((2, 9), (12, 1), (5, 4), (5, 7), (8, 3), (3, 6))
+    rows = [[torch.randint(8, 264, (count,), generator=generator).tolist() for count in pair] for pair in sizes]
+    prompts = [EncodedPrompt(({"role": "user", "content": "x"},), prompt) for prompt, _ in rows]
+    responses = [response for _, response in rows]
+    return Rollout(prompts, responses, [True, True, False, True, False, True], [str(row) for row in range(6)])

@@ -1,0 +1,223 @@
+"""Heads, roles, and the promise that padding, order and micro-batches never change a stage's loss."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from align.models.heads import ScalarHead
+from align.models.roles import Policy, Prediction, RewardModel, response_log_probs
+from align.ppo.experience import score_roles, shape
+from align.reward.config import RewardConfig
+from align.reward.trainer import Item, RewardTask
+from align.sft.config import SFTConfig
+from align.sft.trainer import SFTTask
+from align.tensor_ops import Padded
+from align.tokenization import Turn
+from align.training import make_optimisation, micro_batches
+
+PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
+
+# ------------------------------------------------------------------------------------------------------------------ heads
+
+
+def test_a_head_is_a_dot_product_in_float32():
+    head = ScalarHead(2).bfloat16()
+    with torch.no_grad():
+        head.linear.weight.copy_(torch.tensor([[0.5, -2.0]]))
+        head.linear.bias.fill_(0.25)
+    found = head(torch.tensor([[[1.0, 2.0], [1000.0, 1.0]]], dtype=torch.bfloat16))
+    # 0.5 - 4 + 0.25 = -3.25; 500 - 2 + 0.25 = 498.25, which bfloat16 would round to 498.
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[-3.25, 498.25]]
+
+
+def test_a_reward_head_starts_with_the_standard_deviation_of_its_source():
+    torch.manual_seed(0)
+    head = ScalarHead(9_999)
+    # 1 / sqrt(9999 + 1) = 0.01; of 9999 draws the estimate is good to 0.01 / sqrt(2 * 9999) = 0.00007: 4 of those.
+    assert float(head.linear.weight.detach().std()) == pytest.approx(0.01, abs=0.0003)
+    assert head.linear.bias.tolist() == [0.0]
+
+
+def test_a_value_head_on_a_shared_trunk_starts_at_zero():
+    head = ScalarHead(5, start_at_zero=True)
+    assert head(torch.randn(3, 2, 5)).abs().max() == 0.0
+
+
+# ------------------------------------------------------------------------------------------------------------------ roles
+
+
+@torch.no_grad()
+def test_log_probs_are_the_softmax_of_the_logits_at_the_temperature(backbone):
+    hidden, mask = backbone.hidden(PROMPT, RESPONSE), RESPONSE.mask()
+    found, logits = response_log_probs(backbone, hidden, RESPONSE, mask, temperature=0.7)
+    assert logits.shape == (6, backbone.model.config.vocab_size)  # 2 + 4 real tokens, no padding
+    assert found.shape == (2, 4)
+    for row, length in enumerate((2, 4)):
+        for t in range(length):
+            every = torch.log_softmax(backbone.logits(hidden[row, t]) / 0.7, dim=-1)
+            assert float(found[row, t]) == pytest.approx(float(every[RESPONSE.ids[row, t]]), abs=1e-5)
+    assert found[0, 2:].tolist() == [0.0, 0.0]
+
+
+@torch.no_grad()
+def test_the_policy_computes_no_logits_where_the_mask_does_not_hold(backbone):
+    whole = Policy(backbone, None)(PROMPT, RESPONSE, RESPONSE.mask())
+    some = torch.tensor([[False, True, False, False], [True, False, False, True]])
+    part = Policy(backbone, None)(PROMPT, RESPONSE, some)
+    torch.testing.assert_close(part, whole * some, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_a_reward_is_read_after_the_last_real_token(backbone):
+    torch.manual_seed(1)
+    head = ScalarHead(backbone.hidden_size)
+    rewards = RewardModel(backbone, head, None)(PROMPT, RESPONSE)
+    hidden = backbone.hidden(PROMPT, RESPONSE)
+    assert rewards.tolist() == pytest.approx([float(head(hidden[0, 2])), float(head(hidden[1, 4]))], abs=1e-6)
+
+
+def test_an_actor_critic_says_values_before_tokens_and_entropy_only_without_gradients(tiny_name, load_sharp, make_ppo):
+    trainer = make_ppo(load_sharp(tiny_name))
+    module, backbone = trainer.optimisation.module, trainer.loaded.backbone
+    torch.nn.init.normal_(module.value_head.linear.weight)
+    with torch.no_grad():
+        said: Prediction = module("policy", PROMPT, RESPONSE, 0.7)
+        hidden = backbone.hidden(PROMPT, RESPONSE)
+        values = module.value_head(hidden[:, :-1])
+        logits = backbone.logits(hidden[1, 2]) / 0.7
+        entropy = -(torch.softmax(logits, -1) * torch.log_softmax(logits, -1)).sum()
+    torch.testing.assert_close(said.values, values * RESPONSE.mask(), atol=1e-6, rtol=0)
+    assert float(said.entropy[1, 2]) == pytest.approx(float(entropy), abs=1e-5)
+    assert said.entropy[0, 2:].tolist() == said.values[0, 2:].tolist() == [0.0, 0.0]
+    assert module("policy", PROMPT, RESPONSE).entropy.abs().max() == 0.0
+
+
+# ------------------------------------------------------- padding, order and micro-batches never change a loss or gradient
+
+
+def totals(optimisation, lengths, rows, budget, loss):
+    """Loss, metrics and gradients of a global batch, computed in micro-batches of at most `budget` tokens."""
+    plan = micro_batches(rows, [lengths[row] for row in rows], budget, optimisation.accelerator)
+    optimisation.optimizer.zero_grad(set_to_none=True)
+    sums = {name: float(value) for name, value in optimisation.accumulate(plan, loss).items()}
+    gradients = {name: w.grad.clone() for name, w in optimisation.named.items() if w.grad is not None}
+    return len(plan), sums, gradients
+
+
+def assert_invariant(optimisation, lengths, loss_of):
+    """The same within 1e-5 whatever the order and the micro-batches: every row alone (no padding), some, all at once."""
+    rows = list(range(len(lengths)))
+    shuffled = rows.copy()
+    random.Random(5).shuffle(shuffled)
+    assert shuffled != rows
+    count, expected, gradients = totals(optimisation, lengths, rows, 10**6, loss_of(rows))
+    assert count == 1
+    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
+    counts = []
+    for order, budget in ((shuffled, 10**6), (rows, 1), (shuffled, 1), (shuffled, 2 * max(lengths))):
+        count, sums, found = totals(optimisation, lengths, order, budget, loss_of(order))
+        counts.append(count)
+        assert sums == pytest.approx(expected, abs=1e-5)
+        assert found.keys() == gradients.keys()
+        for name, gradient in found.items():
+            bound = 1e-5 * max(1.0, float(gradients[name].abs().max()))
+            torch.testing.assert_close(gradient, gradients[name], atol=bound, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+    assert counts[:3] == [1, len(rows), len(rows)]
+    assert 1 < counts[3] < len(rows)
+
+
+def hand_turns(rollout):
+    """Examples of two turns: every third token belongs to the user between."""
+    return [
+        Turn(prompt.ids, response, [place % 3 != 1 for place in range(len(response))])
+        for prompt, response in zip(rollout.prompts, rollout.responses, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, weight, lora_rank):
+    if weight and not load_sharp(tiny_name).backbone.one_row_per_conversation:
+        weight = 0.0  # an encoder predicts nothing: refused by `encode`
+    loaded = load_sharp(tiny_name, lora_rank=lora_rank)
+    run = make_run(SFTConfig, "sft", prompt_loss_weight=weight)
+    optimisation = make_optimisation(run, Policy(loaded.backbone, loaded.adapter), 1)
+    task = SFTTask(run, run.config, loaded, optimisation, hand_turns(hand_rollout), [])
+    assert_invariant(optimisation, task.lengths, task.loss)
+
+
+@torch.no_grad()
+def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp, make_run, hand_rollout):
+    loaded = load_sharp(tiny_name)
+    run = make_run(SFTConfig, "sft")
+    task = SFTTask(run, run.config, loaded, make_optimisation(run, Policy(loaded.backbone, None), 1), [], [])
+    task.turns = hand_turns(hand_rollout)
+    sums, count = 0.0, 0
+    for turn in task.turns:
+        hidden = loaded.backbone.hidden(Padded.from_lists([turn.prompt]), Padded.from_lists([turn.response]))
+        every = torch.log_softmax(loaded.backbone.logits(hidden[0, :-1]), -1)
+        for place, (token, learn) in enumerate(zip(turn.response, turn.learn, strict=True)):
+            sums, count = sums - learn * float(every[place, token]), count + learn
+    # Lengths 9, 1, 4, 7, 3, 6 lose 3, 0, 1, 2, 1, 2 tokens: 30 - 9 = 21 are learned.
+    assert count == 21
+    rows = list(range(6))
+    assert float(task.loss(rows)(rows)[0]) == pytest.approx(sums / 21, abs=1e-5)
+
+
+def rankings(rollout):
+    """Rankings of K = 3, 4, 2 and 2 with ties and a margin, from the responses of the rollout."""
+    r, p = rollout.responses, [prompt.ids for prompt in rollout.prompts]
+    return [
+        Item(p[0], [r[0], r[1], r[2]], [2, 1, 2]),
+        Item(p[1], [r[3], r[4], r[5], r[1]], [4, 2, 3, 1]),
+        Item(p[2], [r[2], r[0]], [1, 2], margin=0.5),
+        Item(p[3], [r[5], r[4]], [2, 1]),
+    ]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("centring_weight", [0.0, 0.1])
+def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_rank, centring_weight):
+    loaded = load_sharp(tiny_name, adapter="reward", lora_rank=lora_rank)
+    run = make_run(RewardConfig, "reward", centring_weight=centring_weight)
+    torch.manual_seed(2)
+    model = RewardModel(loaded.backbone, ScalarHead(loaded.backbone.hidden_size, bias=False), loaded.adapter)
+    optimisation = make_optimisation(run, model, 1)
+    task = RewardTask(run, run.config, loaded, optimisation, rankings(hand_rollout), [], [])
+    assert_invariant(optimisation, task.lengths, task.loss)
+
+
+@pytest.mark.parametrize(
+    ("lora_rank", "critic"), [(0, "shared"), (0, "separate"), (4, "shared"), (4, "separate")], ids=str
+)
+def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, critic):
+    trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), critic=critic, temperature=0.8, micro_batch_tokens=20)
+    torch.manual_seed(3)
+    torch.nn.init.normal_(trainer.optimisation.module.value_head.linear.weight, std=0.1)
+    roles = score_roles(trainer.config, hand_rollout, 1, trainer.optimisation, trainer.reference)
+    # As if something had been learned since: ratios between exp(-0.6) and exp(0.6) reach both sides of the clip.
+    noise = 0.3 * torch.randn(roles.log_probs.shape, generator=torch.Generator().manual_seed(4)).clamp(-2, 2)
+    moved = dataclasses.replace(roles, log_probs=roles.log_probs + noise, values=roles.values + noise)
+    scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
+    experience = shape(trainer.config, hand_rollout, scores, moved, 0.05)
+    assert_invariant(trainer.optimisation, hand_rollout.lengths, lambda rows: trainer._loss(experience, rows))
+    _, sums, _ = totals(trainer.optimisation, hand_rollout.lengths, range(6), 10**6, trainer._loss(experience, list(range(6))))
+    assert 0.05 < sums["clipped/policy"] < 0.95
+
+
+def test_what_the_roles_say_of_a_rollout_does_not_depend_on_micro_batches(tiny_name, load_sharp, make_ppo, hand_rollout):
+    loaded = load_sharp(tiny_name, lora_rank=4)
+    found = []
+    for budget, minibatches in ((1, 1), (40, 1), (10**6, 3)):
+        trainer = make_ppo(loaded, micro_batch_tokens=budget, minibatches=minibatches)
+        torch.manual_seed(3)
+        torch.nn.init.normal_(trainer.optimisation.module.value_head.linear.weight, std=0.1)
+        found.append(score_roles(trainer.config, hand_rollout, 1, trainer.optimisation, trainer.reference))
+    assert found[0].log_probs.shape == (6, 9)
+    for name in ("log_probs", "reference", "values", "entropy"):
+        for other in found[1:]:
+            torch.testing.assert_close(getattr(other, name), getattr(found[0], name), atol=1e-5, rtol=0)
+    assert (found[0].log_probs - found[0].reference).abs().max() > 0.1  # the adapter is not the base

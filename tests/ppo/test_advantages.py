@@ -1,0 +1,83 @@
+"""Generalised advantage estimation against sums written out by hand, and against its definition."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from align.ppo.advantages import advantages_and_returns
+
+NAN = float("nan")
+
+
+def doubles(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def check(found, expected):
+    torch.testing.assert_close(found, doubles(expected), rtol=0, atol=1e-12)
+
+
+def test_gae_by_hand():
+    advantages, returns = advantages_and_returns(
+        doubles([[1.0, 0.0, 2.0]]), doubles([[0.5, 1.0, -1.0]]), torch.tensor([3]), gamma=0.9, lam=0.5
+    )
+    # delta_3 = 2 + .9 x 0 - (-1) = 3               A_3 = 3
+    # delta_2 = 0 + .9 x (-1) - 1 = -1.9            A_2 = -1.9 + .45 x 3 = -.55
+    # delta_1 = 1 + .9 x 1 - .5 = 1.4               A_1 = 1.4 + .45 x (-.55) = 1.1525
+    check(advantages, [[1.1525, -0.55, 3.0]])
+    check(returns, [[1.6525, 0.45, 2.0]])  # A + V: 1.1525 + .5, -.55 + 1, 3 - 1
+
+
+def test_the_value_behind_the_last_token_is_zero_and_nothing_leaks_from_the_padding():
+    advantages, returns = advantages_and_returns(
+        doubles([[1.0, 4.0, 100.0], [5.0, NAN, NAN]]),
+        doubles([[2.0, 3.0, NAN], [1.0, 7.0, NAN]]),
+        torch.tensor([2, 1]),
+        gamma=1.0,
+        lam=0.95,
+    )
+    # Row 1, two tokens: A_2 = 4 - 3 = 1; delta_1 = 1 + 3 - 2 = 2, A_1 = 2 + .95 x 1 = 2.95. Row 2: A_1 = 5 - 1 = 4.
+    check(advantages, [[2.95, 1.0, 0.0], [4.0, 0.0, 0.0]])
+    check(returns, [[4.95, 4.0, 0.0], [5.0, 0.0, 0.0]])
+
+
+def test_lambda_0_is_one_step_and_lambda_1_the_whole_return():
+    rewards, values, lengths = doubles([[1.0, 2.0, 3.0]]), doubles([[10.0, 20.0, 30.0]]), torch.tensor([3])
+    one_step, _ = advantages_and_returns(rewards, values, lengths, gamma=0.5, lam=0.0)
+    check(one_step, [[1 + 10 - 10, 2 + 15 - 20, 3 - 30]])  # r + gamma V' - V
+    whole, returns = advantages_and_returns(rewards, values, lengths, gamma=0.5, lam=1.0)
+    check(returns, [[1 + 0.5 * 2 + 0.25 * 3, 2 + 0.5 * 3, 3.0]])  # discounted sums, whatever the values are
+    check(whole, [[2.75 - 10, 3.5 - 20, 3.0 - 30]])
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.5, 0.99, 1.0]),
+    st.sampled_from([0.0, 0.3, 0.95, 1.0]),
+)
+def test_gae_against_its_definition_and_against_shorter_rows(lengths, seed, gamma, lam):
+    rng = torch.Generator().manual_seed(seed)
+    rewards, values = (torch.randn(len(lengths), max(lengths) + 2, generator=rng, dtype=torch.float64) for _ in range(2))
+    advantages, returns = advantages_and_returns(rewards, values, torch.tensor(lengths), gamma, lam)
+    for row, length in enumerate(lengths):
+        reward, value = rewards[row].tolist(), [*values[row, :length].tolist(), 0.0]
+        delta = [reward[t] + gamma * value[t + 1] - value[t] for t in range(length)]
+        for t in range(length):  # Schulman et al. 2016, equation 16: sum over l of (gamma lambda)^l delta_(t+l)
+            expected = sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, length))
+            assert advantages[row, t].item() == pytest.approx(expected, abs=1e-12)
+            assert returns[row, t].item() == pytest.approx(expected + value[t], abs=1e-12)
+        alone = advantages_and_returns(
+            rewards[row : row + 1, :length], values[row : row + 1, :length], torch.tensor([length]), gamma, lam
+        )
+        assert torch.equal(alone[0], advantages[row : row + 1, :length])
+        assert torch.equal(alone[1], returns[row : row + 1, :length])
+        assert advantages[row, length:].abs().sum().item() == returns[row, length:].abs().sum().item() == 0.0
+
+
+def test_gae_does_not_change_what_it_is_given():
+    rewards, values = doubles([[1.0, 2.0]]), doubles([[3.0, 4.0]])
+    advantages_and_returns(rewards, values, torch.tensor([1]), 1.0, 0.95)
+    assert rewards.tolist() == [[1.0, 2.0]]
+    assert values.tolist() == [[3.0, 4.0]]

@@ -1,0 +1,149 @@
+"""Reward functions of a user's own: found, weighted, checked, added up; mistakes are one line."""
+
+import sys
+
+import pytest
+import torch
+
+from align.errors import UserError
+from align.ppo.rewards import Rewards, Weighted, call, load_functions
+from align.ppo.rollout import EncodedPrompt, Rollout
+
+PROMPT = ({"role": "user", "content": "Hi"},)
+
+
+def rollout(*texts):
+    rows = len(texts)
+    return Rollout([EncodedPrompt(PROMPT, [1])] * rows, [[2]] * rows, [True] * rows, list(texts))
+
+
+def weighted(function, name="own", weight=1.0):
+    return Weighted(name, weight, function)
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A module in the working directory, as a user would write it."""
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return write
+
+
+def test_functions_are_found_with_their_weights(own_module):
+    own_module("own_rewards_a", "def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    found = load_functions(["own_rewards_a:short=0.5", "align.ppo.examples:share_of_e", "align.ppo.examples:brevity=-2"])
+    assert [(reward.name, reward.weight) for reward in found] == [("short", 0.5), ("share_of_e", 1.0), ("brevity", -2.0)]
+    assert call(found[0], [PROMPT] * 2, ["abc", ""]) == [-3.0, 0.0]
+    assert call(found[1], [PROMPT] * 2, ["eeab", ""]) == [0.5, 0.0]
+    assert call(found[2], [PROMPT] * 2, ["a b", ""]) == [0.98, 1.0]  # the weight is applied by Rewards
+
+
+def test_no_functions():
+    assert load_functions([]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no_such_module_anywhere:f",
+        "align.ppo.examples:no_such_function",
+        "align.ppo.examples",
+        "align.ppo.examples:",
+        ":f",
+        "",
+        "align.ppo.examples:brevity=much",
+    ],
+)
+def test_a_wrong_specification_is_one_line_that_repeats_it(text):
+    with pytest.raises(UserError) as caught:
+        load_functions([text])
+    message = str(caught.value)
+    assert f"reward function '{text}'" in message
+    assert "write module:function" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(".examples:brevity", marks=pytest.mark.xfail(strict=True, reason="TypeError of import_module")),
+        pytest.param("math:pi", marks=pytest.mark.xfail(strict=True, reason="what is not callable is accepted")),
+        pytest.param(
+            "align.ppo.examples:brevity=nan", marks=pytest.mark.xfail(strict=True, reason="a weight of NaN is accepted")
+        ),
+    ],
+)
+def test_other_wrong_specifications(text):
+    with pytest.raises(UserError):
+        load_functions([text])
+
+
+@pytest.mark.parametrize(
+    ("scores", "word"),
+    [
+        ([1.0], "gave 1 scores for 2 responses"),
+        ([1.0, 2.0, 3.0], "gave 3 scores for 2 responses"),
+        ([1.0, float("nan")], "gave nan for the response 'second'"),
+        ([float("-inf"), 1.0], "gave -inf for the response 'first'"),
+    ],
+)
+def test_wrong_scores_are_named(scores, word):
+    with pytest.raises(UserError, match="reward function 'own' " + word):
+        call(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
+
+
+@pytest.mark.parametrize("scores", [None, [None, 1.0], ["good", 1.0]])
+@pytest.mark.xfail(strict=True, reason="a score that is no number ends in a traceback instead of one line")
+def test_scores_that_are_no_numbers(scores):
+    with pytest.raises(UserError):
+        call(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
+
+
+def test_tensors_and_whole_numbers_are_scores_too():
+    assert call(weighted(lambda p, r: torch.tensor([1, 2])), [PROMPT] * 2, ["a", "b"]) == [1.0, 2.0]
+
+
+def test_the_score_is_the_weighted_sum_and_each_part_is_kept():
+    rewards = Rewards(
+        None,
+        [
+            weighted(lambda p, r: [len(text) for text in r], "length", 0.5),
+            weighted(lambda p, r: [float(text == "abc") for text in r], "exact", -3.0),
+        ],
+    )
+    scores, parts = rewards(rollout("abc", "a"))
+    # .5 x 3 - 3 x 1 = -1.5;  .5 x 1 - 3 x 0 = .5
+    assert scores.tolist() == [-1.5, 0.5]
+    assert {name: values.tolist() for name, values in parts.items()} == {"length": [1.5, 0.5], "exact": [-3.0, 0.0]}
+    assert scores.dtype == torch.float32
+
+
+def test_functions_see_prompts_and_texts():
+    seen = []
+
+    def function(prompts, responses):
+        seen.append((list(prompts), list(responses)))
+        return [0.0] * len(responses)
+
+    Rewards(None, [weighted(function)])(rollout("x", "y"))
+    assert seen == [([PROMPT, PROMPT], ["x", "y"])]
+
+
+@pytest.mark.xfail(strict=True, reason="parts are kept by bare function name: the second function of a name replaces the first")
+def test_two_functions_of_one_name_both_count(own_module):
+    own_module("own_rewards_b", "def score(prompts, responses):\n    return [1.0] * len(responses)\n")
+    own_module("own_rewards_c", "def score(prompts, responses):\n    return [10.0] * len(responses)\n")
+    scores, _ = Rewards(None, load_functions(["own_rewards_b:score", "own_rewards_c:score"]))(rollout("x"))
+    assert scores.item() == 11.0
+
+
+@pytest.mark.xfail(strict=True, reason="a function that is called `model` replaces the reward model's part")
+def test_a_function_named_model_does_not_replace_the_reward_model():
+    rewards = Rewards(lambda found: [5.0] * len(found), [weighted(lambda p, r: [1.0] * len(r), "model")])
+    assert rewards(rollout("x"))[0].item() == 6.0

@@ -1,0 +1,96 @@
+"""The watch for a negative KL, and the warnings where reward parts from the text."""
+
+import pytest
+import torch
+
+from align.errors import UserError
+from align.ppo.watch import PATIENCE, Drift, NegativeKLWatch
+
+NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
+FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "ended": 0.9}
+
+
+def test_a_kl_that_stays_negative_stops_the_run_with_its_cause():
+    watch = NegativeKLWatch()
+    for _ in range(PATIENCE - 1):
+        watch.check(NEGATIVE)
+    with pytest.raises(UserError, match=r"negative 5 updates in a row \(now -1\.000\).*not sampled from the distribution"):
+        watch.check(NEGATIVE)
+
+
+def test_one_update_at_or_above_zero_starts_the_count_again():
+    watch = NegativeKLWatch()
+    for _ in range(3):
+        for _ in range(PATIENCE - 1):
+            watch.check(NEGATIVE)
+        watch.check(POSITIVE)
+    assert watch.count == 0
+
+
+@pytest.mark.parametrize(
+    ("kl", "counts"),
+    [
+        # Standard deviation 1, error 1 / sqrt(4) = .5; the mean must be below -2 x .5 - .001 = -1.001.
+        ([-2.1, -0.1, -2.1, -0.1], True),  # mean -1.1
+        ([-1.9, 0.1, -1.9, 0.1], False),  # mean -.9
+        ([-0.0005] * 4, False),  # rounding, not a sign
+        ([-0.002] * 4, True),
+        ([0.0] * 4, False),
+        ([-5.0], True),
+    ],
+)
+def test_only_a_mean_clearly_below_zero_counts(kl, counts):
+    watch = NegativeKLWatch()
+    watch.check(torch.tensor(kl))
+    assert watch.count == int(counts)
+
+
+def test_a_true_kl_near_zero_does_not_stop_a_run():
+    watch, rng = NegativeKLWatch(), torch.Generator().manual_seed(0)
+    for _ in range(2000):
+        watch.check(torch.randn(64, generator=rng) * 0.1)
+
+
+def drift(**changes):
+    watch = Drift(FIRST)
+    return watch.check({**FIRST, "reward": 2.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"length": 151.0}, "from 100 to 151 tokens"),
+        ({"length": 49.0}, "from 100 to 49 tokens"),
+        ({"repetition": 0.16}, "repeated trigrams went from 5% to 16%"),
+        ({"ended": 0.69}, "end by themselves went from 90% to 69%"),
+    ],
+)
+def test_warns_where_reward_rose_and_the_text_got_worse(changes, word):
+    (said,) = drift(**changes)
+    assert word in said
+    assert drift(**changes, reward=1.0) == [], "no warning where the reward did not rise"
+
+
+@pytest.mark.parametrize("changes", [{}, {"length": 149.0}, {"length": 51.0}, {"repetition": 0.14}, {"ended": 0.71}, {"ended": 1.0}])
+def test_small_changes_are_nothing_to_warn_of(changes):
+    assert drift(**changes) == []
+
+
+def test_all_warnings_are_said():
+    assert len(drift(length=200.0, repetition=0.5, ended=0.1)) == 3
+
+
+def test_the_first_evaluation_is_what_the_rest_is_compared_with_and_survives_a_resume():
+    watch = Drift()
+    assert watch.state() is None
+    assert watch.check(FIRST) == []
+    figures = {**FIRST, "reward": 2.0, "length": 130.0}
+    assert watch.check(figures) == []
+    resumed = Drift(watch.state())
+    later = {**FIRST, "reward": 3.0, "length": 160.0}  # 1.6 times the first, though only 1.23 times the second
+    assert resumed.check(later) == watch.check(later) == ["responses went from 100 to 160 tokens"]
+
+
+def test_a_first_evaluation_without_text_divides_by_nothing():
+    watch = Drift({**FIRST, "length": 0.0})
+    assert watch.check({**FIRST, "reward": 2.0, "length": 10.0}) == ["responses went from 0 to 10 tokens"]

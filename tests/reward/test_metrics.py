@@ -1,0 +1,174 @@
+"""Figures of a reward model on rankings small enough to work out by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from align.reward.metrics import Scored, bootstrap, calibration, calibration_error, correlation, kendall_tau, summarize
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def logit(probability):
+    return math.log(probability / (1 - probability))
+
+
+# ---------------------------------------------------------------------------------------------------- Kendall's tau-b
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rewards", "expected"),
+    [
+        ([1, 2, 3], [3.0, 2.0, 1.0], 1.0),
+        ([1, 2, 3], [1.0, 2.0, 3.0], -1.0),
+        ([1, 2, 3], [3.0, 1.0, 2.0], 1 / 3),  # two pairs agree, one does not: (2 - 1) / 3
+        ([1, 1, 2], [5.0, 3.0, 1.0], 2 / math.sqrt(2 * 3)),  # two pairs agree; 2 of 3 ranked apart, 3 of 3 rewarded apart
+        ([1, 1, 2], [5.0, 5.0, 1.0], 1.0),  # tied alike
+        ([1, 2, 3, 4], [1.0, 1.0, 0.0, 0.0], 4 / math.sqrt(6 * 4)),  # four agree, two pairs of rewards are tied
+        ([1, 2], [1.0, 1.0], 0.0),  # nothing to go by
+    ],
+)
+def test_kendall_tau_by_hand(ranks, rewards, expected):
+    assert kendall_tau(ranks, rewards) == pytest.approx(expected, abs=1e-15)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(-2, 2)), min_size=2, max_size=8))
+def test_kendall_tau_is_odd_bounded_and_blind_to_the_scale(rows):
+    ranks, rewards = [rank for rank, _ in rows], [float(reward) for _, reward in rows]
+    tau = kendall_tau(ranks, rewards)
+    assert -1 - 1e-12 <= tau <= 1 + 1e-12
+    assert kendall_tau(ranks, [-reward for reward in rewards]) == pytest.approx(-tau, abs=1e-12)
+    assert kendall_tau(ranks, [math.exp(reward) + 9 for reward in rewards]) == pytest.approx(tau, abs=1e-12)
+    assert kendall_tau(ranks[::-1], rewards[::-1]) == pytest.approx(tau, abs=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------- calibration
+
+
+def test_calibration_by_hand():
+    # Stated .92 three times (two right), .57 twice (one right): bins of width .05 from .9 and from .55.
+    difference = doubles([logit(0.92), logit(0.92), -logit(0.92), logit(0.57), -logit(0.57)])
+    low, high = calibration(difference)
+    assert low == pytest.approx((0.57, 0.5, 2))
+    assert high == pytest.approx((0.92, 2 / 3, 3))
+    # (2 x |.57 - .5| + 3 x |.92 - .6666667|) / 5 = (.14 + .76) / 5
+    assert calibration_error(difference) == pytest.approx(0.18, abs=1e-12)
+
+
+def test_equal_rewards_are_half_right_and_perfectly_calibrated():
+    assert calibration(doubles([0.0, 0.0])) == [(0.5, 0.5, 2)]
+    assert calibration_error(doubles([0.0, 0.0])) == 0.0
+
+
+def test_certainty_falls_into_the_last_bin():
+    assert calibration(doubles([1e6, -1e6])) == [(1.0, 0.5, 2)]
+    assert calibration_error(doubles([1e6, 1e6])) == 0.0
+    assert calibration_error(doubles([-1e6])) == 1.0
+
+
+def test_calibration_of_nothing():
+    assert calibration_error(doubles([])) == 0.0
+
+
+def test_a_calibrated_model_has_a_small_error_and_an_overconfident_one_has_not():
+    rng = torch.Generator().manual_seed(0)
+    truth = torch.randn(40_000, generator=rng, dtype=torch.float64)
+    right = torch.rand(40_000, generator=rng, dtype=torch.float64) < torch.sigmoid(truth)
+    difference = torch.where(right, truth, -truth)
+    # A bin's share has a standard deviation of at most .5 / sqrt(4000) = .008.
+    assert calibration_error(difference) < 0.01
+    assert calibration_error(4 * difference) > 0.1
+
+
+# ---------------------------------------------------------------------------------------------------- correlation
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], 1.0),
+        ([1.0, 2.0, 3.0], [5.0, 3.0, 1.0], -1.0),
+        # Centred: -1, 0, 1 and -1, 1, 0: product 1, norms sqrt(2) each.
+        ([1.0, 2.0, 3.0], [1.0, 3.0, 2.0], 0.5),
+        ([1.0, 2.0, 3.0], [4.0, 4.0, 4.0], 0.0),
+        ([1.0], [1.0], 0.0),
+    ],
+)
+def test_correlation_by_hand(left, right, expected):
+    assert correlation(doubles(left), doubles(right)) == pytest.approx(expected, abs=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------- bootstrap
+
+
+def test_bootstrap_of_equal_values_has_no_width():
+    assert bootstrap(doubles([0.5] * 6), torch.tensor([0, 0, 1, 1, 2, 2]), 3, 200) == (0.5, 0.5)
+
+
+def test_bootstrap_has_the_width_of_the_normal_approximation():
+    # 400 independent values, half of them 1: standard error sqrt(.25 / 400) = .025, so 95 % is .5 -+ .049.
+    values = doubles([0.0, 1.0] * 200)
+    low, high = bootstrap(values, torch.arange(400), 400, 4000)
+    assert low == pytest.approx(0.451, abs=0.005)
+    assert high == pytest.approx(0.549, abs=0.005)
+
+
+def test_bootstrap_draws_whole_groups():
+    # Ten equal values in each of 40 rankings: only 40 things are independent: error sqrt(.25 / 40) = .079, not .025.
+    values = doubles([float(number // 10 % 2) for number in range(400)])
+    low, high = bootstrap(values, torch.arange(400) // 10, 40, 4000)
+    assert low == pytest.approx(0.5 - 1.96 * 0.079, abs=0.03)
+    assert high == pytest.approx(0.5 + 1.96 * 0.079, abs=0.03)
+
+
+def test_bootstrap_is_reproducible_and_narrower_at_a_lower_level():
+    values, group = doubles([0.0, 1.0, 1.0, 0.0, 1.0]), torch.arange(5)
+    assert bootstrap(values, group, 5, 500) == bootstrap(values, group, 5, 500)
+    low, high = bootstrap(values, group, 5, 500, level=0.5)
+    wide_low, wide_high = bootstrap(values, group, 5, 500, level=0.99)
+    assert wide_low <= low <= high <= wide_high
+    assert wide_low < low
+
+
+# ---------------------------------------------------------------------------------------------------- all together
+
+
+def test_summary_by_hand():
+    figures = summarize(
+        [
+            Scored(ranks=(1, 2, 3), rewards=(2.0, 0.0, 1.0), lengths=(4, 2, 3)),
+            Scored(ranks=(2, 1), rewards=(1.0, 1.0), lengths=(3, 3)),
+        ]
+    )
+    # Pairs: 2 over 0 right, 2 over 1 right, 0 over 1 wrong, 1 over 1 undecided: (1 + 1 + 0 + .5) / 4.
+    assert figures["accuracy"] == 0.625
+    assert figures["pairs"] == 4
+    # By distance: one rank apart are the first, the third and the last: (1 + 0 + .5) / 3; two apart the second.
+    assert figures["accuracy/distance_1"] == 0.5
+    assert figures["accuracy/distance_2"] == 1.0
+    # -log sigmoid of 2, 1, -1: .1269280, .3132617, 1.3132617, their mean .5844838; of 0: .6931472; mean of both.
+    assert figures["loss"] == pytest.approx(0.6388155, abs=1e-7)
+    assert figures["kendall_tau"] == pytest.approx((1 / 3 + 0) / 2)
+    assert figures["reward/mean"] == 1.0  # (2 + 0 + 1 + 1 + 1) / 5
+    assert figures["reward/std"] == pytest.approx(math.sqrt(2 / 5))
+    assert figures["length_correlation"] == pytest.approx(1.0)  # each length is the reward + 2
+    # Stated: sigmoid 2 = .8807971 (right), twice sigmoid 1 = .7310586 (one of two right), .5 (half right).
+    # (|.8807971 - 1| + 2 |.7310586 - .5| + 0) / 4 = (.1192029 + .4621172) / 4
+    assert figures["calibration_error"] == pytest.approx(0.1453300, abs=1e-7)
+    assert figures["accuracy/low"] <= figures["accuracy"] <= figures["accuracy/high"]
+    # Drawing two of two rankings again gives shares of 2/3, .5, or the whole: nothing else.
+    assert figures["accuracy/low"] == pytest.approx(0.5)
+    assert figures["accuracy/high"] == pytest.approx(2 / 3)
+
+
+def test_summary_of_a_model_that_is_always_right():
+    figures = summarize([Scored((1, 2, 3, 4), (9.0, 6.0, 3.0, 0.0), (1, 1, 1, 1))] * 3, resamples=100)
+    assert figures["accuracy"] == figures["accuracy/low"] == figures["accuracy/high"] == 1.0
+    assert figures["kendall_tau"] == 1.0
+    assert figures["length_correlation"] == 0.0
+    assert {name for name in figures if "distance" in name} == {f"accuracy/distance_{d}" for d in (1, 2, 3)}

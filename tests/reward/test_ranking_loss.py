@@ -1,0 +1,127 @@
+"""The ranking loss: pairs, weights, margins and ties, by hand and against finite differences."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align.reward.loss import centring_loss, pairs_of, ranking_loss
+
+RANKS = st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=5), min_size=1, max_size=4)
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def sigmoid_loss(difference):
+    """-log sigmoid of a difference of rewards."""
+    return math.log1p(math.exp(-difference))
+
+
+def test_pairs_of_two_rankings():
+    pairs = pairs_of([[2, 1], [1, 2, 2, 3]], [0.5, 0.0])
+    # Ranking 0 holds responses 0, 1: 1 beats 0. Ranking 1 holds 2..5: 2 beats 3, 4, 5; 3 and 4 (tied) beat 5.
+    assert list(zip(pairs.better.tolist(), pairs.worse.tolist(), strict=True)) == [(1, 0), (2, 3), (2, 4), (2, 5), (3, 5), (4, 5)]
+    assert pairs.weight.tolist() == pytest.approx([1.0] + [0.2] * 5)
+    assert pairs.distance.tolist() == [1, 1, 1, 2, 1, 1]
+    assert pairs.ranking.tolist() == [0, 1, 1, 1, 1, 1]
+    assert pairs.margin.tolist() == [0.5, 0, 0, 0, 0, 0]
+
+
+def test_a_ranking_of_ties_alone_has_no_pair_and_no_loss():
+    pairs = pairs_of([[1, 1, 1]], [0.0])
+    assert len(pairs.better) == 0
+    assert ranking_loss(doubles([1.0, 2.0, 3.0]), pairs).item() == 0.0
+    assert centring_loss(doubles([1.0, 2.0, 3.0]), pairs).item() == 0.0
+
+
+@given(RANKS)
+def test_every_ranking_with_a_pair_weighs_one(ranks):
+    pairs = pairs_of(ranks, [0.0] * len(ranks))
+    for number, row in enumerate(ranks):
+        weight = pairs.weight[pairs.ranking == number].sum().item()
+        assert weight == pytest.approx(1.0 if len(set(row)) > 1 else 0.0, abs=1e-6)
+    flat = [rank for row in ranks for rank in row]
+    for better, worse, distance in zip(pairs.better.tolist(), pairs.worse.tolist(), pairs.distance.tolist(), strict=True):
+        assert flat[worse] - flat[better] == distance > 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "margin", "expected"),
+    [
+        ([1.0, 1.0], 0.0, 0.6931472),  # ln 2
+        ([3.0, 1.0], 0.0, 0.1269280),  # ln(1 + exp(-2))
+        ([1.0, 3.0], 0.0, 2.1269280),  # 2 more
+        ([3.0, 1.0], 2.0, 0.6931472),  # a margin of 2 eats a lead of 2
+        ([3.0, 1.0], 3.0, 1.3132617),  # ln(1 + exp(1))
+    ],
+)
+def test_loss_of_a_pair_by_hand(rewards, margin, expected):
+    assert ranking_loss(doubles(rewards), pairs_of([[1, 2]], [margin])).item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_loss_of_a_ranking_of_three_by_hand():
+    # Order 1 > 0 > 2 with rewards 0, 1, -2: differences 1 (1 over 0), 3 (1 over 2), 2 (0 over 2), each a third.
+    # (.3132617 + .0485874 + .1269280) / 3 = .1629257
+    assert ranking_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]], [0.0])).item() == pytest.approx(0.1629257, abs=1e-7)
+
+
+def test_loss_is_the_sum_over_rankings_of_the_mean_over_their_pairs():
+    rewards = doubles([0.0, 1.0, 0.5, 0.5, 2.0])
+    # Ranking 0: response 1 over 0 by 1. Ranking 1: responses 2 and 3 tied below 4: 1.5 over each, half a weight each.
+    expected = sigmoid_loss(1.0) + (sigmoid_loss(1.5) + sigmoid_loss(1.5)) / 2
+    assert ranking_loss(rewards, pairs_of([[2, 1], [2, 2, 1]], [0.0, 0.0])).item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_gradient_of_a_pair_by_hand():
+    rewards = doubles([3.0, 1.0]).requires_grad_()
+    ranking_loss(rewards, pairs_of([[1, 2]], [0.0])).backward()
+    # d -log sigmoid(d) / dd = -(1 - sigmoid(2)) = -.1192029
+    assert rewards.grad.tolist() == pytest.approx([-0.1192029, 0.1192029], abs=1e-7)
+
+
+def test_tied_responses_pull_neither_way():
+    rewards = doubles([5.0, -5.0]).requires_grad_()
+    (ranking_loss(rewards, pairs_of([[1, 1]], [0.0])) + 0 * rewards.sum()).backward()
+    assert rewards.grad.tolist() == [0.0, 0.0]
+
+
+def test_centring_by_hand():
+    # Pairs 1 over 0, 1 over 2, 0 over 2 of rewards 0, 1, -2: sums 1, -1, -2, squares 1 + 1 + 4 = 6, a third is 2.
+    assert centring_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]], [0.0])).item() == pytest.approx(2.0, abs=1e-6)
+    assert centring_loss(doubles([3.0, -3.0]), pairs_of([[1, 2]], [0.0])).item() == 0.0
+    # A shift of both rewards by c makes (2c)^2.
+    assert centring_loss(doubles([3.5, -2.5]), pairs_of([[1, 2]], [0.0])).item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_gradients_against_finite_differences():
+    pairs = pairs_of([[2, 1], [1, 2, 2, 3]], [0.5, 0.0])
+    rewards = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: ranking_loss(x, pairs), rewards)
+    assert torch.autograd.gradcheck(lambda x: centring_loss(x, pairs), rewards)
+
+
+def test_far_apart_rewards_neither_overflow_nor_lose_their_gradient():
+    rewards = doubles([-1000.0, 1000.0]).requires_grad_()
+    loss = ranking_loss(rewards, pairs_of([[1, 2]], [0.0]))
+    loss.backward()
+    assert loss.item() == 2000.0
+    assert rewards.grad.tolist() == [-1.0, 1.0]
+
+
+@settings(deadline=None)
+@given(RANKS, st.integers(0, 10**6), st.randoms(use_true_random=False))
+def test_order_of_responses_and_batching_of_rankings_do_not_matter(ranks, seed, shuffler):
+    rng = torch.Generator().manual_seed(seed)
+    rewards = [torch.randn(len(row), generator=rng, dtype=torch.float64) for row in ranks]
+    whole = ranking_loss(torch.cat(rewards), pairs_of(ranks, [0.0] * len(ranks))).item()
+    alone = 0.0
+    for row, values in zip(ranks, rewards, strict=True):
+        order = shuffler.sample(range(len(row)), len(row))
+        alone += ranking_loss(values[order], pairs_of([[row[i] for i in order]], [0.0])).item()
+    assert whole == pytest.approx(alone, abs=1e-6)
+    shifted = ranking_loss(torch.cat(rewards) + 7.0, pairs_of(ranks, [0.0] * len(ranks))).item()
+    assert shifted == pytest.approx(whole, abs=1e-6), "only differences count"
