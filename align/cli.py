@@ -124,9 +124,13 @@ def quiet_libraries() -> None:
         transformers_logging.disable_progress_bar()
         enable_progress_bars()  # a download of gigabytes keeps its bar
     # A filter outlives DeepSpeed's import, which sets the level of its logger anew.
-    logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
+    logging.getLogger("DeepSpeed").addFilter(_is_error)
     warnings.filterwarnings("ignore", category=FutureWarning)  # for the authors of libraries, not for their users
     threading.excepthook = _thread_failed
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

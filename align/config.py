@@ -1,4 +1,4 @@
-"""Settings: a YAML file plus `--key value`, read into one dataclass a stage. A wrong key is an error with the nearest name."""
+"""Settings: a YAML file plus `--key value`, read into one dataclass a stage; a wrong key is answered with the nearest."""
 
 import difflib
 import json

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
 from transformers.integrations import unset_hf_deepspeed_config
@@ -47,6 +48,8 @@ def make_accelerator(dtype: torch.dtype, max_grad_norm: float, **kwargs: Any) ->
     Raises:
         UserError: if DeepSpeed was asked for and is not installed.
     """
+    # A second run in one process gets settings of its own; the process group stays.
+    AcceleratorState._reset_state()
     process_group = InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
     if deepspeed and not torch.cuda.is_available():

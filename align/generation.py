@@ -6,6 +6,7 @@ how many processes share the work, or on which rows ended before it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -106,7 +107,8 @@ def _sample_batch(
         if sampling.temperature == 0:
             chosen = logits.argmax(-1)
         else:
-            chosen = draw(warpers(tokens[alive, :step], logits / sampling.temperature), uniforms[alive, step])
+            seen = cast(torch.LongTensor, tokens[alive, :step])
+            chosen = draw(warpers(seen, logits / sampling.temperature), uniforms[alive, step])
         tokens[alive, step] = chosen
         lengths[alive] += 1
         over = torch.isin(chosen, ends)

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from align.config import ModelConfig, option, require
 from align.data.conversation import to_json
 from align.data.readers import read_records
-from align.data.records import Prompt
+from align.data.records import Conversation, Prompt
 from align.distributed import compute_dtype
 from align.errors import UserError
 from align.files import write_text
@@ -184,7 +184,8 @@ def score(
 
 def _reads_alike(ours: Tokenization, theirs: Tokenization) -> bool:
     """Whether one tokenization's ids mean the same to the other, down to the ends of prompts (T5's) and of turns."""
-    probe = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
+    roles = ("user", "assistant", "user")
+    probe: Conversation = tuple({"role": role, "content": "a"} for role in roles)
     return (
         ours.tokenizer.get_vocab() == theirs.tokenizer.get_vocab()
         and ours.tokenizer.chat_template == theirs.tokenizer.chat_template

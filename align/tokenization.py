@@ -16,16 +16,18 @@ from align.models.zoo import resolve_model
 
 Overlong = Literal["error", "drop", "truncate"]
 
-# For a tokenizer without a template: the dialogue form of HH-RLHF, which base models continue well.
+# For a tokenizer without a template: much like the dialogues of HH-RLHF, which base models continue well. Words stand on a
+# line of their own: a byte-pair tokenizer would join a space to the word behind it, and the prompt would end in another
+# token than it has in front of an earlier answer. Line breaks are quoted, for transformers drops one behind a `%}`.
 PLAIN_TEMPLATE = (
-    "{% for m in messages %}{{ {'user': 'Human', 'assistant': 'Assistant', 'system': 'System'}[m.role] }}: "
-    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
+    "{% for m in messages %}{{ {'user': 'Human', 'assistant': 'Assistant', 'system': 'System'}[m.role] + ':\n' }}"
+    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
 )
 # Text as it is: prompts that a model continues. Turns of a conversation stand on lines of their own.
 RAW_TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
-    "{% if not loop.last %}\n{% endif %}{% endfor %}"
+    "{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
 )
 NAMED_TEMPLATES = {"plain": PLAIN_TEMPLATE, "raw": RAW_TEMPLATE}
 
@@ -82,14 +84,16 @@ class Tokenization:
     def _find_end_of_turn(self) -> int:
         """The token that the template puts behind an assistant's words; end-of-sequence if it puts none."""
         marker = "The answer."
-        text = self._render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": marker}], False)
+        text = self._render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": marker}), False)
         after = self.tokenizer(text.rsplit(marker, 1)[-1], add_special_tokens=False).input_ids
-        special = set(self.tokenizer.all_special_ids)
+        # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
+        added = {id for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        special = added | set(self.tokenizer.all_special_ids)
         return after[0] if after and after[0] in special else self.tokenizer.eos_token_id
 
-    def _render(self, messages: list[dict[str, str]] | Conversation, generation_prompt: bool = True) -> str:
+    def _render(self, messages: Conversation, generation_prompt: bool = True) -> str:
         text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
+            [{"role": m["role"], "content": m["content"]} for m in messages], tokenize=False, add_generation_prompt=generation_prompt
         )
         assert isinstance(text, str)
         return text
@@ -100,14 +104,17 @@ class Tokenization:
     def prompt_ids(self, prompt: Conversation) -> list[int]:
         """The prompt up to where the assistant's turn begins."""
         ids = self._encode(self._render(prompt))
-        # T5's encoder expects `</s>` behind its input, which its tokenizer adds by itself and a template leaves out.
-        return [*ids, *self._appended()]
+        before, after = self._added()
+        # T5's encoder expects `</s>` behind its input, which its tokenizer adds by itself and a template leaves out. A
+        # model's own template writes what it wants in front; base models want the `<s>` that their tokenizer adds.
+        own = self.tokenizer.chat_template not in NAMED_TEMPLATES.values()
+        return [*ids, *after] if own else [*before, *ids, *after]
 
-    def _appended(self) -> list[int]:
-        """Special ids that the tokenizer puts behind every text (T5: `</s>`; GPT and Llama: none)."""
+    def _added(self) -> tuple[list[int], list[int]]:
+        """Special ids that the tokenizer puts before and behind every text (Llama: `<s>` before; T5: `</s>` behind)."""
         plain, full = self._encode("a"), self.tokenizer("a").input_ids
         start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
-        return full[start + len(plain) :]
+        return full[:start], full[start + len(plain) :]
 
     def response_ids(self, text: str) -> list[int]:
         """The response and the token that ends it."""
@@ -126,7 +133,7 @@ class Tokenization:
             one_row: True lays the whole continuation in one response with the user's turns masked, so that nothing is
                 read twice; False (and templates that rewrite earlier turns) gives an example for each turn.
         """
-        messages = [*demonstration.prompt, *demonstration.continuation]
+        messages = (*demonstration.prompt, *demonstration.continuation)
         spoken = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
         if one_row and len(spoken) > 1:
             joined = self._join(messages, spoken)
@@ -134,15 +141,15 @@ class Tokenization:
                 return [joined]
         return [self._turn(messages, i) for i in spoken]
 
-    def _turn(self, messages: list[dict[str, str]], index: int) -> Turn:
+    def _turn(self, messages: Conversation, index: int) -> Turn:
         response = self.response_ids(messages[index]["content"])
-        return Turn(self.prompt_ids(tuple(messages[:index])), response, [True] * len(response))  # type: ignore[arg-type]
+        return Turn(self.prompt_ids(messages[:index]), response, [True] * len(response))
 
-    def _join(self, messages: list[dict[str, str]], spoken: list[int]) -> Turn | None:
+    def _join(self, messages: Conversation, spoken: list[int]) -> Turn | None:
         """All turns in one row, or None if the template does not continue its own rendering word for word."""
         response: list[int] = []
         learn: list[bool] = []
-        end = self.tokenizer.decode([self.end_id])
+        end = str(self.tokenizer.decode([self.end_id]))
         rendered = self._render(messages[: spoken[0]])
         for number, index in enumerate(spoken):
             words = self.response_ids(messages[index]["content"])
@@ -154,7 +161,7 @@ class Tokenization:
                     return None
                 between = self._encode(following[len(head) :])
                 response, learn, rendered = response + between, learn + [False] * len(between), following
-        return Turn(self.prompt_ids(tuple(messages[: spoken[0]])), response, learn)  # type: ignore[arg-type]
+        return Turn(self.prompt_ids(messages[: spoken[0]]), response, learn)
 
 
 def load_tokenization(model: str, chat_template: str = "auto") -> Tokenization:

@@ -6,6 +6,7 @@ resumes on another number of processes, on another ZeRO stage, or without DeepSp
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import deepspeed
 import torch
@@ -31,6 +32,9 @@ class DeepSpeedOptimisation(Optimisation):
     Raises:
         UserError: for Adafactor, whose factored state cannot be cut into flat shards.
     """
+
+    module: Any
+    """The engine; DeepSpeed ships no types."""
 
     def __init__(self, run: Run, module: nn.Module, total: int) -> None:
         if run.config.optimizer != "adamw":

@@ -1,35 +1,31 @@
-"""What all tests share: a model cache for the session, sharpened tiny models, and skips that count as failures on demand."""
+"""What all tests share: a model cache for the session, sharpened tiny models, and skips that count as failures on demand.
+
+Libraries are imported by the fixtures that need them: a test of plain functions starts at once.
+"""
+
+from __future__ import annotations
 
 import copy
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-# Tiny models are slower on many threads than on one, and tests start processes of their own. Set before torch is imported.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging
 
-from align.config import ModelConfig
-from align.models.backbone import Backbone
-from align.models.loading import Loaded, load
-from align.models.zoo import resolve_model
-from align.ppo.config import PPOConfig
-from align.ppo.rewards import Rewards
-from align.ppo.rollout import EncodedPrompt, Rollout
-from align.ppo.setup import Reference, build_actor_critic
-from align.ppo.trainer import PPOTrainer
-from align.run import Run
-from align.training import make_optimisation
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from align.models.backbone import Backbone
+    from align.models.loading import Loaded
+    from align.ppo.rollout import Rollout
+    from align.ppo.trainer import PPOTrainer
+    from align.run import Run
 
 TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")
-torch.set_num_threads(1)
-logging.disable_progress_bar()
-logging.set_verbosity_error()  # T5 warns at every load that its output matrix is its own
+# Tiny models are slower on many threads than on one, and tests start processes of their own. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # ------------------------------------------------------------------------------------------ a skipped test is a failure
@@ -77,6 +73,8 @@ def _sharpen(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
     Matrices have a standard deviation of 1.5 / sqrt(inputs), embeddings 0.4: logits spread over +-2 to 3, and float32
     keeps their errors near 1e-6. T5 does not divide attention scores by sqrt(d_kv); its query matrices do instead.
     """
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     embeddings = model.get_input_embeddings().weight
     with torch.no_grad():
@@ -94,12 +92,26 @@ def _sharpen(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def sharpen() -> Callable[[PreTrainedModel], PreTrainedModel]:
     """Make a model's outputs far from uniform, in place; the same weights every time."""
+    _quiet()
     return _sharpen
+
+
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # T5 warns at every load that its output matrix is its own
 
 
 @pytest.fixture(scope="session")
 def sharp_folders(align_cache, tmp_path_factory) -> dict[str, str]:
     """Folders of the three tiny models with sharpened float32 weights, by the tiny model's name."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    from align.models.zoo import resolve_model
+
+    _quiet()
     root, folders = tmp_path_factory.mktemp("sharp"), {}
     for name in TINY:
         source = resolve_model(name)
@@ -123,6 +135,11 @@ def load_sharp(sharp_folders) -> Callable[..., Loaded]:
     An adapter starts with random weights, not with none, unless `fresh_adapter` says so.
     """
 
+    import torch
+
+    from align.config import ModelConfig
+    from align.models.loading import load
+
     def of(name: str, adapter: str = "policy", fresh_adapter: bool = False, **settings) -> Loaded:
         config = ModelConfig(model=sharp_folders[name], dtype="float32", **settings)
         torch.manual_seed(0)
@@ -131,7 +148,6 @@ def load_sharp(sharp_folders) -> Callable[..., Loaded]:
             for key, weight in loaded.backbone.model.named_parameters():
                 if f"lora_B.{adapter}" in key:
                     torch.nn.init.normal_(weight, std=0.05)
-        loaded.backbone.model.eval()
         return loaded
 
     return of
@@ -155,6 +171,8 @@ def backbone(sharp_backbones, tiny_name) -> Backbone:
 @pytest.fixture
 def make_run(tmp_path) -> Callable[..., Run]:
     """`make_run(SFTConfig, "sft", prompt_loss_weight=0.5)`: a real run in a fresh folder, float32, without trackers."""
+    from align.run import Run
+
     made = []
 
     def of(config_class, stage: str, **settings) -> Run:
@@ -172,6 +190,13 @@ def make_ppo(make_run) -> Callable[..., PPOTrainer]:
     It gets no prompts and no reward: tests hand it rollouts (`hand_rollout`).
     """
 
+    from align.models.backbone import Backbone
+    from align.ppo.config import PPOConfig
+    from align.ppo.rewards import Rewards
+    from align.ppo.setup import Reference, build_actor_critic
+    from align.ppo.trainer import PPOTrainer
+    from align.training import make_optimisation
+
     def of(loaded: Loaded, reward_head=None, **settings) -> PPOTrainer:
         settings = {"reward_functions": ["none:none"], "epochs": 1, "updates": 1, "whiten_rewards": False} | settings
         run = make_run(PPOConfig, "ppo", **settings)
@@ -186,6 +211,10 @@ def make_ppo(make_run) -> Callable[..., PPOTrainer]:
 @pytest.fixture(scope="session")
 def hand_rollout() -> Rollout:
     """Six responses of 1 to 9 tokens to prompts of 2 to 12 tokens, the bytes' ids of the tiny tokenizer."""
+    import torch
+
+    from align.ppo.rollout import EncodedPrompt, Rollout
+
     generator = torch.Generator().manual_seed(11)
     sizes = ((2, 9), (12, 1), (5, 4), (5, 7), (8, 3), (3, 6))
     rows = [[torch.randint(8, 264, (count,), generator=generator).tolist() for count in pair] for pair in sizes]

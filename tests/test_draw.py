@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from align.generation import Sampling, _warpers, draw, generator, noise
 
+QUICK = settings(deadline=None, max_examples=40)
+
 INF = float("inf")
 BELOW_ONE = math.nextafter(1.0, 0.0)
 
@@ -79,7 +81,7 @@ def test_draw_leaves_its_input_alone_and_is_indifferent_to_the_level_of_logits()
     assert torch.equal(logits, kept)
 
 
-@settings(deadline=None)
+@QUICK
 @given(st.integers(0, 10**6), st.lists(st.floats(0, BELOW_ONE), min_size=1, max_size=8))
 def test_a_row_is_drawn_alike_alone_and_in_a_batch(seed, uniforms):
     logits = 3 * torch.randn(len(uniforms), 30, generator=torch.Generator().manual_seed(seed))
@@ -130,6 +132,7 @@ def test_noise_is_the_same_for_the_same_seed_whatever_else_was_drawn():
     assert torch.equal(torch.get_rng_state(), before), "the global generator must not move"
 
 
+@QUICK
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=4), st.integers(0, 3), st.integers(1, 1000))
 def test_every_part_of_a_seed_matters(seed, place, step):
     place %= len(seed)

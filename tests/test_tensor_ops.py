@@ -1,6 +1,7 @@
 """Tensor functions against numbers worked out by hand; what lies in the padding must never matter."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from align.tensor_ops import (
     masked_sum,
     whiten,
 )
+
+QUICK = settings(deadline=None, max_examples=40)
 
 NAN, INF = float("nan"), float("inf")
 ROWS = st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=6)
@@ -36,6 +39,7 @@ def test_padded_from_lists_pads_on_the_right():
     assert padded.mask().tolist() == [[True, True, True], [False, False, False], [True, False, False]]
 
 
+@QUICK
 @given(ROWS, st.integers(0, 5))
 def test_padded_round_trip_even_if_the_pad_id_is_a_real_token(rows, pad_id):
     padded = Padded.from_lists(rows, pad_id)
@@ -43,6 +47,7 @@ def test_padded_round_trip_even_if_the_pad_id_is_a_real_token(rows, pad_id):
     assert int(padded.mask().sum()) == sum(len(row) for row in rows)
 
 
+@QUICK
 @given(ROWS, st.data())
 def test_padded_rows_cuts_the_columns_that_nobody_uses(rows, data):
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5))
@@ -121,6 +126,7 @@ def test_whiten_epsilon_is_added_to_the_variance():
     assert found[0, 1].item() == pytest.approx(1 / math.sqrt(2), rel=1e-9)
 
 
+@QUICK
 @given(
     st.lists(st.floats(-100, 100), min_size=2, max_size=12).filter(lambda values: max(values) - min(values) > 0.1),
     st.integers(0, 5),
@@ -218,14 +224,16 @@ def test_bfloat16_logits_are_computed_in_float32():
     assert torch.equal(entropy_of(logits), entropy_of(logits.float()))
 
 
-@settings(deadline=None)
+@QUICK
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 0.7, 1.0, 2.0]))
 def test_log_probs_and_entropy_against_softmax_in_float64(seed, temperature):
     logits = 5 * torch.randn(3, 4, 20, generator=torch.Generator().manual_seed(seed))
     exact = torch.log_softmax(logits.double() / temperature, -1)
     every = log_probs_of(logits[:, :, None].expand(3, 4, 20, 20), torch.arange(20).expand(3, 4, 20), temperature)
     torch.testing.assert_close(every.double(), exact, rtol=1e-6, atol=2e-5)
-    torch.testing.assert_close(entropy_of(logits, temperature).double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(
+        entropy_of(logits, temperature).double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=2e-5
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- batches by tokens
@@ -248,6 +256,7 @@ def test_cut_by_tokens_of_nothing():
     assert list(cut_by_tokens([], budget=8)) == []
 
 
+@QUICK
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 100), st.none() | st.integers(1, 5))
 def test_cut_by_tokens_properties(lengths, budget, largest):
     batches = list(cut_by_tokens(lengths, budget, largest))
@@ -257,6 +266,6 @@ def test_cut_by_tokens_properties(lengths, budget, largest):
         assert largest is None or len(batch) <= largest
     in_order = [lengths[row] for batch in batches for row in batch]
     assert in_order == sorted(lengths, reverse=True)
-    for before, after in zip(batches, batches[1:], strict=False):  # no batch was closed early
+    for before, after in pairwise(batches):  # no batch was closed early
         fits = (len(before) + 1) * lengths[before[0]] <= budget and (largest is None or len(before) < largest)
         assert not fits, (before, after)

@@ -82,7 +82,7 @@ def save_adapter(
     for key, value in (changes or {}).items():
         setattr(config, key, value)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(folder)
+    config.save_pretrained(str(folder))
     _compare(folder, weights)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from align.config import ModelConfig
@@ -55,13 +56,14 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", name:
     if start:
         peft_model = _with_adapter(model, source, "start" if config.lora_rank else "merged")
         if not config.lora_rank:
-            return _finish(config, Loaded(Backbone.of(peft_model.merge_and_unload()), tokenization, base))
+            merged = peft_model.merge_and_unload().requires_grad_(True)  # PEFT had frozen the base
+            return _finish(config, Loaded(Backbone.of(merged), tokenization, base))
         copy_adapter(peft_model, "start", adapter)
     elif config.lora_rank:
         targets = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
         lora = LoraConfig(
             r=config.lora_rank,
-            lora_alpha=config.lora_alpha,
+            lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # PEFT divides it: a float is as good
             target_modules=targets,
             task_type=task_type(model),
             base_model_name_or_path=base,
@@ -139,10 +141,45 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _with_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
+    stored = _stored_names(folder)
     try:
-        return PeftModel.from_pretrained(model, folder, adapter_name=name, autocast_adapter_dtype=False)
+        peft_model = PeftModel.from_pretrained(model, folder, adapter_name=name, autocast_adapter_dtype=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"adapter '{folder}': it does not fit its base ({first_line(error)})") from error
+    _require_all(peft_model, folder, name, stored)
+    return peft_model
+
+
+def _stored_names(folder: str) -> set[str]:
+    """The names of an adapter's tensors on disk.
+
+    Raises:
+        UserError: if its safetensors file is missing (PEFT would turn to a pickle) or broken.
+    """
+    path = Path(folder) / "adapter_model.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"adapter '{folder}': {path.name} is missing (weights in any other form, such as .bin, are not read)"
+        )
+    try:
+        with safe_open(path, framework="pt") as stored:
+            return set(stored.keys())
+    except Exception as error:  # safetensors raises a type of its own
+        raise UserError(f"adapter '{folder}': {path.name} is broken ({first_line(error)})") from error
+
+
+def _require_all(peft_model: PeftModel, folder: str, name: str, stored: set[str]) -> None:
+    """Refuse an adapter that lacks weights: PEFT only warns, and goes on with an adapter that does nothing.
+
+    Raises:
+        UserError: if a tensor that the adapter's config promises is not in its file.
+    """
+    expected = get_peft_model_state_dict(peft_model, adapter_name=name, save_embedding_layers=False)
+    missing = sorted(expected.keys() - stored)
+    if missing:
+        raise UserError(
+            f"adapter '{folder}': {len(missing)} of its {len(expected)} tensors are not in its file, '{missing[0]}' for one"
+        )
 
 
 def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
@@ -152,10 +189,12 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
         UserError: if it does not fit.
     """
     assert backbone.peft is not None
+    stored = _stored_names(folder)
     try:
         backbone.peft.load_adapter(folder, adapter_name=name, autocast_adapter_dtype=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"adapter '{folder}': it does not fit this model ({first_line(error)})") from error
+    _require_all(backbone.peft, folder, name, stored)
 
 
 def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:

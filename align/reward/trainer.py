@@ -93,7 +93,7 @@ def encode(config: RewardConfig, loaded: Loaded, source: str) -> list[Item]:
         if len(whole) < len(kept):
             continue
         for pair in whole:
-            loaded.backbone.require_fit(*map(len, pair), where)
+            loaded.backbone.require_fit(len(pair[0]), len(pair[1]), where)
         ranks, margin = list(record.ranks), record.margin or 0.0
         items.append(Item(whole[0][0], [pair[1] for pair in whole], ranks, margin, record.category))
     if not items:

@@ -58,7 +58,7 @@ def encode(config: SFTConfig, loaded: Loaded, source: str) -> list[Turn]:
             )
             if kept is None:
                 continue
-            loaded.backbone.require_fit(*map(len, kept), where)
+            loaded.backbone.require_fit(len(kept[0]), len(kept[1]), where)
             turns.append(Turn(kept[0], kept[1], turn.learn[: len(kept[1])]))
     if not turns:
         raise UserError(f"{source}: no demonstration is left to learn from")

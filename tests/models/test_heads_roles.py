@@ -124,7 +124,9 @@ def assert_invariant(optimisation, lengths, loss_of):
         assert found.keys() == gradients.keys()
         for name, gradient in found.items():
             bound = 1e-5 * max(1.0, float(gradients[name].abs().max()))
-            torch.testing.assert_close(gradient, gradients[name], atol=bound, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+            torch.testing.assert_close(
+                gradient, gradients[name], atol=bound, rtol=0, msg=lambda text, n=name: f"{n}: {text}"
+            )
     assert counts[:3] == [1, len(rows), len(rows)]
     assert 1 < counts[3] < len(rows)
 
@@ -190,9 +192,7 @@ def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_ran
     assert_invariant(optimisation, task.lengths, task.loss)
 
 
-@pytest.mark.parametrize(
-    ("lora_rank", "critic"), [(0, "shared"), (0, "separate"), (4, "shared"), (4, "separate")], ids=str
-)
+@pytest.mark.parametrize(("lora_rank", "critic"), [(0, "shared"), (0, "separate"), (4, "shared"), (4, "separate")], ids=str)
 def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, critic):
     trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), critic=critic, temperature=0.8, micro_batch_tokens=20)
     torch.manual_seed(3)
@@ -204,7 +204,9 @@ def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, 
     scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
     experience = shape(trainer.config, hand_rollout, scores, moved, 0.05)
     assert_invariant(trainer.optimisation, hand_rollout.lengths, lambda rows: trainer._loss(experience, rows))
-    _, sums, _ = totals(trainer.optimisation, hand_rollout.lengths, range(6), 10**6, trainer._loss(experience, list(range(6))))
+    _, sums, _ = totals(
+        trainer.optimisation, hand_rollout.lengths, range(6), 10**6, trainer._loss(experience, list(range(6)))
+    )
     assert 0.05 < sums["clipped/policy"] < 0.95
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.ppo.advantages import advantages_and_returns
+
+QUICK = settings(deadline=None, max_examples=40)
 
 NAN = float("nan")
 
@@ -51,6 +53,7 @@ def test_lambda_0_is_one_step_and_lambda_1_the_whole_return():
     check(whole, [[2.75 - 10, 3.5 - 20, 3.0 - 30]])
 
 
+@QUICK
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
     st.integers(0, 10**6),

@@ -135,7 +135,9 @@ def test_functions_see_prompts_and_texts():
     assert seen == [([PROMPT, PROMPT], ["x", "y"])]
 
 
-@pytest.mark.xfail(strict=True, reason="parts are kept by bare function name: the second function of a name replaces the first")
+@pytest.mark.xfail(
+    strict=True, reason="parts are kept by bare function name: the second function of a name replaces the first"
+)
 def test_two_functions_of_one_name_both_count(own_module):
     own_module("own_rewards_b", "def score(prompts, responses):\n    return [1.0] * len(responses)\n")
     own_module("own_rewards_c", "def score(prompts, responses):\n    return [10.0] * len(responses)\n")

@@ -11,6 +11,8 @@ from align.ppo.config import PPOConfig
 from align.ppo.experience import RoleScores, minibatches, shape, tokens
 from align.ppo.rollout import EncodedPrompt, Rollout, prompts_of_update, repetition
 
+QUICK = settings(deadline=None, max_examples=40)
+
 
 def config(**changes):
     return PPOConfig(reward_functions=["align.ppo.examples:brevity"], **changes)
@@ -29,7 +31,7 @@ def rollout(lengths, ended=None):
     return Rollout(prompts(rows), [[7] * n for n in lengths], ended or [True] * rows, ["x" * n for n in lengths])
 
 
-@settings(deadline=None)
+@QUICK
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
 def test_each_pass_over_the_prompts_is_complete(count, per_update, repeats, seed):
     settled = config(rollout_size=per_update * repeats, samples_per_prompt=repeats, seed=seed)
@@ -58,7 +60,7 @@ def test_more_responses_than_prompts_go_round():
     assert sorted(Counter(found).values()) == [3, 3, 4]
 
 
-@settings(deadline=None)
+@QUICK
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))
 def test_minibatches_are_a_partition_of_nearly_equal_parts(rows, parts, update, epoch):
     parts = min(parts, rows)

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.ppo.shaping import settle_scores, shape_rewards
+
+QUICK = settings(deadline=None, max_examples=40)
 
 NAN = float("nan")
 
@@ -24,10 +26,13 @@ def test_shaped_rewards_by_hand():
 
 
 def test_without_a_penalty_only_the_score_is_left():
-    found = shape_rewards(doubles([2.0, 3.0]), torch.rand(2, 4).double(), torch.rand(2, 4).double(), torch.tensor([4, 2]), 0.0)
+    found = shape_rewards(
+        doubles([2.0, 3.0]), torch.rand(2, 4).double(), torch.rand(2, 4).double(), torch.tensor([4, 2]), 0.0
+    )
     assert found.tolist() == [[0, 0, 0, 2.0], [0, 3.0, 0, 0]]
 
 
+@QUICK
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 10**6))
 def test_rewards_of_a_response_add_up_and_padding_does_not_matter(lengths, extra, seed):
     rng = torch.Generator().manual_seed(seed)

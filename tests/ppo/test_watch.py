@@ -71,7 +71,9 @@ def test_warns_where_reward_rose_and_the_text_got_worse(changes, word):
     assert drift(**changes, reward=1.0) == [], "no warning where the reward did not rise"
 
 
-@pytest.mark.parametrize("changes", [{}, {"length": 149.0}, {"length": 51.0}, {"repetition": 0.14}, {"ended": 0.71}, {"ended": 1.0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"length": 149.0}, {"length": 51.0}, {"repetition": 0.14}, {"ended": 0.71}, {"ended": 1.0}]
+)
 def test_small_changes_are_nothing_to_warn_of(changes):
     assert drift(**changes) == []
 

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.reward.metrics import Scored, bootstrap, calibration, calibration_error, correlation, kendall_tau, summarize
+
+QUICK = settings(deadline=None, max_examples=40)
 
 
 def doubles(values):
@@ -37,6 +39,7 @@ def test_kendall_tau_by_hand(ranks, rewards, expected):
     assert kendall_tau(ranks, rewards) == pytest.approx(expected, abs=1e-15)
 
 
+@QUICK
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-2, 2)), min_size=2, max_size=8))
 def test_kendall_tau_is_odd_bounded_and_blind_to_the_scale(rows):
     ranks, rewards = [rank for rank, _ in rows], [float(reward) for _, reward in rows]
@@ -124,6 +127,13 @@ def test_bootstrap_draws_whole_groups():
     low, high = bootstrap(values, torch.arange(400) // 10, 40, 4000)
     assert low == pytest.approx(0.5 - 1.96 * 0.079, abs=0.03)
     assert high == pytest.approx(0.5 + 1.96 * 0.079, abs=0.03)
+
+
+def test_bootstrap_weighs_a_group_by_its_pairs():
+    # Nine right pairs in one ranking, one wrong pair in the other. Two drawn of two give 1 (a quarter of the time),
+    # 9/10 (half) or 0 (a quarter): the median is .9, where a mean of the rankings' means would give .5.
+    values, group = doubles([1.0] * 9 + [0.0]), torch.tensor([0] * 9 + [1])
+    assert bootstrap(values, group, 2, 4001, level=0.0) == pytest.approx((0.9, 0.9))
 
 
 def test_bootstrap_is_reproducible_and_narrower_at_a_lower_level():

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from align.reward.loss import centring_loss, pairs_of, ranking_loss
 
+QUICK = settings(deadline=None, max_examples=40)
+
 RANKS = st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=5), min_size=1, max_size=4)
 
 
@@ -24,7 +26,14 @@ def sigmoid_loss(difference):
 def test_pairs_of_two_rankings():
     pairs = pairs_of([[2, 1], [1, 2, 2, 3]], [0.5, 0.0])
     # Ranking 0 holds responses 0, 1: 1 beats 0. Ranking 1 holds 2..5: 2 beats 3, 4, 5; 3 and 4 (tied) beat 5.
-    assert list(zip(pairs.better.tolist(), pairs.worse.tolist(), strict=True)) == [(1, 0), (2, 3), (2, 4), (2, 5), (3, 5), (4, 5)]
+    assert list(zip(pairs.better.tolist(), pairs.worse.tolist(), strict=True)) == [
+        (1, 0),
+        (2, 3),
+        (2, 4),
+        (2, 5),
+        (3, 5),
+        (4, 5),
+    ]
     assert pairs.weight.tolist() == pytest.approx([1.0] + [0.2] * 5)
     assert pairs.distance.tolist() == [1, 1, 1, 2, 1, 1]
     assert pairs.ranking.tolist() == [0, 1, 1, 1, 1, 1]
@@ -38,6 +47,7 @@ def test_a_ranking_of_ties_alone_has_no_pair_and_no_loss():
     assert centring_loss(doubles([1.0, 2.0, 3.0]), pairs).item() == 0.0
 
 
+@QUICK
 @given(RANKS)
 def test_every_ranking_with_a_pair_weighs_one(ranks):
     pairs = pairs_of(ranks, [0.0] * len(ranks))
@@ -112,7 +122,7 @@ def test_far_apart_rewards_neither_overflow_nor_lose_their_gradient():
     assert rewards.grad.tolist() == [-1.0, 1.0]
 
 
-@settings(deadline=None)
+@QUICK
 @given(RANKS, st.integers(0, 10**6), st.randoms(use_true_random=False))
 def test_order_of_responses_and_batching_of_rankings_do_not_matter(ranks, seed, shuffler):
     rng = torch.Generator().manual_seed(seed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
+from cycler import cycler
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -29,12 +30,13 @@ Curve = tuple[str, str, str, str]
 """A metric's name, its label, colour and line style."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a category may hold a dollar sign
+    "text.parse_math": True,  # a category may hold a dollar sign
     "text.color": INK,
     "axes.labelcolor": INK,
     "xtick.color": INK,
     "ytick.color": INK,
     "axes.edgecolor": GRID,
+    "axes.prop_cycle": cycler(color=[BLUE]),
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.spines.top": False,

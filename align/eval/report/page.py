@@ -13,10 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from align.eval.report.drawing import Plot
-from align.eval.report.findings import Digest, digest, line_of, number
+from align.eval.report.findings import digest
 from align.eval.report.plots import reward_plots, sft_plots
 from align.eval.report.ppo_plots import ppo_plots
 from align.eval.report.runs import Runs, StageRun, visible
+from align.eval.report.summary import Digest, line_of, number
 
 HERE = Path(__file__).parent
 MOST_SAMPLES = 300
@@ -59,9 +60,9 @@ def render(runs: Runs) -> str:
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest_of_script}'",
         runs=runs,
         found=found,
-        good=[item.text for item in found.findings if item.mood == "good"],
-        bad=[item.text for item in found.findings if item.mood == "bad"],
-        notes=[item.text for item in found.findings if item.mood == "note"],
+        good=found.texts("good"),
+        bad=found.texts("bad"),
+        notes=found.texts("note"),
         measured=[line_of(row) for row in runs.summary],
         sections=[_section(run, runs, found) for run in runs.stages.values()],
         pairs=found.pairs[:MOST_SAMPLES],

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.eval.report.findings import line_of
 from align.eval.report.runs import SummaryRow, read_summary_row
+from align.eval.report.summary import line_of
 
 
 def summary_table(rows: Sequence[SummaryRow | Mapping[str, Any]], width: int | None = None) -> str:

@@ -1,0 +1,45 @@
+# make demo   installs what is needed into .venv, aligns a real model, writes runs/demo/report.html
+# make test   the same set-up with the development tools, then all tests
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+SEED ?= 0
+OUTPUT ?= $(if $(filter smollm2-135m,$(MODEL)),runs/demo,runs/demo-$(MODEL))
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+TESTS ?= tests
+
+.PHONY: demo annotate test lint format clean
+
+demo: $(VENV)/.core
+	@$(VENV)/bin/align demo --model $(MODEL) --seed $(SEED) --output_dir $(OUTPUT)
+
+annotate: $(VENV)/.ui
+	@$(VENV)/bin/align annotate
+
+test: $(VENV)/.dev
+	@$(VENV)/bin/python -m pytest -q $(TESTS)
+
+lint: $(VENV)/.dev
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+
+format: $(VENV)/.dev
+	@$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) (a minute or two)"
+	@$(PIP) -e . && touch $@
+
+$(VENV)/.ui: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) (a minute or two)"
+	@$(PIP) -e '.[ui]' && touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) with the development tools (a few minutes)"
+	@$(PIP) -e '.[ui,deepspeed,dev]' && touch $@
