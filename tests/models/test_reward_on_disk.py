@@ -1,0 +1,122 @@
+"""A saved reward model: a classifier for transformers, PEFT and TRL, and the same rewards and mean for this package."""
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl import RewardConfig as TRLRewardConfig
+from trl import RewardTrainer
+
+from align.config import ModelConfig
+from align.errors import UserError
+from align.models.checkpoint import weights_of
+from align.models.heads import ScalarHead
+from align.models.loading import load
+from align.models.roles import RewardModel
+from align.reward.checkpoint import is_reward_model, load_head, load_reward_model, save_reward_model
+from align.tensor_ops import Padded
+
+PROMPTS, RESPONSES = [[9, 10, 11], [12]], [[20, 21, 1], [22, 23, 24, 25, 1]]
+PROMPT, RESPONSE = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
+CARD = {"title": "A model", "stage": "reward"}
+
+
+def saved_reward(load_sharp, folder, name, lora_rank, mean=0.75):
+    loaded = load_sharp(name, adapter="reward", lora_rank=lora_rank)
+    torch.manual_seed(6)
+    head = ScalarHead(loaded.backbone.hidden_size, bias=False)
+    model = RewardModel(loaded.backbone, head, loaded.adapter)
+    state = model.state_dict()
+    weights = weights_of(loaded.backbone, state, "backbone.model.")
+    facts = {"mean": mean, "mean_over": 4, "base": loaded.base}
+    save_reward_model(folder, loaded, weights, state["head.linear.weight"], facts, CARD)
+    with torch.no_grad():
+        rewards = model(PROMPT, RESPONSE)
+    assert (rewards[0] - rewards[1]).abs() > 0.1
+    return rewards
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
+def test_a_saved_reward_model_is_a_classifier_for_other_libraries(name, lora_rank, load_sharp, sharp_folders, tmp_path):
+    expected = saved_reward(load_sharp, tmp_path / "reward", name, lora_rank)
+    if lora_rank:
+        base = AutoModelForSequenceClassification.from_pretrained(sharp_folders[name], num_labels=1)
+        classifier = PeftModel.from_pretrained(base, tmp_path / "reward").eval()
+    else:
+        classifier, report = AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / "reward", output_loading_info=True
+        )
+        assert not report["missing_keys"]
+        assert not report["unexpected_keys"]
+    rows = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+    width = max(map(len, rows)) + 3
+    for left in (False, True):
+        padding = [[0] * (width - len(row)) for row in rows]
+        ids = torch.tensor([pad + row if left else row + pad for pad, row in zip(padding, rows, strict=True)])
+        mask = (ids != 0).long()
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            found = classifier(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+        assert found.shape == (2, 1)
+        torch.testing.assert_close(found[:, 0], expected, atol=1e-5, rtol=0)
+
+
+def test_trls_reward_trainer_takes_a_saved_reward_model(load_sharp, tmp_path):
+    expected = saved_reward(load_sharp, tmp_path / "reward", "tiny-llama", 0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
+    rows = Dataset.from_list([{"prompt": "Hi", "chosen": " there", "rejected": " no"}] * 2)
+    settings = TRLRewardConfig(
+        output_dir=str(tmp_path / "trl"), report_to="none", use_cpu=True, per_device_train_batch_size=1
+    )
+    trainer = RewardTrainer(str(tmp_path / "reward"), settings, train_dataset=rows, processing_class=tokenizer)
+    assert type(trainer.model).__name__ == "LlamaForSequenceClassification"
+    ids = torch.tensor([PROMPTS[0] + RESPONSES[0]])
+    with torch.no_grad():
+        found = trainer.model.eval()(input_ids=ids.to(trainer.model.device)).logits
+    assert float(found) == pytest.approx(float(expected[0]), abs=1e-2)  # TRL may load it in bfloat16
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+@torch.no_grad()
+def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, load_sharp, tmp_path):
+    expected = saved_reward(load_sharp, tmp_path / "reward", tiny_name, lora_rank, mean=-1.25)
+    found = load_reward_model(str(tmp_path / "reward"), "float32")
+    # A merged adapter multiplies in another order.
+    torch.testing.assert_close(found.model(PROMPT, RESPONSE), expected, atol=1e-4 if lora_rank else 1e-6, rtol=0)
+    assert found.mean == -1.25
+    assert not any(weight.requires_grad for weight in found.model.parameters())
+    assert is_reward_model(str(tmp_path / "reward"))
+    shared = found.model(Padded.from_lists([PROMPTS[0]]), Padded.from_lists(RESPONSES), torch.tensor([0, 0]))
+    assert float(shared[0]) == pytest.approx(float(expected[0]), abs=1e-4)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, load_sharp, tmp_path):
+    expected = saved_reward(load_sharp, tmp_path / "reward", tiny_name, lora_rank)
+    loaded = load(ModelConfig(model=str(tmp_path / "reward"), lora_rank=lora_rank), torch.float32, adapter="reward")
+    head, _ = load_head(str(tmp_path / "reward"), loaded.backbone.hidden_size)
+    model = RewardModel(loaded.backbone, head, loaded.adapter)
+    torch.testing.assert_close(model(PROMPT, RESPONSE).detach(), expected, atol=1e-5, rtol=0)
+    weights = weights_of(loaded.backbone)
+    facts = {"mean": 0.0, "mean_over": 0, "base": loaded.base}
+    save_reward_model(tmp_path / "further", loaded, weights, head.linear.weight.detach(), facts, CARD)
+    again = load_reward_model(str(tmp_path / "further"), "float32")
+    torch.testing.assert_close(again.model(PROMPT, RESPONSE), expected, atol=1e-4, rtol=0)
+
+
+def test_a_reward_model_is_no_policy(load_sharp, tmp_path):
+    saved_reward(load_sharp, tmp_path / "reward", "tiny-gpt2", 0)
+    with pytest.raises(UserError) as error:
+        load(ModelConfig(model=str(tmp_path / "reward")), torch.float32).backbone.logits(torch.zeros(1, 64))
+    assert "is a reward model" in str(error.value)
+
+
+def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, load_sharp):
+    with pytest.raises(UserError) as error:
+        load_reward_model(sharp_folders["tiny-gpt2"], "float32")
+    assert "not a reward model of this package" in str(error.value)
+    saved_reward(load_sharp, tmp_path / "reward", "tiny-gpt2", 0)
+    with pytest.raises(UserError, match="its head reads 64 numbers, the model gives 63"):
+        load_head(str(tmp_path / "reward"), 63)
