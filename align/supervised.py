@@ -70,9 +70,9 @@ def train(
         figures = task.metrics({name: float(value) for name, value in sums.items()}) | step
         if update % every == 0 or update == total:
             figures |= task.evaluate()
-            loss = figures.get("validation/loss", -math.inf)
-            if loss < best or update == total == 0 or best == math.inf:
-                best = loss
+            loss = figures.get("validation/loss")
+            if loss is None or loss < best:  # with nothing to validate on, the newest model is the best known
+                best = best if loss is None else loss
                 task.save(figures)
         run.log(update, figures)
         run.note(f"loss {figures['loss']:.3f}" + (f", best validation {best:.3f}" if math.isfinite(best) else ""))

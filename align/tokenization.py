@@ -93,7 +93,9 @@ class Tokenization:
 
     def _render(self, messages: Conversation, generation_prompt: bool = True) -> str:
         text = self.tokenizer.apply_chat_template(
-            [{"role": m["role"], "content": m["content"]} for m in messages], tokenize=False, add_generation_prompt=generation_prompt
+            [{"role": m["role"], "content": m["content"]} for m in messages],
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
         )
         assert isinstance(text, str)
         return text

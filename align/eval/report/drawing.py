@@ -30,7 +30,7 @@ Curve = tuple[str, str, str, str]
 """A metric's name, its label, colour and line style."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "svg.fonttype": "none",
-    "text.parse_math": True,  # a category may hold a dollar sign
+    "text.parse_math": False,  # a category may hold a dollar sign
     "text.color": INK,
     "axes.labelcolor": INK,
     "xtick.color": INK,
