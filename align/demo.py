@@ -120,7 +120,10 @@ def summarize(folder: Path, found: Comparison) -> list[dict[str, Any]]:
     return [
         _row("SFT: perplexity of held-out demonstrations", start["validation/perplexity"], best["validation/perplexity"]),
         _row("reward model: accuracy on held-out pairs", "50 % (chance)", f"{judged['validation/accuracy']:.1%}")
-        | {"interval": f"{low:.1%} to {high:.1%}", "note": f"{judged['validation/pairs']:.0f} pairs; 95 % bootstrap over rankings"},
+        | {
+            "interval": f"{low:.1%} to {high:.1%}",
+            "note": f"{judged['validation/pairs']:.0f} pairs; 95 % bootstrap over rankings",
+        },
         _row("PPO: mean reward on held-out prompts", mean[0], mean[1])
         | {
             "interval": f"gain {found.gain:+.2f} ({found.gain_low:+.2f} to {found.gain_high:+.2f})",

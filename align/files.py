@@ -5,9 +5,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from align.errors import UserError
 
@@ -44,10 +46,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         _replace_folder(temporary, target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error}); nothing was changed there") from error
-    except Exception as error:
-        # safetensors reports a full disk as an error of its own.
-        if "No space left" in str(error):
-            raise UserError(f"{target}: cannot be written (no space left); nothing was changed there") from error
+    except SafetensorError as error:
+        if "os error" in str(error):  # a full disk, a quota, a limit on file size: safetensors has one type for all
+            raise UserError(f"{target}: cannot be written ({error}); nothing was changed there") from error
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -78,7 +79,8 @@ def write_text(target: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(f"{target}: cannot be written ({error.strerror})") from error
 
 

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from accelerate import Accelerator
 from rich.progress import Progress
 
 from align.config import ModelConfig, option, require
 from align.data.conversation import to_json
 from align.data.readers import read_records
-from align.data.records import Conversation, Prompt
+from align.data.records import Prompt
 from align.distributed import compute_dtype
 from align.errors import UserError
 from align.files import write_text
 from align.generation import Sampling, noise, sample
 from align.models.loading import Loaded, load
 from align.reward.checkpoint import LoadedReward, is_reward_model, load_head, load_reward_model
+from align.reward.scoring import Answer, RewardModelScorer
 from align.run import console
-from align.tensor_ops import Padded, cut_by_tokens
-from align.tokenization import Tokenization, fit
+from align.tokenization import fit
 
 SAMPLES = 6
 """What the random numbers are for: the second part of a seed, as in `align.ppo.rollout`."""
@@ -98,7 +99,7 @@ def run_sample(config: SampleConfig) -> Path:
     if config.reward_model:
         reward = load_reward_model(config.reward_model, config.dtype)
         reward.model.to(device)
-        rewards = score(config, loaded, reward, drawn, responses, texts)
+        rewards = score(loaded, reward, drawn, responses, texts, config.batch_tokens)
     rows = [
         _row(config, prompt, number, texts, rewards, range(number * copies, (number + 1) * copies))
         for number, prompt in enumerate(asked)
@@ -145,53 +146,22 @@ def _respond(config: SampleConfig, loaded: Loaded, drawn: Sequence[Asked]) -> li
     return found.ids
 
 
-@torch.no_grad()
 def score(
-    config: SampleConfig,
     loaded: Loaded,
     reward: LoadedReward,
     drawn: Sequence[Asked],
     responses: Sequence[list[int]],
     texts: Sequence[str],
+    batch_tokens: int,
 ) -> list[float]:
     """The reward of each response, less the reward model's mean over demonstrations.
-
-    A reward model with another tokenizer or chat template gets the texts, tokenized again its own way.
 
     Raises:
         UserError: if the reward model cannot read a prompt with its response.
     """
-    theirs = reward.loaded.tokenization
-    if _reads_alike(loaded.tokenization, theirs):
-        rows = [(prompt.ids, ids) for prompt, ids in zip(drawn, responses, strict=True)]
-    else:
-        rows = [
-            (theirs.prompt_ids(prompt.record.prompt), theirs.response_ids(text))
-            for prompt, text in zip(drawn, texts, strict=True)
-        ]
-    for number, (prompt, response) in enumerate(rows):
-        where = f"{config.reward_model}: record {drawn[number].record.id or number + 1}"
-        reward.loaded.backbone.require_fit(len(prompt), len(response), where)
-    rewards = [0.0] * len(rows)
-    device = reward.loaded.backbone.device
-    for batch in cut_by_tokens([len(prompt) + len(response) for prompt, response in rows], config.batch_tokens):
-        prompts = Padded.from_lists([rows[row][0] for row in batch]).to(device)
-        answers = Padded.from_lists([rows[row][1] for row in batch]).to(device)
-        for row, value in zip(batch, reward.model(prompts, answers).tolist(), strict=True):
-            rewards[row] = value - reward.mean
-    return rewards
-
-
-def _reads_alike(ours: Tokenization, theirs: Tokenization) -> bool:
-    """Whether one tokenization's ids mean the same to the other, down to the ends of prompts (T5's) and of turns."""
-    roles = ("user", "assistant", "user")
-    probe: Conversation = tuple({"role": role, "content": "a"} for role in roles)
-    return (
-        ours.tokenizer.get_vocab() == theirs.tokenizer.get_vocab()
-        and ours.tokenizer.chat_template == theirs.tokenizer.chat_template
-        and ours.prompt_ids(probe) == theirs.prompt_ids(probe)
-        and ours.end_id == theirs.end_id
-    )
+    scorer = RewardModelScorer.of(reward, loaded.tokenization, Accelerator(), batch_tokens)
+    rows = zip(drawn, responses, texts, strict=True)
+    return scorer([Answer(asked.record.prompt, asked.ids, ids, text) for asked, ids, text in rows])
 
 
 def _row(

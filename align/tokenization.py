@@ -128,6 +128,17 @@ class Tokenization:
         assert isinstance(decoded, str)
         return decoded.strip()
 
+    def reads_alike(self, other: "Tokenization") -> bool:
+        """Whether token ids mean the same to both, down to what ends a prompt (T5's `</s>`) and a turn."""
+        roles = ("user", "assistant", "user")
+        probe: Conversation = tuple({"role": role, "content": "a"} for role in roles)
+        return (
+            self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
+            and self.tokenizer.chat_template == other.tokenizer.chat_template
+            and self.prompt_ids(probe) == other.prompt_ids(probe)
+            and self.end_id == other.end_id
+        )
+
     def turns(self, demonstration: Demonstration, one_row: bool) -> list[Turn]:
         """Examples that teach each assistant turn of a demonstration's continuation.
 

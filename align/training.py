@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
@@ -79,7 +80,7 @@ def over_rows(
 def learning_rate(config: RunConfig, update: int, total: int) -> float:
     """The rate of update 1..total: a linear rise over the warm-up share, then the schedule's decay.
 
-    Inverse square root as in T5 (its section 3.1.2, 1/sqrt(max(n, k)) with k the warm-up), scaled to peak at `learning_rate`.
+    Inverse square root as in T5 (section 3.1.2, 1/sqrt(max(n, k)) with k the warm-up), scaled to peak at `learning_rate`.
     """
     warmup = math.ceil(config.warmup * total)
     if update <= warmup:
@@ -196,7 +197,7 @@ class Optimisation:
         Raises:
             UserError: if the names do not fit this module: a checkpoint of another model or of other settings.
         """
-        check_names(tensors, self.masters)
+        check_fit(tensors, self.masters)
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(tensors[f"master/{name}"])
@@ -213,16 +214,20 @@ class Optimisation:
         return dict(self.module.state_dict())
 
 
-def check_names(tensors: Mapping[str, Tensor], weights: Iterable[str]) -> None:
+def check_fit(tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     """Refuse the state of another module.
 
+    Args:
+        weights: this module's, whole, by name.
+
     Raises:
-        UserError: if the checkpoint's weights are not these.
+        UserError: if the checkpoint's weights have other names or shapes.
     """
-    wrong = {f"master/{name}" for name in weights} ^ {name for name in tensors if name.startswith("master/")}
+    stored = {name.removeprefix("master/"): value.shape for name, value in tensors.items() if name.startswith("master/")}
+    ours = {name: value.shape for name, value in weights.items()}
+    wrong = [name for name in sorted(stored.keys() | ours.keys()) if stored.get(name) != ours.get(name)]
     if wrong:
-        name = min(wrong).removeprefix("master/")
-        raise UserError(f"the checkpoint belongs to another model or other settings ('{name}' does not match)")
+        raise UserError(f"the checkpoint belongs to another model or other settings ('{wrong[0]}' does not match)")
 
 
 def _master(weight: nn.Parameter) -> Tensor:
@@ -297,6 +302,12 @@ def load_checkpoint(run: Run, optimisation: Optimisation) -> tuple[int, dict[str
     if run.checkpoint is None:
         return 0, {}
     stored = read_json(run.checkpoint / "trainer.json")
-    optimisation.load_state(load_file(run.checkpoint / "state.safetensors"), stored["numbers"])
+    try:
+        optimisation.load_state(load_file(run.checkpoint / "state.safetensors"), stored["numbers"])
+        update, progress = stored["update"], stored["progress"]
+    except UserError as error:
+        raise UserError(f"{run.checkpoint}: {error}") from error
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise UserError(f"{run.checkpoint}: broken ({type(error).__name__}: {error}); remove it to start anew") from error
     run.say(f"resumed from {run.checkpoint}")
-    return stored["update"], stored["progress"]
+    return update, progress

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from align.distributed import zero_stage
 from align.errors import UserError
 from align.run import Run
-from align.training import NotFiniteError, Optimisation, build_optimizer, check_names
+from align.training import NotFiniteError, Optimisation, build_optimizer, check_fit
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -92,7 +92,11 @@ class DeepSpeedOptimisation(Optimisation):
         return tensors, {}
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        check_names(tensors, self.named)
+        shapes = {
+            name: torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")
+            for name, weight in self.named.items()
+        }
+        check_fit(tensors, shapes)
         for name, weight in self.named.items():
             master = tensors[f"master/{name}"].to(self.accelerator.device)
             safe_set_full_fp32_param(weight, master)

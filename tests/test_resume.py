@@ -13,7 +13,18 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
-SMALL = "--log_to none --overlong truncate --max_prompt_tokens 48 --learning_rate 1e-3 --save_every 2".split()
+SMALL = [
+    "--log_to",
+    "none",
+    "--overlong",
+    "truncate",
+    "--max_prompt_tokens",
+    "48",
+    "--learning_rate",
+    "1e-3",
+    "--save_every",
+    "2",
+]
 STAGES = {
     "sft": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 10 "
     "--max_response_tokens 32 --evaluate_every 5",

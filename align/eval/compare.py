@@ -15,6 +15,7 @@ from align.models.roles import response_log_probs
 from align.ppo.kl import kl_estimates
 from align.reward.checkpoint import LoadedReward
 from align.reward.metrics import bootstrap
+from align.reward.scoring import Answer, RewardModelScorer
 from align.tensor_ops import Padded
 from align.training import over_rows
 
@@ -38,7 +39,8 @@ class Comparison:
     """Two policies on the same prompts.
 
     Attributes:
-        gain: mean reward of `after` less that of `before`; `gain_low` and `gain_high` bound it at 95 % (bootstrap over prompts).
+        gain: mean reward of `after` less that of `before`; `gain_low` and `gain_high` bound it at
+            95 % (bootstrap over prompts).
         kl: KL(after || before) of a response in nats, by the k3 estimator on `after`'s responses.
     """
 
@@ -52,7 +54,13 @@ class Comparison:
 
 
 def compare(
-    before: str, after: str, reward: LoadedReward, prompts: Sequence[Prompt], sampling: Sampling, seed: int, dtype: str = "auto"
+    before: str,
+    after: str,
+    reward: LoadedReward,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    seed: int,
+    dtype: str = "auto",
 ) -> Comparison:
     """Let two policies answer the same prompts, and score both.
 
@@ -68,7 +76,6 @@ def compare(
     policies = [load(ModelConfig(model=name), compute_dtype(dtype)) for name in (before, after)]
     for policy in policies:
         policy.backbone.requires_grad_(False).to(accelerator.device)
-    reward.model.to(accelerator.device)
     said = [answers(policy, reward, prompts, sampling, seed, accelerator) for policy in policies]
     difference = torch.tensor(said[1].rewards, dtype=torch.float64) - torch.tensor(said[0].rewards, dtype=torch.float64)
     low, high = bootstrap(difference, torch.arange(len(difference)), len(difference), 2000)
@@ -84,21 +91,19 @@ def answers(
     uniforms = noise(len(prompts), sampling, seed, COMPARISON)
     found = sample(policy.backbone, ids, uniforms, sampling, policy.tokenization.end_ids)
     texts = [policy.tokenization.text(response) for response in found.ids]
-    theirs = reward.loaded.tokenization
-    rows = [(theirs.prompt_ids(p.prompt), theirs.response_ids(text)) for p, text in zip(prompts, texts, strict=True)]
-
-    @torch.no_grad()
-    def work(batch: list[int]) -> list[float]:
-        prompt = Padded.from_lists([rows[row][0] for row in batch]).to(accelerator.device)
-        response = Padded.from_lists([rows[row][1] for row in batch]).to(accelerator.device)
-        return (reward.model(prompt, response) - reward.mean).tolist()
-
-    rewards = over_rows([len(p) + len(r) for p, r in rows], BATCH_TOKENS, accelerator, work)
+    scorer = RewardModelScorer.of(reward, policy.tokenization, accelerator, BATCH_TOKENS)
+    rows = zip(prompts, ids, found.ids, texts, strict=True)
+    rewards = scorer([Answer(prompt.prompt, prompt_ids, response, text) for prompt, prompt_ids, response, text in rows])
     return Said(texts, rewards, found.ids, found.ended)
 
 
 def _kl(
-    policy: Loaded, reference: Loaded, prompts: Sequence[Prompt], ids: list[list[int]], temperature: float, accelerator: Accelerator
+    policy: Loaded,
+    reference: Loaded,
+    prompts: Sequence[Prompt],
+    ids: list[list[int]],
+    temperature: float,
+    accelerator: Accelerator,
 ) -> float:
     """Mean KL of a response, summed over its tokens, by k3."""
     contexts = [policy.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]

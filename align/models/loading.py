@@ -35,7 +35,7 @@ class Loaded:
     start_adapter: str | None = None
 
 
-def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", name: str | None = None) -> Loaded:
+def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", may_be_classifier: bool = False) -> Loaded:
     """Load a model and its tokenizer, with a trainable adapter if the config asks for one.
 
     A checkpoint that is itself an adapter goes on as one: its weights are kept frozen as the start (PPO's reference)
@@ -43,15 +43,16 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", name:
 
     Args:
         adapter: what to call the trained adapter.
-        name: the model, if not `config.model`.
+        may_be_classifier: whether a saved reward model, which has no vocabulary matrix, will do.
 
     Raises:
         UserError: if the model cannot be had or its architecture is not supported.
     """
-    name = name or config.model
-    source = str(resolve_model(name))
+    source = str(resolve_model(config.model))
     base, start = base_of(source)
     model = load_weights(base, dtype)
+    if model.get_output_embeddings() is None and not may_be_classifier:
+        raise UserError(f"model '{config.model}': it is a reward model, which has no vocabulary to speak with")
     tokenization = load_tokenization(source, config.chat_template)
     if start:
         peft_model = _with_adapter(model, source, "start" if config.lora_rank else "merged")
@@ -129,8 +130,13 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """
     config = load_config(source)
     try:
-        return model_class(config).from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True, attn_implementation=attention_kernel(config)
+        model, report = model_class(config).from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention_kernel(config),
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"model '{source}': its weights cannot be loaded ({first_line(error)})") from error
@@ -138,6 +144,9 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
         if type(error).__name__ == "SafetensorError":
             raise UserError(f"model '{source}': its weights are broken ({first_line(error)})") from error
         raise
+    if report["missing_keys"]:  # transformers would make them up at random
+        raise UserError(f"model '{source}': its weights lack '{min(report['missing_keys'])}'")
+    return model
 
 
 def _with_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:

@@ -36,7 +36,7 @@ class FixedKL:
 
 
 class AdaptiveKL:
-    """Proportional control towards a target (Ziegler et al. 2019, section 2.2; lm-human-preferences, AdaptiveKLController)."""
+    """Proportional control towards a target (Ziegler et al. 2019, section 2.2; `AdaptiveKLController` there)."""
 
     def __init__(self, beta: float, target: float, horizon: int) -> None:
         self.beta, self.target, self.horizon = beta, target, horizon

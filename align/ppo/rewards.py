@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from align.data.records import Conversation
-from align.distributed import place_frozen
 from align.errors import UserError
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, add_adapter, base_of
 from align.ppo.rollout import Rollout
-from align.reward.checkpoint import is_reward_model, load_head, load_reward_model
-from align.run import Run
-from align.tensor_ops import Padded
-from align.tokenization import Tokenization, first_line
-from align.training import over_rows
+from align.reward.checkpoint import is_reward_model, load_head
+from align.reward.scoring import RewardModelScorer
+from align.tokenization import first_line
 
 RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[float]]
 """Prompts and the texts of their responses, one each, to scores."""
@@ -48,12 +45,15 @@ def load_functions(specifications: Sequence[str]) -> list[Weighted]:
         path, _, weight = text.partition("=")
         module, _, name = path.partition(":")
         try:
-            function = getattr(importlib.import_module(module), name)
-            found.append(Weighted(name, float(weight or 1.0), function))
-        except (ImportError, AttributeError, ValueError) as error:
+            function, factor = getattr(importlib.import_module(module), name), float(weight or 1.0)
+        except Exception as error:  # importing runs the user's module: whatever it raises is theirs to mend
             raise UserError(
-                f"reward function '{text}': {first_line(error)}; write module:function or module:function=weight"
+                f"reward function '{text}': {type(error).__name__}: {first_line(error)}; "
+                "write module:function or module:function=weight"
             ) from error
+        if not callable(function):
+            raise UserError(f"reward function '{text}': {name} is {type(function).__name__}, not a function")
+        found.append(Weighted(name, factor, function))
     return found
 
 
@@ -61,9 +61,13 @@ def call(reward: Weighted, prompts: Sequence[Conversation], responses: Sequence[
     """The scores of a reward function, checked.
 
     Raises:
-        UserError: if it gives another number of scores, or one that is not finite.
+        UserError: if it gives anything but one finite number for each response.
     """
-    scores = [float(score) for score in reward.function(prompts, responses)]
+    given = reward.function(prompts, responses)
+    try:
+        scores = [float(score) for score in given]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"reward function '{reward.name}' must give a list of numbers ({first_line(error)})") from error
     if len(scores) != len(responses):
         raise UserError(f"reward function '{reward.name}' gave {len(scores)} scores for {len(responses)} responses")
     for score, response in zip(scores, responses, strict=True):
@@ -87,68 +91,6 @@ def mount_reward(folder: str, policy: Loaded) -> tuple[ScalarHead, float]:
     return head.requires_grad_(False), mean
 
 
-class RewardModelScorer:
-    """A frozen reward model that scores rollouts.
-
-    Args:
-        module: takes prompts and responses as `Padded` and gives rewards [B].
-        tokenization: the reward model's own, where it is not the policy's: texts are then tokenized again.
-        mean: subtracted from every reward.
-        fits: whether the model can read a prompt and a response of given lengths.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        module: Callable[[Padded, Padded], Tensor],
-        mean: float,
-        fits: Callable[[int, int], bool],
-        tokenization: Tokenization | None = None,
-    ) -> None:
-        self.run, self.module, self.mean, self.fits, self.tokenization = run, module, mean, fits, tokenization
-
-    @classmethod
-    def load(cls, run: Run, folder: str, dtype: str, policy: Tokenization) -> "RewardModelScorer":
-        """Load a reward model of its own.
-
-        Raises:
-            UserError: if there is none in the folder.
-        """
-        found = load_reward_model(folder, dtype)
-        theirs = found.loaded.tokenization
-        same = theirs.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
-        same = same and theirs.tokenizer.chat_template == policy.tokenizer.chat_template
-        if not same:
-            run.say(f"{folder}: tokenizer or chat template differ from the policy's; texts are tokenized again for it")
-        module = place_frozen(found.model, run.accelerator)
-        return cls(run, module, found.mean, found.loaded.backbone.fits, None if same else theirs)
-
-    @torch.no_grad()
-    def __call__(self, rollout: Rollout) -> list[float]:
-        """Rewards of a rollout's responses, less the mean over demonstrations; the same on every process."""
-        rows = [
-            (prompt.ids, ids)
-            if self.tokenization is None
-            else (self.tokenization.prompt_ids(prompt.conversation), self.tokenization.response_ids(text))
-            for prompt, ids, text in zip(rollout.prompts, rollout.responses, rollout.texts, strict=True)
-        ]
-        for prompt, response in rows:
-            if not self.fits(len(prompt), len(response)):
-                raise UserError(
-                    f"the reward model cannot read {len(prompt)} prompt and {len(response)} response tokens; "
-                    "lower max_prompt_tokens or max_new_tokens"
-                )
-        device = self.run.accelerator.device
-
-        def work(batch: list[int]) -> list[float]:
-            prompt = Padded.from_lists([rows[row][0] for row in batch]).to(device)
-            response = Padded.from_lists([rows[row][1] for row in batch]).to(device)
-            return (self.module(prompt, response) - self.mean).tolist()
-
-        costs = [len(prompt) + len(response) for prompt, response in rows]
-        return over_rows(costs, self.run.config.micro_batch_tokens, self.run.accelerator, work)
-
-
 class Rewards:
     """All rewards of a run: each is logged by its name, their weighted sum is the score."""
 
@@ -159,7 +101,7 @@ class Rewards:
         """Scores [B] and the parts [B] they are the sum of, by name; float32 on the CPU."""
         parts: dict[str, Tensor] = {}
         if self.model is not None:
-            parts["model"] = torch.tensor(self.model(rollout))
+            parts["model"] = torch.tensor(self.model(rollout.answers))
         conversations = [prompt.conversation for prompt in rollout.prompts]
         for reward in self.functions:
             parts[reward.name] = reward.weight * torch.tensor(call(reward, conversations, rollout.texts))

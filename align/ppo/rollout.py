@@ -12,6 +12,7 @@ from align.errors import UserError
 from align.generation import Responses, Sampling, generator, noise, sample
 from align.models.loading import Loaded
 from align.ppo.config import PPOConfig
+from align.reward.scoring import Answer
 from align.tokenization import fit
 from align.training import Optimisation
 
@@ -38,6 +39,14 @@ class Rollout:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The rollout as a reward model takes it."""
+        return [
+            Answer(prompt.conversation, prompt.ids, ids, text)
+            for prompt, ids, text in zip(self.prompts, self.responses, self.texts, strict=True)
+        ]
 
     @property
     def lengths(self) -> list[int]:

@@ -13,10 +13,11 @@ from align.models.loading import Loaded, copy_adapter, load, load_config
 from align.models.roles import ActorCritic, response_log_probs
 from align.ppo.config import PPOConfig
 from align.ppo.ptx import Pretraining
-from align.ppo.rewards import RewardModelScorer, Rewards, load_functions, mount_reward, shares_base
+from align.ppo.rewards import Rewards, load_functions, mount_reward, shares_base
 from align.ppo.rollout import encode_prompts
 from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import is_reward_model, load_reward_model
+from align.reward.scoring import RewardModelScorer
 from align.run import Run
 from align.tensor_ops import Padded
 from align.training import make_optimisation
@@ -62,9 +63,13 @@ def run_ppo(config: PPOConfig) -> Path:
         def mounted_reward(prompt: Padded, response: Padded) -> Tensor:
             return optimisation.module("reward", prompt, response)
 
-        model = RewardModelScorer(run, mounted_reward, mean, loaded.backbone.fits)
+        fits, budget = loaded.backbone.fits, config.micro_batch_tokens
+        model = RewardModelScorer(mounted_reward, mean, fits, run.accelerator, budget)
     elif config.reward_model:
-        model = RewardModelScorer.load(run, config.reward_model, config.dtype, loaded.tokenization)
+        found = load_reward_model(config.reward_model, config.dtype)
+        model = RewardModelScorer.of(found, loaded.tokenization, run.accelerator, config.micro_batch_tokens)
+        if model.tokenization:
+            run.say(f"{config.reward_model}: reads other token ids than the policy; texts are tokenized again for it")
     run.say(f"ppo: {len(prompts)} prompts, {len(validation)} held out; model {config.model}")
     rewards = Rewards(model, functions)
     trainer = PPOTrainer(run, config, loaded, optimisation, reference, rewards, prompts, validation, ptx)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from align.models.checkpoint import finish_folder, save_adapter
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, load
 from align.models.roles import RewardModel
+from align.tokenization import first_line
 
 HEAD, FACTS = "reward_head.safetensors", "reward.json"
 
@@ -72,13 +74,17 @@ def load_head(folder: str, hidden_size: int) -> tuple[ScalarHead, float]:
     """
     if not is_reward_model(folder):
         raise UserError(f"{folder}: not a reward model of this package ({FACTS} is missing); train one with `align reward`")
-    weight = load_file(Path(folder) / HEAD)["weight"]
+    try:
+        weight = load_file(Path(folder) / HEAD)["weight"]
+        mean = float(read_json(Path(folder) / FACTS)["mean"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder}: its {HEAD} or {FACTS} is broken ({first_line(error)}); train it again") from error
     if weight.shape[1] != hidden_size:
         raise UserError(f"{folder}: its head reads {weight.shape[1]} numbers, the model gives {hidden_size}")
     head = ScalarHead(hidden_size, bias=False)
     with torch.no_grad():
         head.linear.weight.copy_(weight)
-    return head, float(read_json(Path(folder) / FACTS)["mean"])
+    return head, mean
 
 
 def load_reward_model(folder: str, dtype: str = "auto", chat_template: str = "auto") -> LoadedReward:
@@ -89,7 +95,7 @@ def load_reward_model(folder: str, dtype: str = "auto", chat_template: str = "au
     """
     if not is_reward_model(folder):
         load_head(folder, 0)
-    loaded = load(ModelConfig(model=folder, chat_template=chat_template), compute_dtype(dtype))
+    loaded = load(ModelConfig(model=folder, chat_template=chat_template), compute_dtype(dtype), may_be_classifier=True)
     head, mean = load_head(folder, loaded.backbone.hidden_size)
     model = RewardModel(loaded.backbone, head, None).eval().requires_grad_(False)
     return LoadedReward(model, loaded, mean)

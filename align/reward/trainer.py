@@ -49,7 +49,7 @@ def run_reward(config: RewardConfig) -> Path:
         UserError: for anything that the settings or the data have wrong.
     """
     run = Run(config, "reward")
-    loaded = load(config, run.dtype, adapter="reward")
+    loaded = load(config, run.dtype, adapter="reward", may_be_classifier=True)
     items = encode(config, loaded, config.train_data)
     held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
     demonstrations = encode_demonstrations(config, loaded) if config.demonstrations else []

@@ -143,9 +143,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
     monkeypatch.setattr(os, step, fail)
     with pytest.raises(UserError) as caught:
         write_records(path, RECORDS[:1])
-    message = (
-        f"{path}: cannot be written (No space left on device); make the folder writable; an old file is kept as it was"
-    )
+    message = f"{path}: cannot be written (No space left on device); make the folder writable; an old file is kept as it was"
     assert str(caught.value) == message
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["out.jsonl"]
@@ -184,9 +182,7 @@ def real_rows():
 
 
 def test_hh_harmless(real_rows, caplog):
-    assert error_of(real_rows, Ranking) == (
-        f"{real_rows}:87: field 'chosen': is empty; write the text, or remove the row"
-    )
+    assert error_of(real_rows, Ranking) == (f"{real_rows}:87: field 'chosen': is empty; write the text, or remove the row")
     with caplog.at_level(logging.WARNING):
         records = read_records(real_rows, Ranking, skip_bad_rows=True)
     assert len(records) == 1996

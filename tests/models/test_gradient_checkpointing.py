@@ -21,7 +21,9 @@ def test_gradients_are_the_same_and_layers_are_read_twice(model: str, rank: int)
         loaded = load(ModelConfig(model=model, lora_rank=rank, gradient_checkpointing=checkpointing), torch.float32)
         policy = Policy(loaded.backbone, loaded.adapter)
         calls = [0]
-        layer = next(m for n, m in loaded.backbone.model.named_modules() if n.endswith((".h.0", ".layers.0", "decoder.block.0")))
+        layer = next(
+            m for n, m in loaded.backbone.model.named_modules() if n.endswith((".h.0", ".layers.0", "decoder.block.0"))
+        )
         # A layer under checkpointing is called through `torch.utils.checkpoint`: hooks of what is inside it count.
         inner = next(module for module in layer.modules() if module is not layer and not list(module.children()))
         inner.register_forward_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))

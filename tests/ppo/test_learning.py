@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from align.data.records import Prompt
 from align.data.readers import write_records
+from align.data.records import Prompt
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.examples import share_of_e
 
@@ -55,7 +55,7 @@ def test_ppo_raises_a_known_reward_to_near_its_optimum(model: str, tmp_path: Pat
 
 
 def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
-    """Moving all mass to one of 264 tokens costs log 264 = 5.6 nats a token: far more than 1/12 of reward a token is worth."""
+    """Moving all mass to one of 264 tokens costs log 264 = 5.6 nats a token, far more than the 1/12 of reward it earns."""
     (tmp_path / "free").mkdir()
     (tmp_path / "held").mkdir()
     run_ppo(settings("tiny-gpt2", tmp_path / "free", updates=15))

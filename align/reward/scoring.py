@@ -1,0 +1,88 @@
+"""Scoring answers with a reward model, whoever wrote them and with whatever tokenizer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from align.data.records import Conversation
+from align.distributed import place_frozen
+from align.errors import UserError
+from align.reward.checkpoint import LoadedReward
+from align.tensor_ops import Padded
+from align.tokenization import Tokenization
+from align.training import over_rows
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response to a prompt, as text and as token ids of the policy that gave it."""
+
+    conversation: Conversation
+    prompt_ids: list[int]
+    ids: list[int]
+    text: str
+
+
+class RewardModelScorer:
+    """A frozen reward model that scores answers.
+
+    Args:
+        module: takes prompts and responses as `Padded` and gives rewards [B].
+        mean: subtracted from every reward.
+        fits: whether the model can read a prompt and a response of given lengths.
+        accelerator: processes that share the work.
+        budget: padded tokens that are read at once.
+        tokenization: the reward model's own, where it is not the policy's: texts are then tokenized again.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[Padded, Padded], Tensor],
+        mean: float,
+        fits: Callable[[int, int], bool],
+        accelerator: Accelerator,
+        budget: int,
+        tokenization: Tokenization | None = None,
+    ) -> None:
+        self.module, self.mean, self.fits, self.tokenization = module, mean, fits, tokenization
+        self.accelerator, self.budget = accelerator, budget
+
+    @classmethod
+    def of(cls, found: LoadedReward, policy: Tokenization, accelerator: Accelerator, budget: int) -> "RewardModelScorer":
+        """A scorer of a reward model from disk, for answers of a policy with tokenization `policy`."""
+        theirs = found.loaded.tokenization
+        module = place_frozen(found.model, accelerator)
+        bridge = None if theirs.reads_alike(policy) else theirs
+        return cls(module, found.mean, found.loaded.backbone.fits, accelerator, budget, bridge)
+
+    @torch.no_grad()
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        """Rewards of answers, less the mean over demonstrations; the same on every process.
+
+        Raises:
+            UserError: if an answer is longer than the reward model can read.
+        """
+        rows = [self._tokens(answer) for answer in answers]
+        for prompt, response in rows:
+            if not self.fits(len(prompt), len(response)):
+                raise UserError(
+                    f"the reward model cannot read {len(prompt)} prompt and {len(response)} response tokens; "
+                    "lower max_prompt_tokens or max_new_tokens"
+                )
+        device = self.accelerator.device
+
+        def work(batch: list[int]) -> list[float]:
+            prompt = Padded.from_lists([rows[row][0] for row in batch]).to(device)
+            response = Padded.from_lists([rows[row][1] for row in batch]).to(device)
+            rewards: list[float] = (self.module(prompt, response) - self.mean).tolist()
+            return rewards
+
+        return over_rows([len(prompt) + len(response) for prompt, response in rows], self.budget, self.accelerator, work)
+
+    def _tokens(self, answer: Answer) -> tuple[list[int], list[int]]:
+        if self.tokenization is None:
+            return answer.prompt_ids, answer.ids
+        return self.tokenization.prompt_ids(answer.conversation), self.tokenization.response_ids(answer.text)
