@@ -2,7 +2,7 @@
 
 import difflib
 import json
-import sys
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -53,6 +53,15 @@ class ModelConfig:
         False, "recompute activations in the backward pass: less memory, about a third more time"
     )
 
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            require(self, item.name, not isinstance(value, float) or math.isfinite(value), "a finite number")
+        require(self, "lora_rank", self.lora_rank >= 0, "0 or more")
+        following = getattr(super(), "__post_init__", None)
+        if following is not None:  # RunConfig's, in a stage's settings
+            following()
+
 
 @dataclass(kw_only=True)
 class RunConfig:
@@ -83,7 +92,7 @@ class RunConfig:
         require(self, "learning_rate", self.learning_rate > 0, "above 0")
         require(self, "warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
         require(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
-        for name in ("save_every", "max_grad_norm", "weight_decay"):
+        for name in ("save_every", "max_grad_norm", "weight_decay", "adam_epsilon"):
             require(self, name, getattr(self, name) >= 0, "0 or more")
         unknown = set(self.log_to) - {"tensorboard", "wandb", "trackio", "none"}
         require(self, "log_to", not unknown, "tensorboard, wandb, trackio or none")
@@ -116,26 +125,35 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     Raises:
         UserError: for a missing or broken file, an unknown key (with the nearest valid one), or a value of a wrong type.
     """
-    words = [part for word in arguments for part in _split(word)]
-    names = [item.name for item in fields(config_class)]
-    given: list[str] = []
-    while "--config" in words:
-        at = words.index("--config")
-        if at + 1 >= len(words):
-            raise UserError("--config needs the path of a YAML file")
-        given += _file_words(Path(words[at + 1]), names)
-        del words[at : at + 2]
-    for word in words:
-        if word.startswith("--") and word not in ("--help",) and word[2:].replace("-", "_") not in names:
-            raise UserError(_unknown(f"option {word}", word[2:].replace("-", "_"), names, "--"))
+    words, names = list(arguments), [item.name for item in fields(config_class)]
     parser = _Parser(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
-    (config,) = parser.parse_args_and_config(given + words)
+    given: list[str] = []
+    for path in _take_files(words):
+        given += _file_words(path, names, parser)
+    for word in words:
+        name = word.split("=", 1)[0]
+        if name.startswith("--") and name != "--help" and name[2:].replace("-", "_") not in names:
+            raise UserError(_unknown(f"option {name}", name[2:].replace("-", "_"), names, "--"))
+    try:
+        (config,) = parser.parse_args_and_config(given + words)
+    except ValueError as error:  # words that belong to no option
+        raise UserError(
+            str(error).replace("Some specified arguments are not used by the HfArgumentParser", "unknown words")
+        ) from error
     return config
 
 
-def _split(word: str) -> list[str]:
-    """`--key=value` as two words."""
-    return word.split("=", 1) if word.startswith("--") and "=" in word else [word]
+def _take_files(words: list[str]) -> list[Path]:
+    """Take `--config FILE` and `--config=FILE` out of the words."""
+    found = []
+    for at in reversed(range(len(words))):
+        name, equals, value = words[at].partition("=")
+        if name == "--config":
+            if not equals and at + 1 >= len(words):
+                raise UserError("--config needs the path of a YAML file")
+            found.append(Path(value if equals else words.pop(at + 1)))
+            del words[at]
+    return found[::-1]
 
 
 def _unknown(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
@@ -143,7 +161,7 @@ def _unknown(what: str, name: str, names: Sequence[str], prefix: str = "") -> st
     return f"unknown {what}" + (f"; did you mean {prefix}{near[0]}?" if near else "; --help lists the valid names")
 
 
-def _file_words(path: Path, names: Sequence[str]) -> list[str]:
+def _file_words(path: Path, names: Sequence[str], parser: _Parser) -> list[str]:
     """A YAML file as command-line words, so that both are checked and converted alike."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -161,17 +179,21 @@ def _file_words(path: Path, names: Sequence[str]) -> list[str]:
             raise UserError(f"{path}: " + _unknown(f"key '{key}'", str(key), names))
         if isinstance(value, dict):
             raise UserError(f"{path}: key '{key}': a nested mapping is not a value")
-        if value is not None:
-            items = value if isinstance(value, list) else [value]
-            words += [f"--{key}", *(str(item) for item in items)]
+        if value == []:
+            parser.set_defaults(**{key: []})  # no words can say it
+        elif isinstance(value, list):
+            words += [f"--{key}", *(str(item) for item in value)]
+        elif value is not None:
+            words.append(f"--{key}={value}")  # in one word, or argparse takes -1e-05 for an option
+    try:
+        left_over = parser.parse_known_args(words)[1]
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    if left_over:
+        raise UserError(f"{path}: a list where one value belongs: {' '.join(left_over)}")
     return words
 
 
 def dump(config: RunConfig) -> str:
     """The resolved settings as YAML that `--config` reads back."""
     return yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False, allow_unicode=True)
-
-
-def program_arguments() -> list[str]:
-    """The words after the program's name."""
-    return sys.argv[1:]

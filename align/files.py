@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from align.errors import UserError
 
 
@@ -46,8 +44,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         _replace_folder(temporary, target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error}); nothing was changed there") from error
-    except SafetensorError as error:
-        if "os error" in str(error):  # a full disk, a quota, a limit on file size: safetensors has one type for all
+    except Exception as error:
+        # A full disk, a quota, a limit on file size: the Rust libraries have types of their own for all of them.
+        if not isinstance(error, UserError) and "os error" in str(error):
             raise UserError(f"{target}: cannot be written ({error}); nothing was changed there") from error
         raise
     finally:
@@ -56,10 +55,17 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def _replace_folder(temporary: Path, target: Path) -> None:
     old = target.with_name(f".{target.name}-old")
+    if old.exists() and not target.exists():  # a kill came between the two renames: this is the last good one
+        old.rename(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
-    temporary.rename(target)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
     _sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -78,10 +84,10 @@ def write_text(target: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise UserError(f"{target}: cannot be written ({error.strerror})") from error
+        raise UserError(f"{target}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
 def write_json(target: Path, value: Any) -> None:

@@ -95,7 +95,9 @@ def entropy_of(logits: Tensor, temperature: float = 1.0) -> Tensor:
     top = logits.amax(-1, keepdim=True)
     weights = (logits - top).exp()
     total = weights.sum(-1)
-    return total.log() + top.squeeze(-1) - (weights * logits).sum(-1) / total
+    # A forbidden token weighs 0 at a logit of -inf, which would make NaN.
+    expected = (weights * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1) / total
+    return total.log() + top.squeeze(-1) - expected
 
 
 def cut_by_tokens(lengths: Sequence[int], budget: int, largest: int | None = None) -> Iterator[list[int]]:

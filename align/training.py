@@ -82,7 +82,7 @@ def learning_rate(config: RunConfig, update: int, total: int) -> float:
 
     Inverse square root as in T5 (section 3.1.2, 1/sqrt(max(n, k)) with k the warm-up), scaled to peak at `learning_rate`.
     """
-    warmup = math.ceil(config.warmup * total)
+    warmup = math.ceil(round(config.warmup * total, 6))  # 0.07 * 100 is a little more than 7
     if update <= warmup:
         return config.learning_rate * update / warmup
     done = (update - 1 - warmup) / max(1, total - warmup)

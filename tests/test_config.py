@@ -126,10 +126,6 @@ def test_lists_on_the_command_line():
     assert parse(PPOConfig, ["--reward_functions=a.b:f=0.5"]).reward_functions == ["a.b:f=0.5"]
 
 
-EMPTY_LIST = "an empty list becomes an option without a value: `expected at least one argument`"
-
-
-@pytest.mark.xfail(strict=True, reason=EMPTY_LIST)
 def test_an_empty_list_in_yaml(from_yaml):
     assert from_yaml("log_to: []").log_to == []
 
@@ -139,9 +135,6 @@ def test_negative_numbers(from_yaml):
     assert from_yaml("missing_end_score: -2.5", stage=PPOConfig).missing_end_score == -2.5
 
 
-@pytest.mark.xfail(
-    strict=False, reason="argparse of Python 3.11 takes -1e-05 for an option; --key=value would be unambiguous"
-)
 def test_negative_numbers_with_an_exponent(from_yaml):
     assert from_yaml("missing_end_score: -0.00001", stage=PPOConfig).missing_end_score == -1e-5
 
@@ -179,16 +172,11 @@ def test_a_beginning_of_a_name_is_not_the_name():
     refused(lambda: read(SFTConfig, "--learn", "1"), "unknown option --learn")
 
 
-LEFT_OVER = "TrlParser raises ValueError for words that no option takes: a traceback with exit code 1"
-
-
 @pytest.mark.parametrize("words", [["stray"], ["--seed", "1", "2"], ["-x"]])
-@pytest.mark.xfail(strict=True, reason=LEFT_OVER)
 def test_words_that_belong_to_nothing(words):
     refused(lambda: read(SFTConfig, *words))
 
 
-@pytest.mark.xfail(strict=True, reason=LEFT_OVER)
 def test_a_list_where_one_value_belongs(from_yaml):
     refused(lambda: from_yaml("seed: [1, 2]"), "seed")
 
@@ -214,7 +202,6 @@ def test_wrong_types_and_choices(from_yaml, key, value, word):
     refused(lambda: read(SFTConfig, f"--{key}", value), key)
 
 
-@pytest.mark.xfail(strict=True, reason="a value of a wrong type in a file is refused without the file's name")
 def test_a_wrong_value_names_its_file(from_yaml):
     refused(lambda: from_yaml("seed: many"), "a.yaml")
 

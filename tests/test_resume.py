@@ -30,8 +30,9 @@ STAGES = {
     "--max_response_tokens 32 --evaluate_every 5",
     "reward": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
     "--demonstrations data/demonstrations_heldout.jsonl --max_response_tokens 32 --evaluate_every 5",
-    "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.examples:share_of_e --updates 14 "
-    "--rollout_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_end keep --kl_target 1 --evaluate_every 5",
+    "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.examples:share_of_e "
+    "--updates 14 --rollout_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_end keep "
+    "--kl_target 1 --evaluate_every 5",
 }
 
 

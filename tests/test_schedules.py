@@ -60,7 +60,6 @@ def test_no_warm_up_starts_at_the_peak():
         assert learning_rate(SFTConfig(learning_rate=1.0, schedule=schedule, warmup=0.0), 1, 10) == 1.0
 
 
-@pytest.mark.xfail(strict=True, reason="0.07 * 100 is 7.000000000000001 in floating point: its ceiling is 8")
 def test_seven_percent_of_a_hundred_updates_are_seven():
     config = SFTConfig(learning_rate=1.0, schedule="constant", warmup=0.07)
     assert learning_rate(config, 7, 100) == 1.0

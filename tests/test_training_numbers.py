@@ -288,7 +288,6 @@ def test_the_state_of_other_weights_is_refused(toy_run, other):
 
 
 @pytest.mark.parametrize("shape", [(3,), (1,)])
-@pytest.mark.xfail(strict=True, reason="shapes are not compared: RuntimeError for one, silent broadcasting for the other")
 def test_the_state_of_weights_of_another_shape_is_refused(toy_run, shape):
     optimisation = Optimisation(toy_run(), Weights(vector(1.0, 2.0)), 5)
     state = Optimisation(toy_run("other"), Weights(torch.zeros(shape)), 5).state()

@@ -102,6 +102,13 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def require_classifier(self) -> None:
+        """Refuse to train a reward model that could not be saved at the end.
+
+        Raises:
+            UserError: if transformers has no classifier of this architecture.
+        """
+
     def classifier_adapter(self, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a saved reward adapter holds beside its weights: changes to its config, further tensors."""
         return {}, {}
@@ -207,8 +214,17 @@ class Backbone(nn.Module):
                     f"model type '{self.model.config.model_type}': its logits are not a plain function of its last hidden "
                     f"state (off by {(ours - theirs).abs().max().item():.3g}); this architecture is not supported"
                 )
+            self._check_cache(prompt)
         self.shares_prompts = self._accepts_shared_prompts(prompt, tolerance)
         self.model.train(was_training)
+
+    def _check_cache(self, prompt: Padded) -> None:
+        """Sampling takes rows out of the cache when they end; recurrent states (Mamba) know no rows to take out."""
+        try:
+            self.start(prompt)[0].select(torch.zeros(1, dtype=torch.long, device=self.device))
+        except AttributeError as error:
+            name = self.model.config.model_type
+            raise UserError(f"model type '{name}': its cache cannot drop rows that ended; it is not supported") from error
 
     def _plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
         """The model's own logits [B, T, V] for the response tokens; no padding allowed."""
@@ -277,6 +293,11 @@ class DecoderBackbone(Backbone):
         """
         windows = (getattr(self.model.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
         return self.shares_prompts and all(window is None or longest <= window for window in windows)
+
+    def require_classifier(self) -> None:
+        if type(self.model.config) not in AutoModelForSequenceClassification._model_mapping:
+            name = self.model.config.model_type
+            raise UserError(f"model type '{name}': transformers has no sequence classifier of it to save a reward model as")
 
     def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
         """As `...ForSequenceClassification` with one label: the class that TRL's RewardTrainer makes."""

@@ -87,16 +87,21 @@ def save_adapter(
 
 
 def _compare(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Read every tensor of the folder back and compare it with memory, bit for bit."""
-    files, seen = sorted(folder.glob("*.safetensors")), 0
+    """Read every tensor of the folder back and compare it with memory, bit for bit; refuse a folder that lacks one.
+
+    Raises:
+        UserError: if a tensor is missing or differs.
+    """
+    files, seen = sorted(folder.glob("*.safetensors")), set[str]()
     for path in files:
         with safe_open(path, framework="pt") as stored:
             for key in stored.keys():  # noqa: SIM118 - not a dict
                 if key not in state or not torch.equal(stored.get_tensor(key), state[key].detach().cpu()):
                     raise UserError(f"{path.name}: '{key}' was not written as it is in memory; is the disk sound?")
-                seen += 1
-    if not seen:
-        raise UserError(f"{folder}: no weights were written")
+                seen.add(key)
+    for key in state.keys() - seen:  # tied weights are written once, under one of their names
+        if not any(state[key].shape == state[other].shape and torch.equal(state[key], state[other]) for other in seen):
+            raise UserError(f"{folder.name}: '{key}' was not written")
 
 
 def model_card(card: Mapping[str, Any], loaded: Loaded) -> str:

@@ -44,4 +44,4 @@ class AdaptiveKL:
     def adapt(self, kl: float, samples: int) -> None:
         """Raise beta while KL is above the target, by at most a fifth a horizon of samples; lower it below."""
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        self.beta *= 1.0 + error * samples / self.horizon
+        self.beta *= 1.0 + error * min(samples / self.horizon, 1.0)  # a rollout above the horizon must not turn the sign

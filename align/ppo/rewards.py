@@ -51,6 +51,8 @@ def load_functions(specifications: Sequence[str]) -> list[Weighted]:
                 f"reward function '{text}': {type(error).__name__}: {first_line(error)}; "
                 "write module:function or module:function=weight"
             ) from error
+        if not math.isfinite(factor):
+            raise UserError(f"reward function '{text}': its weight must be a finite number")
         if not callable(function):
             raise UserError(f"reward function '{text}': {name} is {type(function).__name__}, not a function")
         found.append(Weighted(name, factor, function))
@@ -104,5 +106,6 @@ class Rewards:
             parts["model"] = torch.tensor(self.model(rollout.answers))
         conversations = [prompt.conversation for prompt in rollout.prompts]
         for reward in self.functions:
-            parts[reward.name] = reward.weight * torch.tensor(call(reward, conversations, rollout.texts))
+            name = reward.name if reward.name not in parts else f"{reward.name}_{len(parts)}"  # none replaces another
+            parts[name] = reward.weight * torch.tensor(call(reward, conversations, rollout.texts))
         return torch.stack(list(parts.values())).sum(0), parts

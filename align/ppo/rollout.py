@@ -26,6 +26,7 @@ class EncodedPrompt:
 
     conversation: Conversation
     ids: list[int]
+    category: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def encode_prompts(config: PPOConfig, loaded: Loaded, source: str) -> list[Encod
         kept = fit(ids, [], where, config.max_prompt_tokens, config.max_new_tokens, config.overlong)
         if kept is not None:
             loaded.backbone.require_fit(len(kept[0]), config.max_new_tokens, where)
-            prompts.append(EncodedPrompt(record.prompt, kept[0]))
+            prompts.append(EncodedPrompt(record.prompt, kept[0], record.category))
     if not prompts:
         raise UserError(f"{source}: no prompt is left to sample from")
     return prompts

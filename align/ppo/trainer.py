@@ -230,7 +230,13 @@ class PPOTrainer:
         for warning in self.drift.check(figures):
             self.run.say(f"warning: reward rose, but {warning}: read the samples before you trust it")
         rows = [
-            {"prompt": list(p.conversation), "response": text, "reward": float(score), "ended": ended}
+            {
+                "prompt": list(p.conversation),
+                "response": text,
+                "reward": float(score),
+                "ended": ended,
+                "category": p.category,
+            }
             for p, text, score, ended in zip(rollout.prompts, rollout.texts, scores, rollout.ended, strict=True)
         ]
         self.run.record("samples", rows, update)

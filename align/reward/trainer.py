@@ -50,6 +50,7 @@ def run_reward(config: RewardConfig) -> Path:
     """
     run = Run(config, "reward")
     loaded = load(config, run.dtype, adapter="reward", may_be_classifier=True)
+    loaded.backbone.require_classifier()
     items = encode(config, loaded, config.train_data)
     held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
     demonstrations = encode_demonstrations(config, loaded) if config.demonstrations else []
@@ -138,6 +139,7 @@ class RewardTask:
         self.items, self.held_out, self.demonstrations = items, held_out, demonstrations
         self.lengths = self._costs(items)
         self.folder = run.folder / "model"
+        self.scored: list[Scored] = []
 
     def _costs(self, items: Sequence[Item]) -> list[int]:
         row_tokens = self.loaded.backbone.row_tokens
@@ -186,11 +188,8 @@ class RewardTask:
     def evaluate(self) -> dict[str, float]:
         if not self.held_out:
             return {}
-        scored = self._scored()
-        figures = summarize(scored)
-        write_rows = [{"ranks": s.ranks, "rewards": s.rewards, "lengths": s.lengths, "category": s.category} for s in scored]
-        if self.run.is_main:
-            write_json(self.run.folder / "validation.json", write_rows)
+        self.scored = self._scored()
+        figures = summarize(self.scored)
         return {f"validation/{name}": value for name, value in figures.items()}
 
     def _scored(self) -> list[Scored]:
@@ -210,6 +209,10 @@ class RewardTask:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
             card = {"title": "Reward model", "stage": "reward", "data": self.config.train_data, "mean": f"{mean:.4g}"}
             card |= {name: f"{value:.4g}" for name, value in figures.items()}
+            rows = [
+                {"ranks": s.ranks, "rewards": s.rewards, "lengths": s.lengths, "category": s.category} for s in self.scored
+            ]
+            write_json(self.run.folder / "validation.json", rows)
             facts = {"mean": mean, "mean_over": len(self.demonstrations), "base": self.loaded.base}
             save_reward_model(self.folder, self.loaded, weights, state["head.linear.weight"], facts, card)
         self.run.accelerator.wait_for_everyone()

@@ -58,6 +58,7 @@ def test_no_functions():
         ":f",
         "",
         "align.ppo.examples:brevity=much",
+        ".examples:brevity",
     ],
 )
 def test_a_wrong_specification_is_one_line_that_repeats_it(text):
@@ -69,19 +70,21 @@ def test_a_wrong_specification_is_one_line_that_repeats_it(text):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(".examples:brevity", marks=pytest.mark.xfail(strict=True, reason="TypeError of import_module")),
-        pytest.param("math:pi", marks=pytest.mark.xfail(strict=True, reason="what is not callable is accepted")),
-        pytest.param(
-            "align.ppo.examples:brevity=nan", marks=pytest.mark.xfail(strict=True, reason="a weight of NaN is accepted")
-        ),
-    ],
-)
-def test_other_wrong_specifications(text):
+def test_a_weight_that_is_no_number():
     with pytest.raises(UserError):
-        load_functions([text])
+        load_functions(["align.ppo.examples:brevity=nan"])
+
+
+def test_what_cannot_be_called_is_no_function():
+    with pytest.raises(UserError, match="'math:pi': pi is float, not a function"):
+        load_functions(["math:pi"])
+
+
+def test_a_module_that_does_not_import_is_one_line(own_module):
+    own_module("own_rewards_d", "def score(prompts, responses:\n")
+    with pytest.raises(UserError, match=r"reward function 'own_rewards_d:score': SyntaxError") as caught:
+        load_functions(["own_rewards_d:score"])
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +102,8 @@ def test_wrong_scores_are_named(scores, word):
 
 
 @pytest.mark.parametrize("scores", [None, [None, 1.0], ["good", 1.0]])
-@pytest.mark.xfail(strict=True, reason="a score that is no number ends in a traceback instead of one line")
 def test_scores_that_are_no_numbers(scores):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="reward function 'own' must give a list of numbers"):
         call(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
 
 
@@ -135,9 +137,6 @@ def test_functions_see_prompts_and_texts():
     assert seen == [([PROMPT, PROMPT], ["x", "y"])]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="parts are kept by bare function name: the second function of a name replaces the first"
-)
 def test_two_functions_of_one_name_both_count(own_module):
     own_module("own_rewards_b", "def score(prompts, responses):\n    return [1.0] * len(responses)\n")
     own_module("own_rewards_c", "def score(prompts, responses):\n    return [10.0] * len(responses)\n")
@@ -145,7 +144,6 @@ def test_two_functions_of_one_name_both_count(own_module):
     assert scores.item() == 11.0
 
 
-@pytest.mark.xfail(strict=True, reason="a function that is called `model` replaces the reward model's part")
 def test_a_function_named_model_does_not_replace_the_reward_model():
     rewards = Rewards(lambda found: [5.0] * len(found), [weighted(lambda p, r: [1.0] * len(r), "model")])
     assert rewards(rollout("x"))[0].item() == 6.0
