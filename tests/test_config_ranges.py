@@ -87,9 +87,7 @@ def test_ppo_needs_a_reward():
 @pytest.mark.parametrize(
     ("stage", "name", "value"),
     [
-        SFTConfig,
-        "lora_rank",
-        -1,
+        (SFTConfig, "lora_rank", -1),
         (SFTConfig, "lora_alpha", math.nan),
         (SFTConfig, "adam_epsilon", -1.0),
         (SFTConfig, "learning_rate", math.inf),

@@ -184,20 +184,13 @@ def names_in(path):
     return found
 
 
-def test_each_function_that_is_named_exists():
+def test_each_detail_has_a_source_and_a_function_that_exists():
     places = re.findall(r"`(align/[\w/]+\.py): ([\w.]+)`", page("details"))
-    assert len(places) > 30
-    missing = [f"{path}: {name}" for path, name in places if name not in names_in(ROOT / path)]
-    assert not missing
-
-
-def test_each_detail_tells_who_does_it():
+    assert not [f"{path}: {name}" for path, name in places if name not in names_in(ROOT / path)]
     details = re.findall(r"^\*\*.*?(?=^\*\*|^## |\Z)", page("details"), re.M | re.S)
     assert len(details) > 20
     for detail in details:
-        title = detail.splitlines()[0]
-        assert "- source: " in detail, title
-        assert re.search(r"^- done by: `align/", detail, re.M), title
+        assert "\n- source: " in detail and re.search(r"^- done by: `align/[^`]+: ", detail, re.M), detail.splitlines()[0]
 
 
 def test_each_setting_that_is_named_has_that_default():
@@ -217,17 +210,13 @@ def test_each_setting_that_is_named_has_that_default():
 def examples():
     """Each example of docs/data.md: its rows, and the kinds of record that the line behind it promises."""
     found = []
-    for style, block, kinds in re.findall(r"```(jsonl?)\n(.*?)```\n\nGives: (.*)\.\n", page("data"), re.S):
+    for style, block, kinds in re.findall(r"```(jsonl?)\n(.*?)```\n\nGives: ([a-z, ]+)\.\n", page("data"), re.S):
         rows = [json.loads(line) for line in block.splitlines()] if style == "jsonl" else [json.loads(block)]
         found.append((rows, kinds.split(", ")))
     return found
 
 
-def test_each_example_promises_its_kinds():
-    assert len(examples()) == len(re.findall("^```jsonl?$", page("data"), re.M)) > 12
-
-
-@pytest.mark.parametrize(("rows", "kinds"), examples(), ids=lambda value: ",".join(value[0]) if value else "")
+@pytest.mark.parametrize(("rows", "kinds"), examples(), ids=[str(n) for n in range(len(examples()))])
 def test_each_example_is_read_as_what_it_promises(rows, kinds, tmp_path):
     from align.data import KINDS, read_records
     from align.errors import UserError
@@ -247,6 +236,7 @@ def test_every_layout_has_an_example():
     from align.data import FORMATS, KINDS
     from align.data.formats import find_format
 
+    assert len(examples()) == len(re.findall("^```jsonl?$", page("data"), re.M))
     shown = {
         (found.name, name)
         for rows, kinds in examples()
