@@ -57,6 +57,13 @@ class Judgments:
                 assignment.draft, assignment.draft_seq = draft, sequence
             return self.leases.renew(session, assignment)
 
+    def save_transcript(self, user_id: int, assignment_id: int, messages: list[dict[str, str]]) -> None:
+        """Keep a probe's conversation; for the server's own use, never with messages from a browser."""
+        with self.leases.database.write() as session:
+            assignment = _mine(session, user_id, assignment_id)
+            assignment.transcript = messages
+            self.leases.renew(session, assignment)
+
     def submit(self, user_id: int, assignment_id: int, request_id: str, answer: Json, seconds: float) -> Judgment:
         """Append the judgment; the same request twice (a lost reply, a double click) is one judgment.
 

@@ -1,8 +1,8 @@
 """Who works on what: each item has `needed` slots, and a labeler holds one for a limited time.
 
 A labeler walks through a batch by position, so the next item is found from where they stand: a few index look-ups,
-however many items there are. An item that somebody gave back behind them is marked `returned` and found through an index
-of its own.
+however many items there are. An item that somebody gave back behind them is marked `returned` and found through an
+index of its own.
 """
 
 from __future__ import annotations

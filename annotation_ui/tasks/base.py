@@ -47,6 +47,10 @@ class Task(ABC):
         """The answer in the item's own order."""
         return answer
 
+    def shown(self, answer: Json, order: list[int]) -> Json:
+        """The inverse of `canonical`: the answer as it looks in a shown order."""
+        return answer
+
     @abstractmethod
     def rows(self, content: Json, answer: Json) -> list[Json]:
         """The rows of DESIGN section 6 that a canonical answer is worth (without labeler and id)."""
@@ -64,7 +68,8 @@ def require(condition: bool, message: str) -> None:
 def text_field(row: Json, field: str, *, empty: bool = False) -> str:
     """A text of sane length."""
     value = row.get(field, "" if empty else None)
-    require(isinstance(value, str), f"{field}: must be text")
+    if not isinstance(value, str):
+        raise BadInputError(f"{field}: must be text")
     require(len(value) <= MAX_TEXT, f"{field}: longer than {MAX_TEXT} characters")
     require(empty or bool(value.strip()), f"{field}: is empty")
     return value
@@ -96,7 +101,7 @@ def responses_field(row: Json, least: int, most: int) -> list[str]:
     return [text_field({f"responses[{i}]": text}, f"responses[{i}]", empty=True) for i, text in enumerate(responses)]
 
 
-def model_field(row: Json, size: int) -> list[str] | None:
+def model_field(row: Json, size: int) -> list[str | None] | None:
     """`model`: one name for each response; a single name stands for all."""
     model = row.get("model")
     if model is None:

@@ -35,6 +35,10 @@ class Compare(Task):
         choice = answer["choice"]
         return {"choice": "AB"[order["AB".index(choice)]] if choice in ("A", "B") else choice}
 
+    def shown(self, answer: Json, order: list[int]) -> Json:
+        choice = answer["choice"]
+        return {"choice": "AB"[order.index("AB".index(choice))] if choice in ("A", "B") else choice}
+
     def rows(self, content: Json, answer: Json) -> list[Json]:
         row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": RANKS[answer["choice"]]}
         if answer["choice"] == "both_bad":

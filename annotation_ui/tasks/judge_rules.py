@@ -32,7 +32,8 @@ class JudgeRules(Task):
         models = model_field(row, len(responses)) or [None] * len(responses)
         ids = [rule["id"] for rule in rules]
         wanted = row.get("rules", settings.get("rules") or ids)
-        require(isinstance(wanted, list) and bool(wanted) and set(wanted) <= set(ids), "rules: not all in the rule set")
+        if not (isinstance(wanted, list) and wanted and set(wanted) <= set(ids)):
+            raise BadInputError("rules: not all in the rule set")
         groups = [[rule] for rule in wanted] if settings.get("one_rule_each") else [wanted]
         return [
             {"prompt": prompt, "response": response, "model": model, "rules": group}

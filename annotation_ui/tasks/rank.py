@@ -74,6 +74,9 @@ class Rank(Task):
     def canonical(self, answer: Json, order: list[int]) -> Json:
         return {field: unshuffle(values, order) for field, values in answer.items()}
 
+    def shown(self, answer: Json, order: list[int]) -> Json:
+        return {field: [values[index] for index in order] for field, values in answer.items()}
+
     def rows(self, content: Json, answer: Json) -> list[Json]:
         row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": answer["ranks"]}
         if any(rating is not None for rating in answer["ratings"]):
