@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from align.errors import UserError
 from annotation_ui import rule_sets
 from annotation_ui.auth import Auth
 from annotation_ui.database import Database
+from annotation_ui.export import RECORDS, Selection, export
 from annotation_ui.importing import NewBatch, import_file
 from annotation_ui.schema import ROLES, TASKS
 from annotation_ui.services import Settings, make_services
@@ -65,6 +67,15 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--min-words", type=int, help="length hint (task demonstrate)")
     batch.add_argument("--max-words", type=int, help="length hint (task demonstrate)")
     batch.set_defaults(run=_import)
+
+    out = commands.add_parser("export", help="write judgments for training, with a manifest")
+    out.add_argument("record", choices=tuple(RECORDS))
+    out.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
+    out.add_argument("--aggregated", action="store_true", help="one row an item instead of one a labeler")
+    out.add_argument("--since", type=_moment, metavar="TIME", help="only judgments from then on (ISO 8601)")
+    out.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
+    out.add_argument("--include-gold", action="store_true", help="gold items too")
+    out.set_defaults(run=_export)
 
     migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
     migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
@@ -126,6 +137,22 @@ def _import(options: argparse.Namespace) -> None:
     )
     count = import_file(database, batch, options.file)
     print(f"{count} items in batch {batch.name}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    selection = Selection(
+        record=options.record,
+        aggregated=options.aggregated,
+        since=options.since,
+        batches=tuple(options.batch),
+        include_gold=options.include_gold,
+    )
+    manifest = export(_open(options), selection, options.file)
+    print(f"{manifest['rows']} rows in {options.file}; what is in it: {options.file}.manifest.json")
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def _migrate(options: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ export function draggable(handle, label, target, drop) {
         document.body.classList.add("is-dragging");
       }
       ghost.style.transform = `translate(${move.clientX + 10}px, ${move.clientY + 6}px)`;
-      scrollNearEdge(move.clientY);
+      scrollNearEdge(move);
       mark(target(move.clientX, move.clientY));
     };
     const end = (up) => {
@@ -40,9 +40,13 @@ export function draggable(handle, label, target, drop) {
   });
 }
 
-function scrollNearEdge(y) {
-  const edge = 60;
-  const page = document.querySelector(".workbench");
-  if (y < edge) page.scrollBy(0, -12);
-  else if (y > window.innerHeight - edge) page.scrollBy(0, 12);
+// Whatever scrolls under the pointer does so when the pointer comes near its edge.
+function scrollNearEdge({ clientX, clientY }) {
+  const edge = 40;
+  for (let box = document.elementFromPoint(clientX, clientY); box; box = box.parentElement) {
+    if (box.scrollHeight <= box.clientHeight || getComputedStyle(box).overflowY !== "auto") continue;
+    const { top, bottom } = box.getBoundingClientRect();
+    if (clientY < top + edge) box.scrollBy(0, -10);
+    else if (clientY > bottom - edge) box.scrollBy(0, 10);
+  }
 }

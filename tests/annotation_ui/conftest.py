@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import psycopg
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from annotation_ui.database import Database
-from annotation_ui.importing import NewBatch, import_rows
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
-from annotation_ui.schema import User
+
+from . import postgres
+from .running import Server
+
+CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM_ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+SCREENSHOTS = Path("ci-output/annotation_ui")
 
 
-@pytest.fixture
-def database_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'annotations.db'}"
+def missing(what: str) -> NoReturn:
+    """Skip where a developer lacks a program, fail where nothing may be skipped."""
+    if os.environ.get("ALIGN_NO_SKIP") == "1":
+        pytest.fail(f"{what} is not installed")
+    pytest.skip(f"{what} is not installed")
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    if postgres.binaries() is None:
+        missing("postgresql")
+    with postgres.cluster() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, on SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'annotations.db'}"
+    server = request.getfixturevalue("postgres_url")
+    name = f"test_{secrets.token_hex(4)}"
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+    return f"{server}/{name}"
 
 
 @pytest.fixture
@@ -37,22 +72,27 @@ def judgments(leases: Leases) -> Judgments:
     return Judgments(leases)
 
 
-def add_users(database: Database, *names: str, role: str = "labeler") -> list[int]:
-    """Users without a usable password, for tests that do not sign in."""
-    with database.write() as session:
-        rows = [User(name=name, role=role, password_hash="!", pseudonym=f"p-{name}") for name in names]
-        session.add_all(rows)
-        session.flush()
-        return [row.id for row in rows]
+@pytest.fixture(scope="session")
+def app_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One app on SQLite for all tests that go through HTTP; use `server`."""
+    folder = tmp_path_factory.mktemp("annotate")
+    with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as running:
+        yield running
 
 
-def rank_rows(count: int, responses: int = 4) -> list[tuple[str, dict]]:
-    return [
-        (f"test:{i}", {"prompt": f"Prompt {i}", "responses": [f"Response {i}.{k}" for k in range(responses)],
-                       "model": [f"model-{k}" for k in range(responses)], "id": f"item-{i}"})
-        for i in range(count)
-    ]  # fmt: skip
+@pytest.fixture
+def server(app_server: Server) -> Server:
+    """The running app with nothing to do in it."""
+    app_server.close_all_batches()
+    return app_server
 
 
-def add_batch(database: Database, count: int = 3, overlap: int = 1, name: str = "batch", **more: object) -> int:
-    return import_rows(database, NewBatch(name=name, task="rank", overlap=overlap, **more), rank_rows(count))  # type: ignore[arg-type]
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        missing("chromium")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_ARGUMENTS)
+        yield browser
+        browser.close()

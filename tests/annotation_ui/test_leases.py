@@ -16,7 +16,7 @@ from annotation_ui.leases import Leases
 from annotation_ui.schema import Assignment, Item, Judgment
 from annotation_ui.tasks import BadInputError
 
-from .conftest import add_batch, add_users, rank_rows
+from .running import add_batch, add_users, rank_rows
 
 ANSWER = {"ranks": [1, 2, 2, 3]}
 
@@ -40,7 +40,7 @@ def test_a_refresh_gives_the_same_item_in_the_same_order(database: Database, lea
 def test_two_labelers_never_share_a_slot_and_nobody_gets_an_item_twice(
     database: Database, leases: Leases, judgments: Judgments
 ) -> None:
-    add_batch(database, count=3, overlap=2)
+    add_batch(database, 3, overlap=2)
     users = add_users(database, "ann", "bob", "cy")
     seen: dict[int, list[int]] = {user: [] for user in users}
     for turn in range(3):
@@ -57,7 +57,7 @@ def test_two_labelers_never_share_a_slot_and_nobody_gets_an_item_twice(
 def test_an_expired_lease_goes_to_somebody_else_and_its_late_judgment_is_kept(database: Database) -> None:
     leases = Leases(database, seconds=-1)
     judgments = Judgments(leases)
-    add_batch(database, count=1)
+    add_batch(database, 1)
     ann, bob = add_users(database, "ann", "bob")
     mine = leases.next(ann, "rank")
     theirs = leases.next(bob, "rank")
@@ -73,7 +73,7 @@ def test_an_expired_lease_goes_to_somebody_else_and_its_late_judgment_is_kept(da
 
 def test_an_expired_lease_is_resumed_with_its_draft_while_the_slot_is_free(database: Database, leases: Leases) -> None:
     judgments = Judgments(leases)
-    add_batch(database, count=1)
+    add_batch(database, 1)
     (ann,) = add_users(database, "ann")
     mine = leases.next(ann, "rank")
     assert mine is not None
@@ -140,7 +140,7 @@ def test_the_same_request_twice_is_one_judgment(database: Database, leases: Leas
 def test_a_skipped_item_goes_to_somebody_else_and_can_be_taken_back(
     database: Database, leases: Leases, judgments: Judgments
 ) -> None:
-    add_batch(database, count=1)
+    add_batch(database, 1)
     ann, bob = add_users(database, "ann", "bob")
     mine = leases.next(ann, "rank")
     assert mine is not None
@@ -188,7 +188,7 @@ def test_the_database_refuses_to_change_a_judgment(
 def test_priority_goes_first_and_gold_goes_to_everyone(
     database: Database, leases: Leases, judgments: Judgments
 ) -> None:
-    add_batch(database, count=1, name="later")
+    add_batch(database, 1, name="later")
     rows = rank_rows(1)
     rows[0][1]["gold"] = {"ranks": [1, 2, 3, 4]}
     import_rows(database, NewBatch("first", "rank", priority=5), rows)
@@ -201,7 +201,7 @@ def test_priority_goes_first_and_gold_goes_to_everyone(
 
 
 def test_many_threads_take_each_slot_once(database: Database, leases: Leases, judgments: Judgments) -> None:
-    add_batch(database, count=20, overlap=2)
+    add_batch(database, 20, overlap=2)
     users = add_users(database, *(f"user{i}" for i in range(8)))
     failures: list[BaseException] = []
 
@@ -227,7 +227,7 @@ def test_the_next_of_100_000_items_comes_in_under_50_ms(
     database: Database, leases: Leases, judgments: Judgments
 ) -> None:
     """Also for the labeler who has done half of them while every one still has a free slot."""
-    add_batch(database, count=100_000, overlap=2)
+    add_batch(database, 100_000, overlap=2)
     ann, bob = add_users(database, "ann", "bob")
     with database.write() as session:
         session.execute(text("UPDATE items SET taken = 1 WHERE position < 50000"))
