@@ -9,10 +9,11 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before Gradio is i
 import gradio as gr
 from fastapi import FastAPI, Request
 
-from annotation_ui import rule_sets
+from annotation_ui import labeler, lead, rule_sets
 from annotation_ui.api import add_routes
 from annotation_ui.guard import Guard
-from annotation_ui.labeler import HEAD, labeler_page
+from annotation_ui.labeler import labeler_page
+from annotation_ui.lead import lead_page
 from annotation_ui.pages import add_pages
 from annotation_ui.services import Services
 
@@ -25,17 +26,20 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(Guard, auth=services.auth)
     add_pages(app, services)
     add_routes(app, services)
-    mount(app, labeler_page(), "/", HEAD)
+    services.settings.exports.mkdir(parents=True, exist_ok=True)
+    mount(app, lead_page(services), "/lead", lead.HEAD, [str(services.settings.exports)])
+    mount(app, labeler_page(), "/", labeler.HEAD, [])
     return app
 
 
-def mount(app: FastAPI, page: gr.Blocks, path: str, head: str) -> None:
+def mount(app: FastAPI, page: gr.Blocks, path: str, head: str, allowed_paths: list[str]) -> None:
     """Put a Gradio page on the app; the guard has let only those in who may see it."""
     gr.mount_gradio_app(
         app,
         page,
         path=path,
         head=head,
+        allowed_paths=allowed_paths,
         auth_dependency=_signed_in,
         ssr_mode=False,
         show_error=False,

@@ -22,6 +22,11 @@ class Settings:
     session_hours: float = 12
     https: bool = False  # behind a proxy that speaks TLS: cookies go over https only
 
+    @property
+    def exports(self) -> Path:
+        """Where exports made on the lead's page are kept."""
+        return self.data_dir.resolve() / "exports"
+
 
 @dataclass(frozen=True)
 class Services:
