@@ -17,6 +17,10 @@ from annotation_ui.lead import lead_page
 from annotation_ui.pages import add_pages
 from annotation_ui.services import Services
 
+_THEME = gr.themes.Base(
+    primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+).set(button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_600")
+
 
 def create_app(services: Services) -> FastAPI:
     """The application on a database that is migrated already."""
@@ -48,7 +52,7 @@ def mount(app: FastAPI, page: gr.Blocks, path: str, head: str, allowed_paths: li
         mcp_server=False,
         pwa=False,
         max_file_size="256mb",
-        theme=gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+        theme=_THEME,
     )
 
 

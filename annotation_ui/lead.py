@@ -123,9 +123,7 @@ def _disagreements_tab(page: gr.Blocks, services: Services) -> None:
 
 
 def _import_tab(services: Services) -> None:
-    gr.Markdown(
-        "One JSON object a line: prompts, or the samples that `align sample` writes. `gold` holds a known answer."
-    )
+    gr.Markdown("One JSON object a line: prompts, or what `align sample` writes. `gold` holds a known answer.")
     file = gr.File(label="JSON Lines", file_types=[".jsonl"], type="filepath")
     with gr.Row():
         name = gr.Textbox(label="Name of the batch", max_length=128)

@@ -23,9 +23,8 @@ DAY = 86_400
 
 def progress(session: Session) -> list[Json]:
     """One row a batch. Slots are items times overlap; gold items, which have no end, are left out."""
-    slots = (
-        select(Item.batch_id, func.count(), func.sum(Item.needed)).where(Item.gold.is_(None)).group_by(Item.batch_id)
-    )
+    slots = select(Item.batch_id, func.count(), func.sum(Item.needed)).where(Item.gold.is_(None))
+    slots = slots.group_by(Item.batch_id)
     wanted = {batch_id: (items, needed) for batch_id, items, needed in session.execute(slots)}
     counted = (
         select(Assignment.batch_id, Assignment.state, func.count())

@@ -142,15 +142,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         tokenizer_object=tokenizer, pad_token="[pad]", eos_token="[eos]", unk_token="[unk]"
     )
     torch.manual_seed(0)
-    ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    made = {
-        "gpt": GPT2LMHeadModel(
-            GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
-        ),
-        "t5": T5ForConditionalGeneration(
-            T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, **ids)
-        ),
-    }
+    gpt = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
+    t5 = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, pad_token_id=0, eos_token_id=1)
+    t5.decoder_start_token_id = 0
+    made = {"gpt": GPT2LMHeadModel(gpt), "t5": T5ForConditionalGeneration(t5)}
     folder = tmp_path_factory.mktemp("checkpoints")
     for name, model in made.items():
         model.save_pretrained(folder / name)
@@ -195,11 +190,9 @@ def test_the_lead_imports_writes_guidelines_adjudicates_and_exports(
     samples = tmp_path / "samples.jsonl"
     samples.write_text(json.dumps({"prompt": "P", "responses": ["a", "b", "c"], "model": "m", "id": "x"}) + "\n")
     page.get_by_role("tab", name="Import").click()
-    page.locator('input[type="file"]:visible, [role="tabpanel"]:visible input[type="file"]').first.set_input_files(
-        samples
-    )
+    page.locator('[role="tabpanel"]:visible input[type="file"]').first.set_input_files(samples)
     page.get_by_label("Name of the batch").fill("by the lead")
-    page.get_by_role("tabpanel", name="Import").get_by_label("Labelers for each item").fill("2")
+    page.get_by_label("Labelers for each item").locator("visible=true").fill("2")
     page.wait_for_timeout(500)
     page.get_by_role("button", name="Import", exact=True).click()
     expect(page.get_by_text("Imported 1 items.")).to_be_visible()
