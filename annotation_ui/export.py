@@ -48,7 +48,6 @@ class Selection:
     since: float | None = None
     batches: tuple[str, ...] = ()
     include_gold: bool = False
-    tasks: tuple[str, ...] = ()
 
     def check(self) -> None:
         if self.record not in RECORDS:
@@ -123,8 +122,7 @@ def _canonical(batch: Batch, judgment: Judgment) -> Json:
 
 
 def _judged(session: Session, selection: Selection) -> Iterator[Judged]:
-    tasks = selection.tasks or RECORDS[selection.record]
-    for each in judged(session, tasks, selection.batches, selection.since):
+    for each in judged(session, RECORDS[selection.record], selection.batches, selection.since):
         if selection.include_gold or each.item.gold is None:
             yield each
 
@@ -171,7 +169,7 @@ def _manifest(session: Session, selection: Selection, judged: list[Judged], rows
     return {
         "version": VERSION,
         "made_at": time.time(),
-        "selection": asdict(selection),
+        "selection": {**asdict(selection), "batches": list(selection.batches)},
         "rows": len(rows),
         "judgments": len(judged),
         "adjudicated": sum(each.adjudicated for each in judged),
@@ -188,7 +186,7 @@ def _manifest(session: Session, selection: Selection, judged: list[Judged], rows
 
 
 def _jsonl(rows: list[Json]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8", "backslashreplace")
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 def _parquet(rows: list[Json]) -> bytes:
@@ -215,7 +213,7 @@ def _csv(rows: list[Json]) -> bytes:
     writer.writerow(columns)
     for row in rows:
         writer.writerow([plain_cell(row.get(field)) for field in columns])
-    return text.getvalue().encode("utf-8", "backslashreplace")
+    return text.getvalue().encode()
 
 
 def plain_cell(value: Any) -> str:

@@ -21,6 +21,7 @@ from annotation_ui.leases import GOLD_SLOTS
 from annotation_ui.schema import TASKS as TASK_NAMES
 from annotation_ui.schema import Batch, Item
 from annotation_ui.tasks import TASKS, BadInputError, Json, Task
+from annotation_ui.tasks.base import text_field
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_OVERLAP = 1000
@@ -114,11 +115,12 @@ def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str
         try:
             contents = task.contents(row, batch.settings, rules)
             gold = _gold(task, row.get("gold"), contents)
+            external_id = None if row.get("id") is None else text_field({"id": str(row["id"])}, "id").replace("\0", "")
         except BadInputError as error:
             raise UserError(f"{where}: {error}") from None
         for content in contents:
             yield {
-                "external_id": None if row.get("id") is None else str(row["id"]),
+                "external_id": external_id,
                 "content": content,
                 "gold": gold,
                 "needed": batch.overlap if gold is None else GOLD_SLOTS,

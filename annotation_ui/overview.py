@@ -108,7 +108,7 @@ def labelers(session: Session, task: str, batches: tuple[str, ...] = ()) -> list
     found = _of_labelers(session, task, batches)
     by_item = _by_item(found)
     against = agreement.each_against_rest(by_item, _same(task)) if task in ("rank", "rules", "compare") else {}
-    names = dict(session.execute(select(User.pseudonym, User.name)))
+    names = dict(session.execute(select(User.pseudonym, User.name)).all())
     mine: dict[str, list[Judged]] = defaultdict(list)
     for each in found:
         mine[each.labeler].append(each)

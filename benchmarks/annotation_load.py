@@ -144,7 +144,7 @@ def check(database: Database, acknowledged: list[str]) -> None:
         twice = select(Judgment.item_id).group_by(Judgment.item_id, Judgment.user_id).having(func.count() > 1)
         assert session.scalar(twice.limit(1)) is None, "a labeler judged an item twice"
         held = select(Assignment.item_id, func.count()).where(Assignment.state.in_(("leased", "done")))
-        slots = dict(session.execute(held.group_by(Assignment.item_id)))
+        slots = dict(session.execute(held.group_by(Assignment.item_id)).all())
         for item_id, taken in session.execute(select(Item.id, Item.taken)):
             assert taken == slots.get(item_id, 0) <= OVERLAP, (
                 f"item {item_id}: {taken} slots taken, {slots.get(item_id)}"

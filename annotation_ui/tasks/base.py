@@ -6,6 +6,7 @@ order is kept beside every judgment, so both are always known.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -13,6 +14,7 @@ from annotation_ui.markdown import as_messages, messages_html
 
 Json = dict[str, Any]
 ROLES = ("system", "user", "assistant")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # JSON can say it; UTF-8 cannot
 MAX_TEXT = 200_000  # characters in one text of an item or an answer
 
 
@@ -72,6 +74,7 @@ def text_field(row: Json, field: str, *, empty: bool = False) -> str:
         raise BadInputError(f"{field}: must be text")
     require(len(value) <= MAX_TEXT, f"{field}: longer than {MAX_TEXT} characters")
     require(empty or bool(value.strip()), f"{field}: is empty")
+    require(value.isascii() or not _HALF_CHARACTER.search(value), f"{field}: not valid Unicode")
     return value
 
 

@@ -138,7 +138,8 @@ def test_nobody_reads_or_changes_anothers_work_through_any_route(ann: Client, bo
 
 def test_gradio_offers_a_labeler_nothing(ann: Client) -> None:
     for path in ("/lead", "/lead/", "/lead/config", "/lead/gradio_api/info",
-                 "/lead/gradio_api/queue/data?session_hash=x", "/lead/gradio_api/file=/etc/passwd", "/lead/monitoring", "/lead/gradio_api/runs"):  # fmt: skip
+                 "/lead/gradio_api/queue/data?session_hash=x",
+                 "/lead/gradio_api/file=/etc/passwd", "/lead/monitoring", "/lead/gradio_api/runs"):  # fmt: skip
         assert ann("GET", path)[0] == 403, path
     join = {"data": ["rank"], "fn_index": 0, "session_hash": "abc", "trigger_id": 1}
     for path in ("/lead/gradio_api/queue/join", "/lead/gradio_api/call/show", "/lead/gradio_api/run/predict",
@@ -252,7 +253,8 @@ def test_answers_out_of_bounds_are_refused(ann: Client) -> None:
     here = f"/api/assignments/{ann.next()['assignment']}/submit"
     request = {"request_id": secrets.token_hex(8), "seconds": 1}
     for answer in ({}, {"ranks": [1, 2, 3]}, {"ranks": [1, 2, 3, 5]}, {"ranks": [0, 1, 2, 3]},
-                   {"ranks": [True, 2, 3, 4]}, {"ranks": ["1", 2, 3, 4]}, {"ranks": [1, 1, 1, 1], "ratings": [8, 1, 1, 1]},
+                   {"ranks": [True, 2, 3, 4]}, {"ranks": ["1", 2, 3, 4]},
+                   {"ranks": [1, 1, 1, 1], "ratings": [8, 1, 1, 1]},
                    {"ranks": [1, 1, 1, 1], "flags": [["<script>"], [], [], []]}, {"ranks": {"0": 1}}):  # fmt: skip
         assert ann("POST", here, {**request, "answer": answer})[0] == 422, answer
     assert ann("POST", here, {**request, "request_id": "short", "answer": {"ranks": [1, 2, 3, 4]}})[0] == 422
