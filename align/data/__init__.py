@@ -1,0 +1,23 @@
+"""Training data: the records, readers of this project's and other people's layouts, a writer, and a checker."""
+
+from align.data.check import check_data, describe
+from align.data.formats import FORMATS, KINDS, Format
+from align.data.readers import read_records, write_records
+from align.data.records import Conversation, Demonstration, Message, Prompt, Ranking, Record, RuleJudgment
+
+__all__ = [
+    "FORMATS",
+    "KINDS",
+    "Conversation",
+    "Demonstration",
+    "Format",
+    "Message",
+    "Prompt",
+    "Ranking",
+    "Record",
+    "RuleJudgment",
+    "check_data",
+    "describe",
+    "read_records",
+    "write_records",
+]

@@ -1,0 +1,174 @@
+"""Settings: a YAML file plus `--key value`, read into one dataclass a stage. A wrong key is an error with the nearest name."""
+
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+import yaml
+from trl import TrlParser
+
+from align.errors import UserError
+
+Stage = TypeVar("Stage", bound="RunConfig")
+Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
+
+
+def option(default: Any, help: str) -> Any:
+    """A field with its explanation for `--help`: what it is, its unit, where the default comes from."""
+    text = help.replace("%", "%%")
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """Which model, in which number format, trained whole or through LoRA."""
+
+    model: str = option(
+        "smollm2-135m",
+        "model to start from: a folder, a hub name, smollm2-135m, tiny-llama, tiny-gpt2 or tiny-t5",
+    )
+    chat_template: str = option(
+        "auto",
+        "how conversations become text: auto (the tokenizer's own template, else plain), plain, raw (text to be "
+        "continued), or the path of a Jinja file",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        "format that the model computes in; trained weights keep a float32 master. auto: bfloat16 where the hardware "
+        "multiplies it, else float32",
+    )
+    lora_rank: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)")
+    lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
+    lora_targets: str = option("all-linear", "modules that get an adapter: all-linear, or names joined by commas")
+    gradient_checkpointing: bool = option(
+        False, "recompute activations in the backward pass: less memory, about a third more time"
+    )
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """Where a run writes, and how its weights are optimised."""
+
+    output_dir: str = option("runs/run", "folder of the run: config, metrics, checkpoints and the final model")
+    seed: int = option(0, "seed of all random numbers; the same seed gives the same run")
+    resume: bool = option(False, "go on from the last good checkpoint in output_dir")
+    log_to: list[str] = option(["tensorboard"], "trackers beside metrics.jsonl: tensorboard, wandb, trackio, none")
+    learning_rate: float = option(1e-5, "peak learning rate")
+    schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
+    warmup: float = option(0.03, "share of all updates in which the learning rate rises from 0")
+    optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimiser; adafactor keeps less state (T5 paper)")
+    weight_decay: float = option(0.0, "decoupled weight decay of matrices")
+    adam_epsilon: float = option(1e-8, "epsilon of AdamW")
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never")
+    micro_batch_tokens: int = option(
+        4096,
+        "padded tokens that are held in memory for one forward and backward pass; the result does not depend on it",
+    )
+    save_every: int = option(0, "updates between checkpoints to resume from; 0: none but the final model")
+    skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read, instead of stopping at the first")
+    overlong: Literal["error", "drop", "truncate"] = option(
+        "error", "what happens to text beyond the limits: error, drop the record, or truncate"
+    )
+
+    def __post_init__(self) -> None:
+        require(self, "learning_rate", self.learning_rate > 0, "above 0")
+        require(self, "warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
+        require(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
+        for name in ("save_every", "max_grad_norm", "weight_decay"):
+            require(self, name, getattr(self, name) >= 0, "0 or more")
+        unknown = set(self.log_to) - {"tensorboard", "wandb", "trackio", "none"}
+        require(self, "log_to", not unknown, "tensorboard, wandb, trackio or none")
+
+
+def require(config: object, name: str, holds: bool, what: str) -> None:
+    """Refuse a value.
+
+    Raises:
+        UserError: unless `holds`.
+    """
+    if not holds:
+        raise UserError(f"{name} is {getattr(config, name)!r}, but must be {what}")
+
+
+class _Parser(TrlParser):
+    """TrlParser whose complaints are one line, raised instead of printed with the usage of 40 options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.replace("argument --", ""))
+
+
+def parse(config_class: type[Stage], arguments: Sequence[str], program: str | None = None) -> Stage:
+    """Read `--config FILE` and `--key value` pairs; the command line wins over the file.
+
+    Args:
+        config_class: the stage's dataclass.
+        arguments: the command line after the program's name.
+
+    Raises:
+        UserError: for a missing or broken file, an unknown key (with the nearest valid one), or a value of a wrong type.
+    """
+    words = [part for word in arguments for part in _split(word)]
+    names = [item.name for item in fields(config_class)]
+    given: list[str] = []
+    while "--config" in words:
+        at = words.index("--config")
+        if at + 1 >= len(words):
+            raise UserError("--config needs the path of a YAML file")
+        given += _file_words(Path(words[at + 1]), names)
+        del words[at : at + 2]
+    for word in words:
+        if word.startswith("--") and word not in ("--help",) and word[2:].replace("-", "_") not in names:
+            raise UserError(_unknown(f"option {word}", word[2:].replace("-", "_"), names, "--"))
+    parser = _Parser(config_class, prog=program, allow_abbrev=False)
+    (config,) = parser.parse_args_and_config(given + words)
+    return config
+
+
+def _split(word: str) -> list[str]:
+    """`--key=value` as two words."""
+    return word.split("=", 1) if word.startswith("--") and "=" in word else [word]
+
+
+def _unknown(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"unknown {what}" + (f"; did you mean {prefix}{near[0]}?" if near else "; --help lists the valid names")
+
+
+def _file_words(path: Path, names: Sequence[str]) -> list[str]:
+    """A YAML file as command-line words, so that both are checked and converted alike."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold `key: value` lines")
+    words: list[str] = []
+    for key, value in values.items():
+        if key not in names:
+            raise UserError(f"{path}: " + _unknown(f"key '{key}'", str(key), names))
+        if isinstance(value, dict):
+            raise UserError(f"{path}: key '{key}': a nested mapping is not a value")
+        if value is not None:
+            items = value if isinstance(value, list) else [value]
+            words += [f"--{key}", *(str(item) for item in items)]
+    return words
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved settings as YAML that `--config` reads back."""
+    return yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False, allow_unicode=True)
+
+
+def program_arguments() -> list[str]:
+    """The words after the program's name."""
+    return sys.argv[1:]

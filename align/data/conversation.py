@@ -1,0 +1,97 @@
+"""Conversations: what a turn is, which orders of turns make sense, and how a conversation is written in a file."""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from align.data.fields import check_list, check_text, field_error, shown
+
+ROLES = ("system", "user", "assistant")
+
+
+class Message(TypedDict):
+    """One turn. `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+Conversation = tuple[Message, ...]
+
+
+def user_turn(text: str) -> Conversation:
+    """A conversation of one user turn, which is what a prompt given as plain text means."""
+    return ({"role": "user", "content": text},)
+
+
+def check_conversation(value: object, field: str) -> Conversation:
+    """Turns of known roles, a system turn only at the start, user and assistant in alternation.
+
+    Alternation is demanded here because the chat templates of several models (Llama 2, Mistral, Gemma) refuse anything
+    else, and would do so hours later. A system turn may be empty: for some templates that means "not the default one".
+    """
+    turns = tuple(_check_message(entry, f"{field}[{i}]") for i, entry in enumerate(check_list(value, field)))
+    if not turns:
+        raise field_error(field, "has no turns", "give at least one {role, content}")
+    for i, (before, turn) in enumerate(zip((None, *turns), turns, strict=False)):
+        if turn["role"] == "system" and before is not None:
+            raise field_error(f"{field}[{i}]", "is a system turn after another turn", "put the system turn first")
+        if before is not None and before["role"] == turn["role"]:
+            raise field_error(f"{field}[{i}]", f"is a second {turn['role']} turn in a row", "join the two turns")
+    return turns
+
+
+def _check_message(value: object, field: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise field_error(field, f"is {shown(value)}, not a turn", "write {role, content}")
+    role = value.get("role")
+    if role not in ROLES:
+        raise field_error(f"{field}.role", f"is {shown(role)}", "use system, user or assistant")
+    content = check_text(value.get("content"), f"{field}.content", may_be_empty=role == "system")
+    return {"role": role, "content": content}
+
+
+def check_prompt(value: object, field: str = "prompt") -> Conversation:
+    """A conversation that waits for an answer: it ends with a user turn. Plain text is one user turn."""
+    if isinstance(value, str):
+        return user_turn(check_text(value, field))
+    turns = check_conversation(_text_or_turns(value, field), field)
+    if turns[-1]["role"] == "system":
+        raise field_error(field, "has only a system turn", "add the user's turn")
+    if turns[-1]["role"] != "user":
+        raise field_error(field, "ends with an assistant turn", "end it with the user turn that is to be answered")
+    return turns
+
+
+def check_continuation(value: object, field: str) -> Conversation:
+    """The turns to learn from: the first and the last are the assistant's. Plain text is one assistant turn."""
+    if isinstance(value, str):
+        return ({"role": "assistant", "content": check_text(value, field)},)
+    turns = check_conversation(_text_or_turns(value, field), field)
+    if turns[0]["role"] != "assistant":
+        raise field_error(field, f"begins with a {turns[0]['role']} turn", "move the turns before the answer to prompt")
+    if turns[-1]["role"] != "assistant":
+        raise field_error(field, "ends with a user turn", "remove that turn: nothing answers it")
+    return turns
+
+
+def _text_or_turns(value: object, field: str) -> object:
+    if not isinstance(value, list | tuple):
+        raise field_error(field, f"must be text or a list of turns, not {shown(value)}", "write it in quotes")
+    return value
+
+
+def check_answer(value: object, field: str) -> str:
+    """The text of one response, given as text or as a list of one assistant turn."""
+    if isinstance(value, str):
+        return check_text(value, field)
+    turns = check_continuation(value, field)
+    if len(turns) > 1:
+        raise field_error(field, f"has {len(turns)} turns", "give one assistant turn and put what precedes in prompt")
+    return turns[0]["content"]
+
+
+def to_json(conversation: Conversation) -> Any:
+    """The form for a file: text for a single user turn, otherwise a list of {role, content}."""
+    if len(conversation) == 1 and conversation[0]["role"] == "user":
+        return conversation[0]["content"]
+    return [dict(turn) for turn in conversation]

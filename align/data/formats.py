@@ -1,0 +1,153 @@
+"""The table of layouts that are read. A row's fields decide, for the kind of record that was asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from align.data import converters as convert
+from align.data import open_assistant as oasst
+from align.data.conversation import check_conversation
+from align.data.fields import check_row
+from align.data.records import Demonstration, Prompt, Ranking, Record, RuleJudgment
+from align.errors import UserError
+
+Row = Mapping[str, Any]
+KINDS: dict[str, type[Record]] = {
+    "demonstration": Demonstration,
+    "ranking": Ranking,
+    "rule judgment": RuleJudgment,
+    "prompt": Prompt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One layout: which kind of record it gives, its fields in words, how a row is recognised and converted."""
+
+    name: str
+    kind: type[Record]
+    fields: str
+    matches: Callable[[Row], bool]
+    convert: Callable[[Row], list[Record]]
+
+
+def _has(*fields: str, without: tuple[str, ...] = ()) -> Callable[[Row], bool]:
+    """Whether a row has all `fields` and none of `without`. None counts as absent: Parquet fills gaps with it."""
+    return lambda row: all(row.get(f) is not None for f in fields) and all(row.get(f) is None for f in without)
+
+
+def _has_any(*fields: str) -> Callable[[Row], bool]:
+    return lambda row: any(row.get(field) is not None for field in fields)
+
+
+def _is_hh(row: Row) -> bool:
+    return isinstance(row.get("chosen"), str) and row.get("prompt") is None
+
+
+def _is_whole_pair(row: Row) -> bool:
+    return convert.is_whole(row.get("chosen"))
+
+
+def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
+    return lambda row: [kind.from_row(row)]
+
+
+def _prompt_of_messages(row: Row) -> list[Record]:
+    turns = check_conversation(row["messages"], "messages")
+    first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), len(turns))
+    category = convert.own_text(row.get("category"))
+    return [Prompt(prompt=turns[:first], id=convert.own_id(row.get("id")), category=category)]
+
+
+_is_ultrafeedback = _has("instruction", "completions")
+_is_ultrafeedback_pair = _has("instruction", "chosen_response")
+_is_alpaca = _has("instruction", "output")
+_is_dolly = _has("instruction", "response", without=("completions", "chosen_response"))
+_is_shp = _has_any("human_ref_A", "human_ref_B")
+_is_scored = _has("question", "answers")
+_is_judgment = _has_any("verdict", "rule")
+_is_stack_pair = _has("question", "response_j")
+
+# The first match counts. Own layouts match on any field that only they have, so that a missing one is named.
+FORMATS: tuple[Format, ...] = (
+    # Demonstrations
+    Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
+    Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _own(Demonstration)),
+    Format("messages", Demonstration, "messages", _has("messages"), _own(Demonstration)),
+    Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, convert.alpaca),
+    Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, convert.dolly),
+    Format("OpenAssistant messages", Demonstration, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
+    # Rankings
+    Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
+    Format("ranking", Ranking, "prompt, responses, ranks", _has_any("responses", "ranks"), _own(Ranking)),
+    Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, convert.hh_pair),
+    Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), convert.pair),
+    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, convert.ultrafeedback),
+    Format(
+        "UltraFeedback pair",
+        Ranking,
+        "instruction, chosen_response, rejected_response",
+        _is_ultrafeedback_pair,
+        convert.ultrafeedback_pair,
+    ),
+    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, convert.shp),
+    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, convert.scored_answers),
+    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, convert.stack_pair),
+    Format("OpenAssistant messages", Ranking, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
+    # Rule judgments
+    Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
+    # Prompts: their own rows, and the prompts of all the rows above without a look at the answers
+    Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
+    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, convert.pair_prompt),
+    Format("prompt", Prompt, "prompt", _has("prompt"), _own(Prompt)),
+    Format("HH-RLHF", Prompt, "chosen (transcript)", _is_hh, convert.hh_prompt),
+    Format("messages", Prompt, "messages", _has("messages"), _prompt_of_messages),
+    Format("UltraFeedback", Prompt, "instruction, completions", _is_ultrafeedback, convert.ultrafeedback_prompt),
+    Format(
+        "UltraFeedback pair",
+        Prompt,
+        "instruction, chosen_response",
+        _is_ultrafeedback_pair,
+        convert.ultrafeedback_prompt,
+    ),
+    Format("Alpaca", Prompt, "instruction, input, output", _is_alpaca, convert.alpaca_prompt),
+    Format("Dolly", Prompt, "instruction, context, response", _is_dolly, convert.dolly_prompt),
+    Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, convert.shp_prompt),
+    Format("scored answers", Prompt, "question, answers", _is_scored, convert.scored_prompt),
+    Format("StackExchange pair", Prompt, "question, response_j", _is_stack_pair, convert.scored_prompt),
+    Format("OpenAssistant messages", Prompt, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
+)
+
+
+def kind_name(kind: type[Record]) -> str:
+    """The name of a kind of record in messages and commands."""
+    return next(name for name, known in KINDS.items() if known is kind)
+
+
+def find_format(row: Row, kind: type[Record]) -> Format | None:
+    """The first layout of this kind that the row has the fields of."""
+    return next((known for known in FORMATS if known.kind is kind and known.matches(row)), None)
+
+
+def convert_row(row: object, kind: type[Record]) -> tuple[Format, list[Record]]:
+    """The layout of a row and its records, mostly one.
+
+    Errors: UserError that names the bad field, or says which fields would have been recognised.
+    """
+    row = convert.open_transcript(check_row(row))
+    found = find_format(row, kind)
+    if found is None:
+        raise _unrecognised(row, kind)
+    return found, found.convert(row)
+
+
+def _unrecognised(row: Row, kind: type[Record]) -> UserError:
+    given = ", ".join(str(field) for field, value in row.items() if value is not None) or "nothing"
+    name = kind_name(kind)
+    other = next((known for known in FORMATS if known.kind not in (kind, Prompt) and known.matches(row)), None)
+    if other is not None:
+        remedy = f"it looks like a {kind_name(other.kind)} ({other.name}); use it where those are asked for"
+    else:
+        layouts = dict.fromkeys(known.fields for known in FORMATS if known.kind is kind)
+        remedy = f"use one of: {'; '.join(layouts)}"
+    return UserError(f"the row has the fields {given}, which is no known form of a {name}; {remedy}")

@@ -1,0 +1,128 @@
+"""OpenAssistant message trees: prompter turns with several answers, ranked by volunteers, and replies to each answer.
+
+Source: the `.trees.jsonl.gz` files of OpenAssistant/oasst1 and oasst2 (Koepf et al. 2023); rank 0 is the best sibling.
+Messages that were deleted or that reviewers refused (`review_result` false) are left out with all that hangs on them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from align.data.conversation import Conversation, Message
+from align.data.fields import check_list, check_text, field_error, require, shown
+from align.data.records import Demonstration, Prompt, Ranking, Record
+from align.data.scores import spread
+
+Node = Mapping[str, Any]
+ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
+
+
+def is_tree(row: Mapping[str, Any]) -> bool:
+    """A tree row has its root message as `prompt`."""
+    return isinstance(row.get("prompt"), Mapping) and "replies" in row["prompt"]
+
+
+def is_flat(row: Mapping[str, Any]) -> bool:
+    """A row of the `.messages` files: one message, its parent known by id only."""
+    return "message_id" in row and "parent_id" in row and "text" in row
+
+
+def refuse_flat(row: Mapping[str, Any]) -> list[Record]:
+    """Messages spread over rows cannot be read row by row; the same data exists as trees."""
+    raise field_error("parent_id", "belongs to OpenAssistant's flat message list", "use its .trees.jsonl.gz file")
+
+
+def tree_demonstrations(row: Mapping[str, Any]) -> list[Record]:
+    """The conversations in which every answer is the best of its siblings, each assistant turn in exactly one record.
+
+    Where several prompters replied to one answer, the first (best-ranked) reply goes on in the same record and each
+    other one starts a new record, with the turns before it as prompt. Unranked siblings have no best: the path ends.
+    """
+    records: list[Record] = []
+    starts: list[tuple[Conversation, Node]] = [((), row["prompt"])] if _usable(row["prompt"]) else []
+    while starts:
+        before, node = starts.pop(0)
+        prompt: Conversation = (*before, _turn(node))
+        learnt: Conversation = ()
+        last: Node | None = None
+        while (best := _best_answer(node)) is not None:
+            learnt, last = (*learnt, _turn(best)), best
+            replies = _ordered(_replies(best, "prompter"))
+            if not replies:
+                break
+            starts += [((*prompt, *learnt), other) for other in replies[1:]]
+            node = replies[0]
+            learnt = (*learnt, _turn(node))
+        if last is not None:
+            while learnt[-1]["role"] == "user":  # a prompter's reply that nobody answered
+                learnt = learnt[:-1]
+            records.append(Demonstration(prompt=prompt, continuation=learnt, id=last.get("message_id")))
+    return records
+
+
+def tree_rankings(row: Mapping[str, Any]) -> list[Record]:
+    """One ranking for each prompter turn with two or more ranked answers; of more than nine, nine spread evenly."""
+    records: list[Record] = []
+    for prompt, node in _prompter_nodes((), row["prompt"]):
+        ranked = _ordered([reply for reply in _replies(node, "assistant") if _rank(reply) is not None])
+        if len(ranked) < 2:
+            continue
+        kept = [ranked[i] for i in spread(len(ranked))]
+        responses = tuple(_turn(reply)["content"] for reply in kept)
+        ranks = tuple(1 + (_rank(reply) or 0) for reply in kept)
+        records.append(Ranking(prompt=prompt, responses=responses, ranks=ranks, id=node.get("message_id")))
+    return records
+
+
+def tree_prompts(row: Mapping[str, Any]) -> list[Record]:
+    """Every prompter turn with the turns before it."""
+    nodes = _prompter_nodes((), row["prompt"])
+    return [Prompt(prompt=prompt, id=node.get("message_id")) for prompt, node in nodes]
+
+
+def _prompter_nodes(before: Conversation, node: Node) -> Iterator[tuple[Conversation, Node]]:
+    if not _usable(node):
+        return
+    prompt = (*before, _turn(node))
+    yield prompt, node
+    for answer in _replies(node, "assistant"):
+        for reply in _replies(answer, "prompter"):
+            yield from _prompter_nodes((*prompt, _turn(answer)), reply)
+
+
+def _replies(node: Node, role: str) -> list[Node]:
+    replies = check_list(node.get("replies") or [], "replies")
+    for reply in replies:
+        if not isinstance(reply, Mapping) or reply.get("role") != role:
+            raise field_error("replies", f"has {shown(reply)} where a message of the {role} is due", "mend the tree")
+    return [reply for reply in replies if _usable(reply)]
+
+
+def _usable(node: Node) -> bool:
+    return not node.get("deleted") and node.get("review_result") is not False
+
+
+def _turn(node: Node) -> Message:
+    role = node.get("role")
+    if role not in ROLE_NAMES:
+        raise field_error("role", f"is {shown(role)}", "use prompter or assistant")
+    text = check_text(require(node, "text", "every message of a tree has a text"), "text")
+    return {"role": ROLE_NAMES[role], "content": text}
+
+
+def _rank(node: Node) -> int | None:
+    rank = node.get("rank")
+    if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or rank < 0):
+        raise field_error("rank", f"is {shown(rank)}", "use a whole number, 0 for the best, or null")
+    return rank
+
+
+def _ordered(nodes: list[Node]) -> list[Node]:
+    """Best first, the unranked ones last and in their own order."""
+    return sorted(nodes, key=lambda node: (_rank(node) is None, _rank(node) or 0))
+
+
+def _best_answer(node: Node) -> Node | None:
+    answers = _ordered(_replies(node, "assistant"))
+    if not answers or (len(answers) > 1 and _rank(answers[0]) is None):
+        return None
+    return answers[0]

@@ -1,0 +1,271 @@
+"""The four kinds of record that training reads and the labelling app writes: plain frozen dataclasses without torch.
+
+A record checks itself when it is made, so one that exists is usable: no stage checks again. `from_row` makes one from a
+row of a file in this project's own layout (DESIGN section 6), `to_row` writes that row; the two are inverse. Other
+people's layouts are in `align.data.formats`. A bad value is an `align.errors.UserError` that names the field.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from align.data.conversation import (
+    Conversation,
+    Message,
+    check_continuation,
+    check_conversation,
+    check_prompt,
+    to_json,
+)
+from align.data.fields import (
+    check_flags,
+    check_id,
+    check_margin,
+    check_optional_text,
+    check_row,
+    check_spelling,
+    check_text,
+    check_texts,
+    check_whole_numbers,
+    field_error,
+    require,
+    shown,
+)
+
+__all__ = ["Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record", "RuleJudgment"]
+
+MIN_RESPONSES, MAX_RESPONSES = 2, 9  # InstructGPT shows labelers between 4 and 9 responses; a pair is the least
+RATINGS = (1, 7)  # the Likert scale of overall quality in InstructGPT, Table 3
+VERDICTS = ("violates", "unsure", "follows")
+
+
+def _settle(record: object, **values: object) -> None:
+    # A frozen dataclass has no other way to keep the checked form of what it was given.
+    for name, value in values.items():
+        object.__setattr__(record, name, value)
+
+
+def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in row.items() if value is not None}
+
+
+class Record:
+    """What every kind of record has."""
+
+    __slots__ = ()
+    prompt: Conversation
+    id: str | None
+    category: str | None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """The record that a row in this project's own layout holds; UserError where the row is bad."""
+        raise NotImplementedError
+
+    def to_row(self) -> dict[str, Any]:
+        """The row of DESIGN section 6; absent fields are left out."""
+        row = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return _without_none({**row, "prompt": to_json(self.prompt)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration(Record):
+    """An answer to imitate.
+
+    Fields: `prompt`, every turn before the first one to learn, ends with a user turn; `continuation` starts and ends
+    with an assistant turn, and each assistant turn in it is learnt.
+    Errors: UserError for turns in an impossible order, unknown roles, empty text.
+    """
+
+    prompt: Conversation
+    continuation: Conversation
+    id: str | None = None
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        _settle(
+            self,
+            prompt=check_prompt(self.prompt),
+            continuation=check_continuation(self.continuation, "continuation"),
+            id=check_id(self.id),
+            category=check_optional_text(self.category, "category"),
+        )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn)."""
+        row = check_row(row)
+        if row.get("completion") is not None:
+            prompt = check_prompt(require(row, "prompt", "write the text that the completion answers"))
+            continuation = check_continuation(row["completion"], "completion")
+        else:
+            messages = require(row, "messages", "a demonstration has messages, or prompt and completion")
+            prompt, continuation = _split_messages(check_conversation(messages, "messages"))
+        return cls(prompt=prompt, continuation=continuation, id=row.get("id"), category=row.get("category"))
+
+    def to_row(self) -> dict[str, Any]:
+        """`prompt` and `completion`, or `messages` where several turns are learnt and no earlier one is excepted."""
+        if len(self.continuation) == 1:
+            turns = {"prompt": to_json(self.prompt), "completion": self.continuation[0]["content"]}
+        elif any(turn["role"] == "assistant" for turn in self.prompt):
+            turns = {"prompt": to_json(self.prompt), "completion": to_json(self.continuation)}
+        else:
+            turns = {"messages": [dict(turn) for turn in self.prompt + self.continuation]}
+        return _without_none({**turns, "id": self.id, "category": self.category})
+
+
+def _split_messages(messages: Conversation) -> tuple[Conversation, Conversation]:
+    roles = [turn["role"] for turn in messages]
+    if "assistant" not in roles:
+        raise field_error("messages", "has no assistant turn", "add the answer that is to be learnt")
+    if roles[-1] != "assistant":
+        raise field_error("messages", "ends with a user turn", "remove that turn: nothing answers it")
+    first = roles.index("assistant")
+    if "user" not in roles[:first]:
+        raise field_error("messages", "has no user turn before the first assistant turn", "add what it answers")
+    return messages[:first], messages[first:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking(Record):
+    """K responses to one prompt in an order of preference. A pair is a ranking of two.
+
+    Fields: `responses` [K], K from 2 to 9; `ranks` [K], 1 best, equal for a tie, any whole numbers >= 1, kept as 1..m
+    without gaps; `margin` (pairs only) finite and >= 0; `ratings` [K] from 1 to 7; `flags`, names for the whole ranking
+    or a tuple of names for each response; `model` [K], which model wrote each response.
+    Errors: UserError, also where there is nothing to learn (all tied) or the ranks contradict each other (the same
+    response twice with different ranks).
+    Source: K and the ratings as in Ouyang et al. 2022 (InstructGPT), section 3.4 and appendix B.
+    """
+
+    prompt: Conversation
+    responses: tuple[str, ...]
+    ranks: tuple[int, ...]
+    margin: float | None = None
+    labeler: str | None = None
+    ratings: tuple[int, ...] | None = None
+    flags: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
+    model: tuple[str, ...] | None = None
+    id: str | None = None
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        prompt = check_prompt(self.prompt)
+        responses = check_texts(self.responses, "responses")
+        count = len(responses)
+        if not MIN_RESPONSES <= count <= MAX_RESPONSES:
+            remedy = f"give from {MIN_RESPONSES} to {MAX_RESPONSES}"
+            raise field_error("responses", f"is a list of {count}", remedy)
+        if self.margin is not None and count != 2:
+            raise field_error("margin", f"is given for {count} responses", "leave it out: only a pair has a margin")
+        _settle(
+            self,
+            prompt=prompt,
+            responses=responses,
+            ranks=_check_ranks(self.ranks, responses),
+            margin=None if self.margin is None else check_margin(self.margin),
+            labeler=check_optional_text(self.labeler, "labeler"),
+            ratings=None if self.ratings is None else check_whole_numbers(self.ratings, "ratings", count, *RATINGS),
+            flags=None if self.flags is None else check_flags(self.flags, count),
+            model=None if self.model is None else check_texts(self.model, "model", count),
+            id=check_id(self.id),
+            category=check_optional_text(self.category, "category"),
+        )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """From `prompt`, `responses`, `ranks` and the optional fields. Other fields are ignored, misspelt refused."""
+        row = check_row(row)
+        check_spelling(row, cls.__dataclass_fields__)
+        values: dict[str, Any] = {field: row.get(field) for field in cls.__dataclass_fields__}
+        values["prompt"] = require(row, "prompt", "write the text that the responses answer")
+        values["responses"] = require(row, "responses", "list the responses that were compared")
+        values["ranks"] = require(row, "ranks", "give one rank for each response, 1 for the best")
+        return cls(**values)
+
+    def to_row(self) -> dict[str, Any]:
+        """The row of DESIGN section 6; absent fields are left out."""
+        row = Record.to_row(self)
+        lists = {field: list(value) for field, value in row.items() if isinstance(value, tuple)}
+        if self.flags and isinstance(self.flags[0], tuple):
+            lists["flags"] = [list(names) for names in self.flags]
+        return {**row, **lists}
+
+
+def _check_ranks(value: object, responses: tuple[str, ...]) -> tuple[int, ...]:
+    ranks = check_whole_numbers(value, "ranks", len(responses), 1, None)
+    levels = sorted(set(ranks))
+    if len(levels) == 1:
+        raise field_error("ranks", "is a tie of all responses, so there is nothing to learn from it", "remove the row")
+    rank_of: dict[str, int] = {}
+    for response, rank in zip(responses, ranks, strict=True):
+        if rank_of.setdefault(response, rank) != rank:
+            wrong = f"gives the same response {shown(response)} the ranks {rank_of[response]} and {rank}"
+            raise field_error("ranks", wrong, "give both the same rank, or remove one")
+    return tuple(levels.index(rank) + 1 for rank in ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleJudgment(Record):
+    """Whether one response breaks one rule.
+
+    Fields: `rule` is the rule's id in configs/rules; `verdict` is violates, unsure or follows; `note` is the
+    labeler's own and may be empty.
+    Errors: UserError for another verdict or empty text.
+    Source: the rule judgements of Sparrow (Glaese et al. 2022).
+    """
+
+    prompt: Conversation
+    response: str
+    rule: str
+    verdict: str
+    labeler: str | None = None
+    note: str | None = None
+    id: str | None = None
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise field_error("verdict", f"is {shown(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
+        _settle(
+            self,
+            prompt=check_prompt(self.prompt),
+            response=check_text(self.response, "response"),
+            rule=check_text(self.rule, "rule"),
+            labeler=check_optional_text(self.labeler, "labeler"),
+            note=None if self.note is None else check_text(self.note, "note", may_be_empty=True),
+            id=check_id(self.id),
+            category=check_optional_text(self.category, "category"),
+        )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """From `prompt`, `response`, `rule`, `verdict` and the optional fields; misspelt ones are refused."""
+        row = check_row(row)
+        check_spelling(row, cls.__dataclass_fields__)
+        values: dict[str, Any] = {field: row.get(field) for field in cls.__dataclass_fields__}
+        values |= {field: require(row, field, "add it") for field in ("prompt", "response", "rule", "verdict")}
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt(Record):
+    """A conversation that waits for an answer: what PPO and sampling start from.
+
+    Fields: `prompt` ends with a user turn. Errors: UserError for an empty prompt or another last turn.
+    """
+
+    prompt: Conversation
+    id: str | None = None
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        category = check_optional_text(self.category, "category")
+        _settle(self, prompt=check_prompt(self.prompt), id=check_id(self.id), category=category)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """From `prompt`, and `id` and `category` where given; whatever else the row holds is not looked at."""
+        row = check_row(row)
+        prompt = require(row, "prompt", "write the text that is to be answered")
+        return cls(prompt=prompt, id=row.get("id"), category=row.get("category"))

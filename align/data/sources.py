@@ -1,0 +1,187 @@
+"""Where rows come from: JSON and Parquet files, folders, `datasets` folders and the hub. Nothing here knows a layout.
+
+A row that cannot be decoded is handed on as a bad row, so that the caller decides whether to stop; a file that cannot
+be read at all is a UserError at once.
+"""
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from align.errors import UserError
+
+JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
+ENDINGS = (*JSON_ENDINGS, ".parquet")
+# What a `datasets` folder or a clone of a hub repository keeps beside its rows.
+NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+OTHER_ENDINGS = (".gz", ".csv", ".tsv", ".txt", ".zip", ".zst", ".yaml")  # files, but none that is read here
+SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test", "eval"}
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One row and where it stands (`FILE:LINE` or `FILE: row N`, from 1). A broken row has `error` instead of `row`."""
+
+    where: str
+    row: Any = None
+    error: str | None = None
+
+
+def iter_rows(source: str, split: str = "train") -> Iterator[SourceRow]:
+    """The rows of a file, a folder or a hub data set. `split` matters for folders and hub names only.
+
+    Errors: UserError for a missing, unreadable, damaged or unknown kind of file, and for an absent split.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        yield from _folder_rows(path, source, split)
+    elif path.exists():
+        yield from _file_rows(path, source)
+    else:
+        yield from _hub_rows(source, split)
+
+
+def _file_rows(path: Path, label: str) -> Iterator[SourceRow]:
+    name = path.name.lower()
+    if not name.endswith(ENDINGS):
+        raise UserError(f"{label}: unknown kind of file; use one that ends in {', '.join(ENDINGS)}")
+    try:
+        if path.stat().st_size == 0:
+            raise UserError(f"{label}: the file is empty; write one record a line")
+        if name.endswith(".parquet"):
+            yield from _parquet_rows(path, label)
+        else:
+            with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as stream:
+                yield from _json_rows(stream, label)  # type: ignore[arg-type]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{label}: broken gzip file ({error}); copy or compress it again") from error
+    except OSError as error:
+        raise UserError(f"{label}: cannot be read ({error.strerror or error}); check the file") from error
+
+
+def _json_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
+    # Lines are split on b"\n" alone: str.splitlines would also cut at U+2028, which JSON allows in strings.
+    begun = False
+    for number, line in enumerate(stream, 1):
+        if number == 1:
+            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise UserError(f"{label}: is UTF-16; save it as UTF-8")
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if not line.strip():
+            continue
+        if not begun and line.lstrip().startswith(b"["):
+            yield from _array_rows(line + stream.read(), label, number)
+            return
+        begun = True
+        try:
+            yield SourceRow(f"{label}:{number}", row=json.loads(line.rstrip().decode("utf-8")))
+        except (ValueError, RecursionError) as error:
+            yield SourceRow(f"{label}:{number}", error=_json_complaint(error))
+
+
+def _array_rows(text: bytes, label: str, first_line: int) -> Iterator[SourceRow]:
+    try:
+        rows = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        line = first_line + getattr(error, "lineno", 1) - 1
+        raise UserError(f"{label}:{line}: {_json_complaint(error)}") from error
+    for number, row in enumerate(rows, 1):
+        yield SourceRow(f"{label}: row {number}", row=row)
+
+
+def _json_complaint(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start + 1}); save the file as UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"broken JSON ({error.msg}, column {error.colno}); write one whole JSON object a line"
+    return f"broken JSON ({error}); write one whole JSON object a line"
+
+
+def _parquet_rows(path: Path, label: str) -> Iterator[SourceRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1000):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield SourceRow(f"{label}: row {number}", row=row)
+    except pa.ArrowException as error:
+        raise UserError(f"{label}: not a readable Parquet file ({_first_line(error)}); write it again") from error
+
+
+def _folder_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:
+    if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+        yield from _saved_rows(folder, label, split)
+        return
+    files = [path for path in sorted(folder.rglob("*")) if _is_data(path, folder)]
+    if not files:
+        raise UserError(f"{label}: the folder has no data files; it needs files ending in {', '.join(ENDINGS)}")
+    splits = {path: _words(path, folder) & (SPLIT_NAMES | {split.lower()}) for path in files}
+    wanted = [path for path in files if split.lower() in splits[path]]
+    if not wanted:
+        wanted = [path for path in files if not splits[path]]
+    if not wanted:
+        found = ", ".join(sorted(set().union(*splits.values())))
+        raise UserError(f"{label}: no file of the split '{split}'; the folder has {found}")
+    for path in wanted:
+        yield from _file_rows(path, str(Path(label) / path.relative_to(folder)))
+
+
+def _is_data(path: Path, folder: Path) -> bool:
+    parts = path.relative_to(folder).parts
+    hidden = any(part.startswith(".") for part in parts)
+    return path.is_file() and not hidden and path.name not in NOT_DATA and path.name.lower().endswith(ENDINGS)
+
+
+def _words(path: Path, folder: Path) -> set[str]:
+    """The words of a file's path inside its folder: `data/train-00000-of-00001.parquet` has the word `train`."""
+    return set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) | {path.name.lower().split(".")[0]}
+
+
+def _saved_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except Exception as error:
+        wrong = f"not a readable `datasets` folder ({_first_line(error)})"
+        raise UserError(f"{label}: {wrong}; save it again with save_to_disk") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise UserError(f"{label}: no split '{split}'; the folder has {', '.join(saved)}")
+        saved = saved[split]
+    for number, row in enumerate(saved, 1):
+        yield SourceRow(f"{label}: row {number}", row=row)
+
+
+def _hub_rows(name: str, split: str) -> Iterator[SourceRow]:
+    missing = f"{name}: no such file or folder"
+    if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, *OTHER_ENDINGS)):
+        raise UserError(f"{missing}; check the path")
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except Exception as error:
+        # `datasets` turns what the network does into ConnectionError; FileNotFoundError means that the hub answered.
+        unreachable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        why = "could not be reached" if unreachable else "has no data set of that name that could be loaded"
+        remedy = "check the path, or the name and the network"
+        raise UserError(f"{missing} here, and the hub {why} ({_first_line(error)}); {remedy}") from error
+    for number, row in enumerate(rows, 1):
+        yield SourceRow(f"{name}: row {number}", row=row)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,150 @@
+"""Sampling engines behind one function: `sample`.
+
+The noise of each row is drawn before sampling starts, so a row's text does not depend on which rows share its batch, on
+how many processes share the work, or on which rows ended before it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+
+from align.models.backbone import Backbone
+from align.tensor_ops import Padded, cut_by_tokens
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn.
+
+    Attributes:
+        max_new_tokens: longest response, its end token included.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k, top_p: 0 and 1 leave the distribution whole, as PPO needs it; other values are for evaluation.
+        batch_tokens: prompt and response tokens that are held in the cache at once.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    batch_tokens: int = 16384
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Sampled responses. `ended[i]` says whether response i closed with an end token or was cut at the limit."""
+
+    ids: list[list[int]]
+    ended: list[bool]
+
+
+def noise(rows: int, sampling: Sampling, *seed: int) -> Tensor:
+    """Uniform numbers [rows, max_new_tokens] that decide every token, from a seed of several parts."""
+    return torch.rand(rows, sampling.max_new_tokens, generator=generator(*seed), dtype=torch.float64)
+
+
+def generator(*seed: int) -> torch.Generator:
+    """A generator for one purpose, from numbers such as (run seed, purpose, update): nothing to save on a resume."""
+    mixed = 0
+    for part in seed:
+        # One step of SplitMix64, so that neighbouring seeds give unrelated streams.
+        mixed = (mixed ^ (part + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+        mixed ^= mixed >> 31
+    return torch.Generator().manual_seed(mixed & (2**63 - 1))
+
+
+def sample(
+    backbone: Backbone,
+    prompts: list[list[int]],
+    uniforms: Tensor,
+    sampling: Sampling,
+    end_ids: frozenset[int],
+    on_rows: Callable[[int], None] | None = None,
+) -> Responses:
+    """Sample a response to each prompt.
+
+    Args:
+        backbone: computes with whatever adapter is active.
+        prompts: token ids of each prompt; none may be empty.
+        uniforms: [rows, max_new_tokens] from `noise`.
+        end_ids: ids that end a response; the end token is part of the response.
+        on_rows: called with the number of rows that were finished, for a progress bar.
+    """
+    ids: list[list[int]] = [[] for _ in prompts]
+    ended = [False] * len(prompts)
+    ends = torch.tensor(sorted(end_ids), device=backbone.device)
+    warpers = _warpers(sampling)
+    for rows in cut_by_tokens([len(prompt) + sampling.max_new_tokens for prompt in prompts], sampling.batch_tokens):
+        prompt = Padded.from_lists([prompts[row] for row in rows]).to(backbone.device)
+        tokens, lengths, closed = _sample_batch(backbone, prompt, uniforms[rows], sampling, ends, warpers)
+        for row, response, length, end in zip(rows, tokens.tolist(), lengths.tolist(), closed.tolist(), strict=True):
+            ids[row], ended[row] = response[:length], end
+        if on_rows is not None:
+            on_rows(len(rows))
+    return Responses(ids, ended)
+
+
+@torch.no_grad()
+def _sample_batch(
+    backbone: Backbone, prompt: Padded, uniforms: Tensor, sampling: Sampling, ends: Tensor, warpers: LogitsProcessorList
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Response ids [B, max_new], lengths [B] and whether each ended [B]."""
+    count, device = len(prompt.lengths), prompt.ids.device
+    tokens = torch.zeros(count, sampling.max_new_tokens, dtype=torch.long, device=device)
+    lengths, ended = torch.zeros_like(prompt.lengths), torch.zeros(count, dtype=torch.bool, device=device)
+    alive = torch.arange(count, device=device)
+    uniforms = uniforms.to(device)
+    state, hidden = backbone.start(prompt)
+    for step in range(sampling.max_new_tokens):
+        logits = backbone.logits(hidden).float()
+        if sampling.temperature == 0:
+            chosen = logits.argmax(-1)
+        else:
+            chosen = draw(warpers(tokens[alive, :step], logits / sampling.temperature), uniforms[alive, step])
+        tokens[alive, step] = chosen
+        lengths[alive] += 1
+        over = torch.isin(chosen, ends)
+        ended[alive[over]] = True
+        if bool(over.all()):
+            break
+        if bool(over.any()):  # a row that ended leaves the batch: nothing is computed on it any more
+            keep = torch.nonzero(~over)[:, 0]
+            state.select(keep)
+            alive, chosen = alive[keep], chosen[keep]
+        if step + 1 < sampling.max_new_tokens:
+            hidden = backbone.step(state, chosen)
+    return tokens, lengths, ended
+
+
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one token a row from softmax(logits) by inverting its cumulative distribution.
+
+    Exact, and one uniform number a row instead of one a vocabulary entry: a fraction of the cost of softmax with
+    `torch.multinomial` over a large vocabulary.
+
+    Args:
+        logits: [B, V] float32.
+        uniforms: [B] float64 in [0, 1).
+
+    Returns:
+        [B] token ids.
+    """
+    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    # float64 sums: with 100,000 tokens, float32 would round small probabilities away at the end of the sum.
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    threshold = uniforms.to(cumulative.dtype)[:, None] * cumulative[:, -1:]
+    chosen = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return chosen.clamp(max=logits.shape[-1] - 1)
+
+
+def _warpers(sampling: Sampling) -> LogitsProcessorList:
+    """Truncation of the distribution by transformers' own processors, on logits that the temperature has divided."""
+    warpers = LogitsProcessorList()
+    if sampling.top_k > 0:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    return warpers

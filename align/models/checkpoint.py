@@ -1,0 +1,126 @@
+"""Saving models as transformers or PEFT folders that load elsewhere unchanged, with a model card, whole or not at all."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from peft.utils import get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from align.errors import UserError
+from align.files import new_folder, write_text
+from align.models.backbone import Backbone
+from align.models.loading import Loaded
+
+
+def save_model(
+    folder: Path,
+    loaded: Loaded,
+    state: Mapping[str, Tensor],
+    card: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Save the policy: all weights as a transformers folder, or the adapter alone as a PEFT folder.
+
+    What was written is read back and compared before the folder takes its name.
+
+    Args:
+        folder: the target; replaced in one step.
+        loaded: the model with its tokenizer.
+        state: whole weights by their names in `loaded.backbone.model` (gathered, where they are sharded).
+        card: `title`, `stage`, and anything else that the card's table shows.
+        extra: files to write beside the model: name to a dict of tensors (safetensors) or a JSON-able value.
+    """
+    with new_folder(folder) as temporary:
+        if loaded.adapter is None:
+            loaded.backbone.model.save_pretrained(temporary, state_dict=dict(state))
+            _compare(temporary, state)
+        else:
+            save_adapter(temporary, loaded, loaded.adapter, state)
+        finish_folder(temporary, loaded, card)
+
+
+def finish_folder(temporary: Path, loaded: Loaded, card: Mapping[str, Any]) -> None:
+    """Write what stands beside the weights: tokenizer with its chat template, generation settings, model card."""
+    tokenization, model = loaded.tokenization, loaded.backbone.model
+    tokenization.tokenizer.save_pretrained(temporary)
+    generation = copy.deepcopy(getattr(model, "generation_config", None))
+    if generation is not None:
+        generation.eos_token_id, generation.pad_token_id = sorted(tokenization.end_ids), tokenization.pad_id
+        generation.save_pretrained(temporary)
+    write_text(temporary / "README.md", model_card(card, loaded))
+
+
+def save_adapter(
+    folder: Path,
+    loaded: Loaded,
+    name: str,
+    state: Mapping[str, Tensor],
+    changes: Mapping[str, Any] | None = None,
+    more: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Save one adapter with PEFT's file names, and refuse to save an empty one.
+
+    Args:
+        changes: fields of the adapter's config that differ in the file.
+        more: further tensors for the file, under PEFT's full names.
+    """
+    peft_model = loaded.backbone.peft
+    assert peft_model is not None
+    full = {f"base_model.model.{key}": value for key, value in state.items()}
+    weights = get_peft_model_state_dict(peft_model, state_dict=full, adapter_name=name)
+    if not weights:
+        raise UserError(f"adapter '{name}' holds no weights: nothing was saved")
+    weights = {key: value.detach().cpu().contiguous() for key, value in {**weights, **(more or {})}.items()}
+    config = copy.copy(peft_model.peft_config[name])
+    config.inference_mode = True
+    for key, value in (changes or {}).items():
+        setattr(config, key, value)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    _compare(folder, weights)
+
+
+def _compare(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Read every tensor of the folder back and compare it with memory, bit for bit."""
+    files, seen = sorted(folder.glob("*.safetensors")), 0
+    for path in files:
+        with safe_open(path, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118 - not a dict
+                if key not in state or not torch.equal(stored.get_tensor(key), state[key].detach().cpu()):
+                    raise UserError(f"{path.name}: '{key}' was not written as it is in memory; is the disk sound?")
+                seen += 1
+    if not seen:
+        raise UserError(f"{folder}: no weights were written")
+
+
+def model_card(card: Mapping[str, Any], loaded: Loaded) -> str:
+    """The text of README.md: hub metadata, what the model is, its figures, how to load it."""
+    head: dict[str, Any] = {
+        "library_name": "peft" if loaded.adapter else "transformers",
+        "tags": ["rlhf", card["stage"]],
+    }
+    head["base_model"] = loaded.base
+    rows = "\n".join(f"| {key} | {value} |" for key, value in card.items() if key != "title")
+    return (
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {card['title']}\n\n"
+        f"Made by align-rlhf from `{loaded.base}`. The run's full settings and metrics are in its run folder.\n\n"
+        f"| | |\n| --- | --- |\n{rows}\n"
+    )
+
+
+def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None, prefix: str = "") -> dict[str, Tensor]:
+    """The weights by their names in `backbone.model`, out of a larger module's state where one is given.
+
+    Args:
+        state: an optimisation's `model_state`; None: the backbone's own.
+        prefix: where the backbone's model stands in that module, such as `backbone.model.`.
+    """
+    if state is None:
+        return dict(backbone.model.state_dict())
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

@@ -1,0 +1,18 @@
+"""Reward functions to try the trainer with; own ones look the same and live in any module.
+
+Each takes prompts (conversations) and the texts of their responses, one each, and gives a score for each.
+"""
+
+from collections.abc import Sequence
+
+from align.data.records import Conversation
+
+
+def share_of_e(prompts: Sequence[Conversation], responses: Sequence[str]) -> list[float]:
+    """Share of the letter e in a response: a reward with a known optimum, 1."""
+    return [response.count("e") / max(1, len(response)) for response in responses]
+
+
+def brevity(prompts: Sequence[Conversation], responses: Sequence[str]) -> list[float]:
+    """1 for an empty response, falling to 0 at 100 words."""
+    return [max(0.0, 1.0 - len(response.split()) / 100) for response in responses]

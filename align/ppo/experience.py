@@ -1,0 +1,112 @@
+"""From a rollout to what PPO learns from: score it with every role, shape rewards, estimate advantages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from align.generation import generator
+from align.models.roles import Prediction
+from align.ppo.advantages import advantages_and_returns
+from align.ppo.config import PPOConfig
+from align.ppo.rollout import MINIBATCH, Rollout
+from align.ppo.shaping import settle_scores, shape_rewards
+from align.tensor_ops import Padded, length_mask, whiten
+from align.training import MicroBatch, Optimisation, gather_rows, micro_batches
+
+
+@dataclass(frozen=True)
+class RoleScores:
+    """What policy, reference and critic say of a rollout; [B, T] float32 on the CPU, 0 past a response's end."""
+
+    log_probs: Tensor
+    reference: Tensor
+    values: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A shaped rollout: what the objective needs, for the whole global batch, on every process."""
+
+    rollout: Rollout
+    scores: Tensor
+    """[B] of whole responses, after the rule for a missing end."""
+    roles: RoleScores
+    lengths: Tensor
+    """[B] response tokens."""
+    advantages: Tensor
+    """[B, T] whitened."""
+    returns: Tensor
+    """[B, T] from unwhitened advantages."""
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] True on response tokens."""
+        return length_mask(self.lengths, self.advantages.shape[1])
+
+
+def minibatches(config: PPOConfig, rollout: Rollout, update: int, epoch: int) -> list[list[int]]:
+    """The rows of each minibatch of an epoch over the rollout, shuffled anew each time."""
+    order = torch.randperm(len(rollout), generator=generator(config.seed, MINIBATCH, update, epoch)).tolist()
+    return [order[number :: config.minibatches] for number in range(config.minibatches)]
+
+
+def plan_minibatch(config: PPOConfig, rollout: Rollout, rows: Sequence[int], optimisation: Optimisation) -> list[MicroBatch]:
+    """A minibatch cut into micro-batches of this process."""
+    lengths = [rollout.lengths[row] for row in rows]
+    return micro_batches(rows, lengths, config.micro_batch_tokens, optimisation.accelerator)
+
+
+def tokens(rollout: Rollout, rows: Sequence[int], device: torch.device) -> tuple[Padded, Padded]:
+    """Prompts and responses of some rows, ready for a module."""
+    prompt = Padded.from_lists([rollout.prompts[row].ids for row in rows])
+    return prompt.to(device), Padded.from_lists([rollout.responses[row] for row in rows]).to(device)
+
+
+@torch.no_grad()
+def score_roles(
+    config: PPOConfig,
+    rollout: Rollout,
+    update: int,
+    optimisation: Optimisation,
+    reference: Callable[..., Tensor] | None,
+) -> RoleScores:
+    """Log-probs of policy and reference, values and entropy of every response token.
+
+    The rows are batched exactly as the first epoch will batch them: the same kernels then see the same shapes, and the
+    ratio at the first minibatch is 1 in every number format.
+
+    Args:
+        reference: a model of its own, or None where the policy's backbone also plays the reference.
+    """
+    device = optimisation.accelerator.device
+    found: list[tuple[int, list[Tensor]]] = []
+    for rows in minibatches(config, rollout, update, 0):
+        for batch in plan_minibatch(config, rollout, rows, optimisation):
+            prompt, response = tokens(rollout, batch.rows, device)
+            said: Prediction = optimisation.module("policy", prompt, response, config.temperature)
+            play = reference or optimisation.module
+            frozen = play("reference", prompt, response, config.temperature)
+            columns = [column.float().cpu() for column in (said.log_probs, frozen, said.values, said.entropy)]
+            if batch.weight:
+                for place, row in enumerate(batch.rows):
+                    length = len(rollout.responses[row])
+                    found.append((row, [column[place, :length].clone() for column in columns]))
+    whole = [columns for _, columns in sorted(gather_rows(found, optimisation.accelerator), key=lambda pair: pair[0])]
+    padded = [torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True) for column in zip(*whole, strict=True)]
+    return RoleScores(*padded)
+
+
+def shape(config: PPOConfig, rollout: Rollout, raw_scores: Tensor, roles: RoleScores, beta: float) -> Experience:
+    """Rewards from scores and KL, advantages and returns; the same on every process."""
+    lengths = torch.tensor([len(response) for response in rollout.responses])
+    ended = torch.tensor(rollout.ended)
+    scores = settle_scores(raw_scores.float(), ended, config.missing_end, config.missing_end_score)
+    rewards = shape_rewards(scores, roles.log_probs, roles.reference, lengths, beta)
+    mask = length_mask(lengths, rewards.shape[1])
+    if config.whiten_rewards:
+        rewards = whiten(rewards, mask, shift_mean=False)
+    advantages, returns = advantages_and_returns(rewards, roles.values, lengths, config.gamma, config.lam)
+    return Experience(rollout, scores, roles, lengths, whiten(advantages, mask), returns)

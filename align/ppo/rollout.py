@@ -1,0 +1,114 @@
+"""Prompts, and the responses that the policy gave to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from align.data.readers import read_records
+from align.data.records import Conversation, Prompt
+from align.distributed import map_shared, whole_weights
+from align.errors import UserError
+from align.generation import Responses, Sampling, generator, noise, sample
+from align.models.loading import Loaded
+from align.ppo.config import PPOConfig
+from align.tokenization import fit
+from align.training import Optimisation
+
+ORDER, ROLLOUT, EVALUATION, MINIBATCH, PTX = 1, 2, 3, 4, 5
+"""What random numbers are for: the second part of a seed, see `align.generation.generator`."""
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as it was read and as token ids."""
+
+    conversation: Conversation
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Prompts with sampled responses, one each, in an order that does not depend on processes."""
+
+    prompts: list[EncodedPrompt]
+    responses: list[list[int]]
+    ended: list[bool]
+    texts: list[str]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Prompt and response tokens of each row."""
+        return [len(p.ids) + len(r) for p, r in zip(self.prompts, self.responses, strict=True)]
+
+
+def encode_prompts(config: PPOConfig, loaded: Loaded, source: str) -> list[EncodedPrompt]:
+    """Read prompts and turn them into token ids.
+
+    Raises:
+        UserError: if a prompt is beyond the limits (see `overlong`) or beyond what the model can read.
+    """
+    prompts = []
+    for number, record in enumerate(read_records(source, Prompt, skip_bad_rows=config.skip_bad_rows), start=1):
+        where = f"{source}: record {record.id or number}"
+        ids = loaded.tokenization.prompt_ids(record.prompt)
+        kept = fit(ids, [], where, config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+        if kept is not None:
+            loaded.backbone.require_fit(len(kept[0]), config.max_new_tokens, where)
+            prompts.append(EncodedPrompt(record.prompt, kept[0]))
+    if not prompts:
+        raise UserError(f"{source}: no prompt is left to sample from")
+    return prompts
+
+
+def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], update: int) -> list[EncodedPrompt]:
+    """The prompts of update 1..: each pass over the data is shuffled anew and used up before the next begins."""
+    count = config.rollout_size // config.samples_per_prompt
+    rows: list[int] = []
+    first = (update - 1) * count
+    while len(rows) < count:
+        epoch, place = divmod(first + len(rows), len(prompts))
+        order = torch.randperm(len(prompts), generator=generator(config.seed, ORDER, epoch)).tolist()
+        rows += order[place : place + count - len(rows)]
+    return [prompts[row] for row in rows for _ in range(config.samples_per_prompt)]
+
+
+def respond(
+    optimisation: Optimisation,
+    loaded: Loaded,
+    prompts: list[EncodedPrompt],
+    sampling: Sampling,
+    seed: tuple[int, ...],
+    adapter: str | None,
+) -> Rollout:
+    """Sample a response to each prompt; processes share the work, and the texts do not depend on how many there are.
+
+    Args:
+        seed: parts of the seed; the noise of row i is the same however rows are spread.
+        adapter: the adapter to sample with.
+    """
+    uniforms = noise(len(prompts), sampling, *seed)
+    accelerator = optimisation.accelerator
+
+    def work(rows: list[int]) -> list[tuple[list[int], bool]]:
+        if not rows:
+            return []
+        found: Responses = sample(
+            loaded.backbone, [prompts[row].ids for row in rows], uniforms[rows], sampling, loaded.tokenization.end_ids
+        )
+        return list(zip(found.ids, found.ended, strict=True))
+
+    with whole_weights(optimisation.module, accelerator), loaded.backbone.adapter(adapter):
+        results = map_shared(range(len(prompts)), work, accelerator)
+    responses = [ids for ids, _ in results]
+    texts = [loaded.tokenization.text(ids) for ids in responses]
+    return Rollout(prompts, responses, [ended for _, ended in results], texts)
+
+
+def repetition(ids: Sequence[int], n: int = 3) -> float:
+    """Share of a response's n-grams of tokens that occurred before in it; 0 for a response shorter than n."""
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,0 +1,224 @@
+"""Reward modelling: a scalar head learns to put responses in the order in which labelers ranked them."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from align.data.readers import read_records
+from align.data.records import Demonstration, Ranking
+from align.errors import UserError
+from align.files import write_json
+from align.models.checkpoint import weights_of
+from align.models.heads import ScalarHead
+from align.models.loading import Loaded, load
+from align.models.roles import RewardModel
+from align.reward.checkpoint import is_reward_model, load_head, save_reward_model
+from align.reward.config import RewardConfig
+from align.reward.loss import centring_loss, pairs_of, ranking_loss
+from align.reward.metrics import Scored, summarize
+from align.run import Run
+from align.supervised import train
+from align.tensor_ops import Padded
+from align.tokenization import fit
+from align.training import Optimisation, Sums, make_optimisation, over_rows
+
+
+class Item:
+    """A ranking as token ids."""
+
+    __slots__ = ("category", "margin", "prompt", "ranks", "responses")
+
+    def __init__(
+        self,
+        prompt: list[int],
+        responses: list[list[int]],
+        ranks: list[int],
+        margin: float = 0.0,
+        category: str | None = None,
+    ) -> None:
+        self.prompt, self.responses, self.ranks, self.margin, self.category = prompt, responses, ranks, margin, category
+
+
+def run_reward(config: RewardConfig) -> Path:
+    """Train a reward model on rankings; gives the folder of the best model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+    run = Run(config, "reward")
+    loaded = load(config, run.dtype, adapter="reward")
+    items = encode(config, loaded, config.train_data)
+    held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
+    demonstrations = encode_demonstrations(config, loaded) if config.demonstrations else []
+    run.say(f"reward: {len(items)} rankings to learn from, {len(held_out)} held out; model {config.model}")
+    hidden_size = loaded.backbone.hidden_size
+    going_on = is_reward_model(config.model)
+    head = load_head(config.model, hidden_size)[0] if going_on else ScalarHead(hidden_size, bias=False)
+    _freeze_unused(loaded)
+    updates_an_epoch = math.ceil(len(items) / config.batch_size)
+    model = RewardModel(loaded.backbone, head, loaded.adapter)
+    optimisation = make_optimisation(run, model, config.epochs * updates_an_epoch)
+    task = RewardTask(run, config, loaded, optimisation, items, held_out, demonstrations)
+    train(run, optimisation, task, config.batch_size, updates_an_epoch, config.evaluate_every)
+    run.close()
+    return task.folder
+
+
+def _freeze_unused(loaded: Loaded) -> None:
+    """A vocabulary matrix of its own gets no gradient from a reward: leave it out of the optimiser."""
+    model = loaded.backbone.model
+    out, into = model.get_output_embeddings(), model.get_input_embeddings()
+    if out is not None and out.weight is not into.weight:
+        out.requires_grad_(False)
+
+
+def encode(config: RewardConfig, loaded: Loaded, source: str) -> list[Item]:
+    """Read rankings and turn them into token ids.
+
+    Raises:
+        UserError: if a record is beyond the limits (see `overlong`) or beyond what the model can read.
+    """
+    items = []
+    for number, record in enumerate(read_records(source, Ranking, skip_bad_rows=config.skip_bad_rows), start=1):
+        where = f"{source}: record {record.id or number}"
+        prompt = loaded.tokenization.prompt_ids(record.prompt)
+        texts = [loaded.tokenization.response_ids(text) for text in record.responses]
+        kept = [
+            fit(prompt, text, where, config.max_prompt_tokens, config.max_response_tokens, config.overlong) for text in texts
+        ]
+        whole = [pair for pair in kept if pair is not None]
+        if len(whole) < len(kept):
+            continue
+        for pair in whole:
+            loaded.backbone.require_fit(*map(len, pair), where)
+        ranks, margin = list(record.ranks), record.margin or 0.0
+        items.append(Item(whole[0][0], [pair[1] for pair in whole], ranks, margin, record.category))
+    if not items:
+        raise UserError(f"{source}: no ranking is left to learn from")
+    return items
+
+
+def encode_demonstrations(config: RewardConfig, loaded: Loaded) -> list[Item]:
+    """Demonstrations as rankings of one: prompts with the response that a person wrote, for the mean reward."""
+    items = []
+    for record in read_records(config.demonstrations, Demonstration, skip_bad_rows=config.skip_bad_rows):
+        turn = loaded.tokenization.turns(record, one_row=False)[-1]
+        kept = fit(turn.prompt, turn.response, "", config.max_prompt_tokens, config.max_response_tokens, "truncate")
+        assert kept is not None
+        items.append(Item(kept[0], [kept[1]], [1]))
+    return items
+
+
+def rewards_of(module: Callable[..., Tensor], items: Sequence[Item], device: torch.device) -> Tensor:
+    """Rewards [R] of the responses of several items, one after another; each prompt is read once where it can be."""
+    flat = [response for item in items for response in item.responses]
+    owner = torch.tensor([i for i, item in enumerate(items) for _ in item.responses], device=device)
+    return module(Padded.from_lists([item.prompt for item in items]).to(device), Padded.from_lists(flat).to(device), owner)
+
+
+class RewardTask:
+    """Examples, loss and evaluation of the reward model, as `align.supervised.train` asks for them."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: RewardConfig,
+        loaded: Loaded,
+        optimisation: Optimisation,
+        items: list[Item],
+        held_out: list[Item],
+        demonstrations: list[Item],
+    ) -> None:
+        self.run, self.config, self.loaded, self.optimisation = run, config, loaded, optimisation
+        self.items, self.held_out, self.demonstrations = items, held_out, demonstrations
+        self.lengths = self._costs(items)
+        self.folder = run.folder / "model"
+
+    def _costs(self, items: Sequence[Item]) -> list[int]:
+        row_tokens = self.loaded.backbone.row_tokens
+        return [row_tokens(len(item.prompt), [len(response) for response in item.responses]) for item in items]
+
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        def of(part: list[int]) -> tuple[Tensor, Sums]:
+            items = [self.items[row] for row in part]
+            rewards = rewards_of(self.optimisation.module, items, self.run.accelerator.device)
+            pairs = pairs_of([item.ranks for item in items], [item.margin for item in items])
+            pairs = type(pairs)(*(column.to(rewards.device) for column in pairs))
+            loss = ranking_loss(rewards, pairs)
+            sums = {"ranking_loss": loss / len(rows)}
+            if self.config.centring_weight:
+                loss = loss + self.config.centring_weight * centring_loss(rewards, pairs)
+            right = (rewards[pairs.better] > rewards[pairs.worse]).float()
+            sums |= {"accuracy": (pairs.weight * right).sum() / len(rows), "reward_sum": rewards.sum()}
+            sums |= {
+                "responses": torch.full_like(loss, len(rewards)),
+                "read": torch.full_like(loss, sum(self._costs(items))),
+            }
+            return loss / len(rows), sums
+
+        return of
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        return {
+            "loss": sums["loss"],
+            "ranking_loss": sums["ranking_loss"],
+            "accuracy": sums["accuracy"],
+            "reward/mean": sums["reward_sum"] / sums["responses"],
+            "tokens/read": sums["read"],
+        }
+
+    @torch.no_grad()
+    def _rewards(self, items: Sequence[Item]) -> list[list[float]]:
+        """Rewards of each item's responses, on every process."""
+
+        def work(rows: list[int]) -> list[list[float]]:
+            part = [items[row] for row in rows]
+            flat = iter(rewards_of(self.optimisation.module, part, self.run.accelerator.device).tolist())
+            return [[next(flat) for _ in item.responses] for item in part]
+
+        return over_rows(self._costs(items), self.config.micro_batch_tokens, self.run.accelerator, work)
+
+    def evaluate(self) -> dict[str, float]:
+        if not self.held_out:
+            return {}
+        scored = self._scored()
+        figures = summarize(scored)
+        write_rows = [{"ranks": s.ranks, "rewards": s.rewards, "lengths": s.lengths, "category": s.category} for s in scored]
+        if self.run.is_main:
+            write_json(self.run.folder / "validation.json", write_rows)
+        return {f"validation/{name}": value for name, value in figures.items()}
+
+    def _scored(self) -> list[Scored]:
+        rewards = self._rewards(self.held_out)
+        return [
+            Scored(tuple(item.ranks), tuple(row), tuple(len(response) for response in item.responses), item.category)
+            for item, row in zip(self.held_out, rewards, strict=True)
+        ]
+
+    def save(self, figures: dict[str, float]) -> None:
+        mean = 0.0
+        if self.demonstrations:
+            rewards = self._rewards(self.demonstrations)
+            mean = sum(row[0] for row in rewards) / len(rewards)
+        state = self.optimisation.model_state()
+        if self.run.is_main:
+            weights = weights_of(self.loaded.backbone, state, "backbone.model.")
+            card = {"title": "Reward model", "stage": "reward", "data": self.config.train_data, "mean": f"{mean:.4g}"}
+            card |= {name: f"{value:.4g}" for name, value in figures.items()}
+            facts = {"mean": mean, "mean_over": len(self.demonstrations), "base": self.loaded.base}
+            save_reward_model(self.folder, self.loaded, weights, state["head.linear.weight"], facts, card)
+        self.run.accelerator.wait_for_everyone()
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        text = self.loaded.tokenization.text
+        return [
+            {
+                "prompt": text(self.items[r].prompt),
+                "responses": [text(ids) for ids in self.items[r].responses],
+                "ranks": self.items[r].ranks,
+            }
+            for r in rows
+        ]

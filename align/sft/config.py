@@ -1,0 +1,28 @@
+"""Settings of supervised fine-tuning."""
+
+from dataclasses import dataclass
+
+from align.config import ModelConfig, RunConfig, option, require
+
+
+@dataclass(kw_only=True)
+class SFTConfig(ModelConfig, RunConfig):
+    """Supervised fine-tuning on demonstrations."""
+
+    train_data: str = option("data/demonstrations.jsonl", "demonstrations to learn from: file, folder or hub name")
+    validation_data: str = option("", "demonstrations to choose the best model by; empty: none")
+    epochs: int = option(1, "passes over the training data (InstructGPT used 16 and chose by the reward model)")
+    batch_size: int = option(32, "examples in one update, over all processes")
+    prompt_loss_weight: float = option(
+        0.0, "weight of a language-model loss on the prompt beside that on the response (GPT-1, section 3.2: 0.5)"
+    )
+    max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
+    max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
+    evaluate_every: int = option(0, "updates between evaluations; 0: at the end of each epoch")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "batch_size", "max_prompt_tokens", "max_response_tokens"):
+            require(self, name, getattr(self, name) > 0, "above 0")
+        for name in ("prompt_loss_weight", "evaluate_every"):
+            require(self, name, getattr(self, name) >= 0, "0 or more")

@@ -1,0 +1,143 @@
+"""Supervised fine-tuning: a model learns to say what the assistant said in the demonstrations."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from align.data.readers import read_records
+from align.data.records import Demonstration
+from align.errors import UserError
+from align.models.checkpoint import save_model, weights_of
+from align.models.loading import Loaded, load
+from align.models.roles import Policy
+from align.run import Run
+from align.sft.config import SFTConfig
+from align.sft.loss import demonstration_loss
+from align.supervised import train
+from align.tensor_ops import Padded
+from align.tokenization import Turn, fit
+from align.training import Optimisation, Sums, all_sum, make_optimisation, micro_batches
+
+
+def run_sft(config: SFTConfig) -> Path:
+    """Fine-tune a model on demonstrations; gives the folder of the best model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+    run = Run(config, "sft")
+    loaded = load(config, run.dtype)
+    turns = encode(config, loaded, config.train_data)
+    held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
+    run.say(f"sft: {len(turns)} examples to learn from, {len(held_out)} held out; model {config.model}")
+    updates_an_epoch = math.ceil(len(turns) / config.batch_size)
+    optimisation = make_optimisation(run, Policy(loaded.backbone, loaded.adapter), config.epochs * updates_an_epoch)
+    task = SFTTask(run, config, loaded, optimisation, turns, held_out)
+    train(run, optimisation, task, config.batch_size, updates_an_epoch, config.evaluate_every)
+    run.close()
+    return task.folder
+
+
+def encode(config: SFTConfig, loaded: Loaded, source: str) -> list[Turn]:
+    """Read demonstrations and turn them into token ids.
+
+    Raises:
+        UserError: if a record is beyond the limits (see `overlong`) or beyond what the model can read.
+    """
+    if config.prompt_loss_weight and not loaded.backbone.one_row_per_conversation:
+        raise UserError("prompt_loss_weight: this model's prompt is read by an encoder, which predicts nothing; set it to 0")
+    turns = []
+    for number, record in enumerate(read_records(source, Demonstration, skip_bad_rows=config.skip_bad_rows), start=1):
+        where = f"{source}: record {record.id or number}"
+        for turn in loaded.tokenization.turns(record, loaded.backbone.one_row_per_conversation):
+            kept = fit(
+                turn.prompt, turn.response, where, config.max_prompt_tokens, config.max_response_tokens, config.overlong
+            )
+            if kept is None:
+                continue
+            loaded.backbone.require_fit(*map(len, kept), where)
+            turns.append(Turn(kept[0], kept[1], turn.learn[: len(kept[1])]))
+    if not turns:
+        raise UserError(f"{source}: no demonstration is left to learn from")
+    return turns
+
+
+class SFTTask:
+    """Examples, loss and evaluation of supervised fine-tuning, as `align.supervised.train` asks for them."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: SFTConfig,
+        loaded: Loaded,
+        optimisation: Optimisation,
+        turns: list[Turn],
+        held_out: list[Turn],
+    ) -> None:
+        self.run, self.config, self.loaded, self.optimisation = run, config, loaded, optimisation
+        self.turns, self.held_out = turns, held_out
+        self.lengths = [len(turn.prompt) + len(turn.response) for turn in turns]
+        self.folder = run.folder / "model"
+
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        batch = [self.turns[row] for row in rows]
+        learn_count = sum(sum(turn.learn) for turn in batch)
+        context_count = sum(len(turn.prompt) - 1 for turn in batch)
+
+        def of(part: list[int]) -> tuple[Tensor, Sums]:
+            turns = [self.turns[row] for row in part]
+            log_probs, learn, context = self._log_probs(turns, bool(self.config.prompt_loss_weight))
+            loss = demonstration_loss(log_probs, learn, context, learn_count, context_count, self.config.prompt_loss_weight)
+            sums = {
+                "tokens": learn.sum(),
+                "read": torch.tensor(float(sum(len(t.prompt) + len(t.response) for t in turns))),
+            }
+            return loss, {name: value.to(loss.device) for name, value in sums.items()}
+
+        return of
+
+    def _log_probs(self, turns: list[Turn], with_context: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs [B, T], and which of them the assistant said and which are the prompt's.
+
+        With the prompt in the loss, all of it but its first token is read as if it were response.
+        """
+        cut = [1 if with_context else len(turn.prompt) for turn in turns]
+        prompt = Padded.from_lists([turn.prompt[:at] for turn, at in zip(turns, cut, strict=True)])
+        tails = [turn.prompt[at:] for turn, at in zip(turns, cut, strict=True)]
+        response = Padded.from_lists([tail + turn.response for turn, tail in zip(turns, tails, strict=True)])
+        kinds = Padded.from_lists(
+            [[2] * len(tail) + [int(flag) for flag in turn.learn] for turn, tail in zip(turns, tails, strict=True)]
+        ).ids.to(self.run.accelerator.device)
+        device = self.run.accelerator.device
+        log_probs = self.optimisation.module(prompt.to(device), response.to(device), kinds > 0)
+        return log_probs, kinds == 1, kinds == 2
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        return {"loss": sums["loss"], "tokens/learned": sums["tokens"], "tokens/read": sums["read"]}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        if not self.held_out:
+            return {}
+        total = torch.zeros(2, dtype=torch.float64, device=self.run.accelerator.device)
+        lengths = [len(turn.prompt) + len(turn.response) for turn in self.held_out]
+        rows = list(range(len(lengths)))
+        for batch in micro_batches(rows, lengths, self.config.micro_batch_tokens, self.run.accelerator):
+            log_probs, learn, _ = self._log_probs([self.held_out[row] for row in batch.rows], False)
+            total += batch.weight * torch.stack([-(log_probs * learn).sum(), learn.sum()]).double()
+        loss, count = all_sum(total, self.run.accelerator).tolist()
+        return {"validation/loss": loss / count, "validation/perplexity": math.exp(min(loss / count, 50.0))}
+
+    def save(self, figures: dict[str, float]) -> None:
+        state = weights_of(self.loaded.backbone, self.optimisation.model_state(), "backbone.model.")
+        card = {"title": "Supervised fine-tuned model", "stage": "sft", "data": self.config.train_data}
+        if self.run.is_main:
+            save_model(self.folder, self.loaded, state, card | {k: f"{v:.4g}" for k, v in figures.items()})
+        self.run.accelerator.wait_for_everyone()
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        text = self.loaded.tokenization.text
+        return [{"prompt": text(self.turns[row].prompt), "response": text(self.turns[row].response)} for row in rows]

@@ -1,0 +1,89 @@
+"""The loop that supervised fine-tuning and reward training share: epochs over fixed examples, the best model kept."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from align.errors import UserError
+from align.files import write_json
+from align.generation import generator
+from align.run import Run
+from align.training import NotFiniteError, Optimisation, Sums, load_checkpoint, micro_batches, save_checkpoint
+
+ORDER = 1
+"""What the random numbers of `generator(seed, ORDER, epoch)` are for: the order of examples."""
+
+
+class Task(Protocol):
+    """What a stage brings: its examples, its loss, its evaluation."""
+
+    lengths: Sequence[int]
+    """Tokens of each training example."""
+
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        """The loss of a global batch, as a function of the rows of one micro-batch."""
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Figures of an update, from sums over the global batch."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures on the validation data, the same on every process; `validation/loss` chooses the best model."""
+
+    def save(self, figures: dict[str, float]) -> None:
+        """Save the model as the run's result."""
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        """The examples of a batch, for a person who looks for the cause of a NaN."""
+
+
+def train(
+    run: Run, optimisation: Optimisation, task: Task, batch_size: int, updates_an_epoch: int, evaluate_every: int
+) -> None:
+    """Train for `optimisation.total` updates; evaluate, keep the best model, and write checkpoints on the way.
+
+    Args:
+        batch_size: examples in a global batch.
+        evaluate_every: updates between evaluations; 0: at the end of each epoch.
+    """
+    total, every = optimisation.total, evaluate_every or updates_an_epoch
+    done, progress = load_checkpoint(run, optimisation)
+    best = progress.get("best", math.inf)
+    for update in run.updates(done + 1, total):
+        epoch, place = divmod(update - 1, updates_an_epoch)
+        order = torch.randperm(len(task.lengths), generator=generator(run.config.seed, ORDER, epoch)).tolist()
+        rows = order[place * batch_size : (place + 1) * batch_size]
+        plan = micro_batches(rows, [task.lengths[row] for row in rows], run.config.micro_batch_tokens, run.accelerator)
+        try:
+            sums = optimisation.accumulate(plan, task.loss(rows))
+            step = optimisation.step(update)
+        except NotFiniteError as error:
+            stop_on_nan(run, update, error, task.describe(rows))
+        figures = task.metrics({name: float(value) for name, value in sums.items()}) | step
+        if update % every == 0 or update == total:
+            figures |= task.evaluate()
+            loss = figures.get("validation/loss", -math.inf)
+            if loss < best or update == total == 0 or best == math.inf:
+                best = loss
+                task.save(figures)
+        run.log(update, figures)
+        run.note(f"loss {figures['loss']:.3f}" + (f", best validation {best:.3f}" if math.isfinite(best) else ""))
+        if run.config.save_every and update % run.config.save_every == 0:
+            save_checkpoint(run, optimisation, update, {"best": best})
+
+
+def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[str, object]]) -> None:
+    """Save the batch that broke the run and end with its name.
+
+    Raises:
+        UserError: always.
+    """
+    path = run.folder / f"broken-batch-{update}.json"
+    if run.is_main:
+        write_json(path, batch)
+    raise UserError(
+        f"update {update}: {error}; the weights before it are unharmed, the batch is in {path}. "
+        "Lower learning_rate, or look at that batch"
+    ) from error

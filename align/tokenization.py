@@ -1,0 +1,208 @@
+"""Chat templates, special tokens, truncation: the only place that touches a tokenizer's settings.
+
+Every conversation goes through a chat template, in all stages alike: the tokenizer's own, a plain dialogue where it has
+none, or none at all (`raw`) for text to be continued. A response always ends with the token that ends an assistant turn.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from align.data.records import Conversation, Demonstration
+from align.errors import UserError
+from align.models.zoo import resolve_model
+
+Overlong = Literal["error", "drop", "truncate"]
+
+# For a tokenizer without a template: the dialogue form of HH-RLHF, which base models continue well.
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}{{ {'user': 'Human', 'assistant': 'Assistant', 'system': 'System'}[m.role] }}: "
+    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+# Text as it is: prompts that a model continues. Turns of a conversation stand on lines of their own.
+RAW_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% if not loop.last %}\n{% endif %}{% endfor %}"
+)
+NAMED_TEMPLATES = {"plain": PLAIN_TEMPLATE, "raw": RAW_TEMPLATE}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One example for supervised fine-tuning: what is read and what follows it.
+
+    `learn[i]` says whether token i of the response counts in the loss: in a conversation of several turns the response
+    also holds the user's turns between.
+    """
+
+    prompt: list[int]
+    response: list[int]
+    learn: list[bool]
+
+
+class Tokenization:
+    """A tokenizer with its chat template, end tokens and limits settled.
+
+    Args:
+        tokenizer: from `AutoTokenizer`.
+        chat_template: `auto` (the tokenizer's own, else `plain`), `plain`, `raw`, or the path of a Jinja file.
+        extra_end_ids: more ids that end a response, from the model's generation config.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_template: str = "auto", extra_end_ids: tuple[int, ...] = ()
+    ) -> None:
+        self.tokenizer = tokenizer
+        if tokenizer.eos_token_id is None:
+            raise UserError(
+                "the tokenizer has no end-of-sequence token: a response could not be told from an unfinished one"
+            )
+        self._set_template(chat_template)
+        self.end_id = self._find_end_of_turn()
+        self.end_ids = frozenset({self.end_id, tokenizer.eos_token_id, *extra_end_ids})
+        # Padding is never read (lengths say where text ends), so any id will do where the tokenizer names none.
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+    def _set_template(self, chat_template: str) -> None:
+        if chat_template in NAMED_TEMPLATES:
+            self.tokenizer.chat_template = NAMED_TEMPLATES[chat_template]
+        elif chat_template == "auto":
+            self.tokenizer.chat_template = self.tokenizer.chat_template or PLAIN_TEMPLATE
+        else:
+            try:
+                self.tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+            except OSError as error:
+                raise UserError(
+                    f"chat_template '{chat_template}': {error.strerror}; give auto, plain, raw or the path of a Jinja file"
+                ) from error
+
+    def _find_end_of_turn(self) -> int:
+        """The token that the template puts behind an assistant's words; end-of-sequence if it puts none."""
+        marker = "The answer."
+        text = self._render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": marker}], False)
+        after = self.tokenizer(text.rsplit(marker, 1)[-1], add_special_tokens=False).input_ids
+        special = set(self.tokenizer.all_special_ids)
+        return after[0] if after and after[0] in special else self.tokenizer.eos_token_id
+
+    def _render(self, messages: list[dict[str, str]] | Conversation, generation_prompt: bool = True) -> str:
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def prompt_ids(self, prompt: Conversation) -> list[int]:
+        """The prompt up to where the assistant's turn begins."""
+        ids = self._encode(self._render(prompt))
+        # T5's encoder expects `</s>` behind its input, which its tokenizer adds by itself and a template leaves out.
+        return [*ids, *self._appended()]
+
+    def _appended(self) -> list[int]:
+        """Special ids that the tokenizer puts behind every text (T5: `</s>`; GPT and Llama: none)."""
+        plain, full = self._encode("a"), self.tokenizer("a").input_ids
+        start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
+        return full[start + len(plain) :]
+
+    def response_ids(self, text: str) -> list[int]:
+        """The response and the token that ends it."""
+        return [*self._encode(text), self.end_id]
+
+    def text(self, ids: list[int]) -> str:
+        """The words of a response, without special tokens."""
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
+        assert isinstance(decoded, str)
+        return decoded.strip()
+
+    def turns(self, demonstration: Demonstration, one_row: bool) -> list[Turn]:
+        """Examples that teach each assistant turn of a demonstration's continuation.
+
+        Args:
+            one_row: True lays the whole continuation in one response with the user's turns masked, so that nothing is
+                read twice; False (and templates that rewrite earlier turns) gives an example for each turn.
+        """
+        messages = [*demonstration.prompt, *demonstration.continuation]
+        spoken = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
+        if one_row and len(spoken) > 1:
+            joined = self._join(messages, spoken)
+            if joined is not None:
+                return [joined]
+        return [self._turn(messages, i) for i in spoken]
+
+    def _turn(self, messages: list[dict[str, str]], index: int) -> Turn:
+        response = self.response_ids(messages[index]["content"])
+        return Turn(self.prompt_ids(tuple(messages[:index])), response, [True] * len(response))  # type: ignore[arg-type]
+
+    def _join(self, messages: list[dict[str, str]], spoken: list[int]) -> Turn | None:
+        """All turns in one row, or None if the template does not continue its own rendering word for word."""
+        response: list[int] = []
+        learn: list[bool] = []
+        end = self.tokenizer.decode([self.end_id])
+        rendered = self._render(messages[: spoken[0]])
+        for number, index in enumerate(spoken):
+            words = self.response_ids(messages[index]["content"])
+            response, learn = response + words, learn + [True] * len(words)
+            if number + 1 < len(spoken):
+                head = rendered + messages[index]["content"] + end
+                following = self._render(messages[: spoken[number + 1]])
+                if not following.startswith(head):
+                    return None
+                between = self._encode(following[len(head) :])
+                response, learn, rendered = response + between, learn + [False] * len(between), following
+        return Turn(self.prompt_ids(tuple(messages[: spoken[0]])), response, learn)  # type: ignore[arg-type]
+
+
+def load_tokenization(model: str, chat_template: str = "auto") -> Tokenization:
+    """The tokenization of a model name, a local folder or a hub name.
+
+    Raises:
+        UserError: if the tokenizer cannot be loaded.
+    """
+    source = resolve_model(model)
+    try:
+        return Tokenization(AutoTokenizer.from_pretrained(source), chat_template)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model '{model}': its tokenizer cannot be loaded ({first_line(error)})") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message: libraries write pages, a user gets one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def fit(
+    prompt: list[int],
+    response: list[int],
+    where: str,
+    max_prompt: int,
+    max_response: int,
+    overlong: Overlong,
+) -> tuple[list[int], list[int]] | None:
+    """Hold a prompt and a response to their limits.
+
+    Args:
+        where: names the record in an error.
+        overlong: `error` refuses; `drop` gives None; `truncate` keeps a prompt's end and a response's beginning.
+
+    Raises:
+        UserError: in mode `error`, if either is too long.
+    """
+    too_long = [
+        (name, len(ids), limit)
+        for name, ids, limit in (("prompt", prompt, max_prompt), ("response", response, max_response))
+        if len(ids) > limit
+    ]
+    if not too_long:
+        return prompt, response
+    if overlong == "error":
+        name, length, limit = too_long[0]
+        raise UserError(
+            f"{where}: the {name} has {length} tokens, max_{name}_tokens is {limit}; "
+            "raise the limit, or set overlong to drop or truncate"
+        )
+    return None if overlong == "drop" else (prompt[-max_prompt:], response[:max_response])

@@ -1,0 +1,104 @@
+"""The optimisation of `align.training` on a DeepSpeed engine: ZeRO 1, 2 and 3, with or without offload.
+
+Its state is read and written through DeepSpeed's own access to whole float32 tensors, so a checkpoint has one form: it
+resumes on another number of processes, on another ZeRO stage, or without DeepSpeed, and nothing in it is a pickle.
+"""
+
+import math
+from collections.abc import Mapping
+
+import deepspeed
+import torch
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
+from torch import Tensor, nn
+
+from align.distributed import zero_stage
+from align.errors import UserError
+from align.run import Run
+from align.training import NotFiniteError, Optimisation, build_optimizer, check_names
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class DeepSpeedOptimisation(Optimisation):
+    """Trainable weights under a DeepSpeed engine, which keeps the float32 masters and shards them.
+
+    Raises:
+        UserError: for Adafactor, whose factored state cannot be cut into flat shards.
+    """
+
+    def __init__(self, run: Run, module: nn.Module, total: int) -> None:
+        if run.config.optimizer != "adamw":
+            raise UserError(f"optimizer {run.config.optimizer}: not possible under DeepSpeed; use adamw")
+        self.run, self.total, self.accelerator = run, total, run.accelerator
+        self.named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        optimizer = build_optimizer(run.config, self.named.values())
+        self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
+        self._make_states()
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        # The engine takes the mean of gradients over processes; losses are shares of a sum.
+        self.module.set_gradient_accumulation_boundary(is_boundary=last)
+        self.module.backward(loss * self.accelerator.num_processes)
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.module.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _apply(self) -> float:
+        self.module.step()
+        norm = float(self.module.get_global_grad_norm() or 0.0)
+        if not math.isfinite(norm):
+            raise NotFiniteError("the gradient is not a finite number")
+        return norm
+
+    def _make_states(self) -> None:
+        """Give every flat shard its moments now, so that they can be read and written before the first step.
+
+        ZeRO 1 and 2 make and link them at the first step, and of several parameter groups only the first one's.
+        """
+        engine, inner = self.module.optimizer, self.module.optimizer.optimizer
+        if hasattr(engine, "_lazy_init_hp_params_optimizer_state"):
+            for flat in (flat for group in inner.param_groups for flat in group["params"]):
+                step = torch.zeros((), device=flat.device) if isinstance(inner, torch.optim.AdamW) else 0
+                inner.state[flat] = {"step": step} | {key: torch.zeros_like(flat) for key in MOMENTS}
+            engine._hp_optimizer_states_linked = False
+            engine._lazy_init_hp_params_optimizer_state()
+        self._set_steps(0.0)  # ZeRO-3 takes a step with zero gradients to make its buffers; it must not count
+
+    def _set_steps(self, count: float) -> None:
+        for state in self.module.optimizer.optimizer.state.values():
+            step = state["step"]
+            state["step"] = torch.full_like(step, count) if isinstance(step, Tensor) else int(count)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        tensors: dict[str, Tensor] = {}
+        steps = [float(state["step"]) for state in self.module.optimizer.optimizer.state.values()]
+        for name, weight in self.named.items():
+            found = {"master": safe_get_full_fp32_param(weight)}
+            found |= {key: safe_get_full_optimizer_state(weight, key) for key in MOMENTS}
+            if self.run.is_main:
+                tensors |= {f"{key}/{name}": value.cpu() for key, value in found.items()}
+                tensors[f"step/{name}"] = torch.tensor(max(steps, default=0.0))
+        return tensors, {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        check_names(tensors, self.named)
+        for name, weight in self.named.items():
+            master = tensors[f"master/{name}"].to(self.accelerator.device)
+            safe_set_full_fp32_param(weight, master)
+            for key in MOMENTS:
+                safe_set_full_optimizer_state(weight, tensors[f"{key}/{name}"].to(self.accelerator.device), key)
+            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0), torch.no_grad():
+                weight.copy_(master)
+        self._set_steps(max(float(value) for key, value in tensors.items() if key.startswith("step/")))
+
+    def model_state(self) -> dict[str, Tensor]:
+        if zero_stage(self.accelerator) == 3:
+            return self.accelerator.get_state_dict(self.module) or {}  # whole on the main process, nothing elsewhere
+        return dict(self.module.module.state_dict())

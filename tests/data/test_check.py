@@ -1,0 +1,103 @@
+"""The text of `align data check`, by a file small enough to count by hand."""
+
+import json
+
+import pytest
+
+from align.data import check_data, describe
+from align.data.check import guess_kind
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
+from align.errors import UserError
+
+TURNS = [
+    {"role": "user", "content": "one two"},
+    {"role": "assistant", "content": "three"},
+    {"role": "user", "content": "four"},
+]
+RANKINGS = [
+    {"prompt": "a b c", "responses": ["x", "y z"], "ranks": [1, 2], "category": "chat"},
+    {"prompt": "a b c", "responses": ["x", "y", "z w"], "ranks": [1, 1, 2], "category": "chat"},
+    {"prompt": TURNS, "chosen": "x", "rejected": "y", "category": "code"},
+    {"prompt": "a", "responses": ["x", "y"], "ranks": [1, 1]},
+]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(rows):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+def test_rankings(write):
+    path = write(RANKINGS)
+    assert check_data(path).splitlines() == [
+        f"source:                {path}",
+        "kind:                  ranking",
+        "layout:                ranking (2 rows), pair (1 row)",
+        "records:               3 from 4 rows",
+        "multi-turn:            1 of 3 (33.3 %)",
+        "responses a ranking:   2: 2, 3: 1",
+        "tied pairs:            1 of 5 (20.0 %)",
+        "words in the prompt:   least 3, median 3, mean 3.3, 95 % up to 4, most 4",
+        "words in a response:   least 1, median 1, mean 1.3, 95 % up to 2, most 2",
+        "categories:            chat 2, code 1",
+        "repeated prompts:      1 of 3 (33.3 %)",
+        "bad rows:              1 of 4 (25.0 %)",
+        f"  {path}:4: field 'ranks': is a tie of all responses, so there is nothing to learn from it; remove the row",
+    ]
+
+
+def test_demonstrations(write):
+    text = check_data(write([{"messages": [*TURNS, {"role": "assistant", "content": "five six"}]}]))
+    assert "kind:                  demonstration\n" in text
+    assert "multi-turn:            1 of 1 (100.0 %)\n" in text
+    assert "words in a response:   least 1, median 1, mean 1.5, 95 % up to 2, most 2\n" in text
+    assert "categories:            none\n" in text
+    assert text.endswith("bad rows:              none")
+
+
+def test_rule_judgments(write):
+    row = {"prompt": "a", "response": "b", "rule": "polite", "verdict": "follows"}
+    text = check_data(write([row, {**row, "verdict": "violates"}, row]))
+    assert "verdicts:              follows 2, violates 1\n" in text
+    assert "rules:                 polite 3\n" in text
+
+
+def test_many_categories_and_bad_rows_are_cut_short(write):
+    rows = [{"prompt": "a", "category": f"c{i:02}"} for i in range(12)] + [{"prompt": ""}] * 7
+    text = check_data(write(rows), "prompt")
+    assert "c09 1, and 2 more\n" in text
+    assert text.endswith("\n  and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"prompt": "a"}, Prompt),
+        ({"prompt": "a", "completion": "b"}, Demonstration),
+        ({"prompt": "a", "messages": [], "chosen": [], "rejected": []}, Ranking),
+        ({"prompt": "a", "response": "b", "rule": "r", "verdict": "follows"}, RuleJudgment),
+    ],
+)
+def test_the_kind_is_guessed_from_the_first_known_row(write, row, kind):
+    assert guess_kind(write(["junk", {"x": 1}, row])) is kind
+
+
+@pytest.mark.parametrize("name", ["rule judgment", "rule-judgment", "Rule_Judgment"])
+def test_the_kind_can_be_named(write, name):
+    row = {"prompt": "a", "response": "b", "rule": "polite", "verdict": "follows"}
+    path = write([row])
+    assert check_data(path, name) == describe(path, RuleJudgment)
+
+
+def test_errors(write):
+    with pytest.raises(UserError, match=r"^unknown kind of record 'rankings'; use one of demonstration, "):
+        check_data(write(RANKINGS), "rankings")
+    with pytest.raises(UserError, match="no row has the fields of a known layout; name the kind"):
+        check_data(write([{"x": 1}]))
+    with pytest.raises(UserError, match="no usable demonstration; 1 of 1 rows are bad, the first: "):
+        check_data(write([{"x": 1}]), "demonstration")

@@ -1,0 +1,282 @@
+"""Each layout by a row written by hand, and the exact records that it stands for."""
+
+import pytest
+
+from align.data.formats import FORMATS, KINDS, convert_row
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
+from align.data.scores import spread
+from align.errors import UserError
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def pair(prompt, best, worst, **fields):
+    return Ranking(prompt=prompt, responses=(best, worst), ranks=(1, 2), **fields)
+
+
+HI = (user("Hi"),)
+DIALOGUE = (user("1"), assistant("2"), user("3"))
+HH = {
+    "chosen": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant: yes",
+    "rejected": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:  no ",
+}
+BINARIZED = {
+    "prompt": "Hi",
+    "prompt_id": "8f",
+    "chosen": [user("Hi"), assistant("yes")],
+    "rejected": [user("Hi"), assistant("no")],
+    "messages": [user("Hi"), assistant("yes")],
+    "score_chosen": 8.0,
+    "score_rejected": 5.5,
+}
+ULTRAFEEDBACK = {
+    "source": "evol_instruct",
+    "instruction": "Hi",
+    "models": ["m1", "m2", "m3"],
+    "completions": [
+        {"model": "m1", "response": "a", "overall_score": 9.0, "fine-grained_score": 2.5},
+        {"model": "m2", "response": "b", "overall_score": 1.0, "fine-grained_score": 4.75},
+        {"model": "m3", "response": "c", "overall_score": 7.0, "fine-grained_score": None},
+    ],
+}
+SHP = {
+    "post_id": "qt3nxl",
+    "domain": "askculinary_train",
+    "history": "Hi",
+    "human_ref_A": "a",
+    "human_ref_B": "b",
+    "labels": 0,
+    "score_A": 2,
+    "score_B": 9,
+}
+STACK = {
+    "qid": 31,
+    "question": "Hi",
+    "answers": [
+        {"text": "a", "pm_score": 1, "selected": False},
+        {"text": "b", "pm_score": 5, "selected": True},
+        {"text": "c", "pm_score": 1, "selected": False},
+    ],
+}
+ALPACA = {"instruction": "Sort.", "input": "b a", "output": "a b", "text": "Below is ..."}
+DOLLY = {"instruction": "When?", "context": "", "response": "Now.", "category": "open_qa"}
+
+ROWS = [
+    # This project's own rows and TRL's
+    (
+        "prompt-completion",
+        {"prompt": "Hi", "completion": "Yo"},
+        [Demonstration(prompt=HI, continuation=(assistant("Yo"),))],
+    ),
+    (
+        "prompt-completion",
+        {"prompt": [user("Hi")], "completion": [assistant("Yo")]},
+        [Demonstration(prompt=HI, continuation=(assistant("Yo"),))],
+    ),
+    (
+        "messages",
+        {"messages": [*DIALOGUE, assistant("4")]},
+        [Demonstration(prompt=(user("1"),), continuation=(assistant("2"), user("3"), assistant("4")))],
+    ),
+    (
+        "ranking",
+        {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1], "labeler": "ann", "created": "today"},
+        [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), labeler="ann")],
+    ),
+    (
+        "pair",
+        {"prompt": "Hi", "chosen": "yes", "rejected": "no", "margin": 2, "labeler": "ann", "id": 4},
+        [pair(HI, "yes", "no", margin=2.0, labeler="ann", id="4")],
+    ),
+    (
+        "pair",
+        {"prompt": list(DIALOGUE), "chosen": [assistant("yes")], "rejected": [assistant("no")]},
+        [pair(DIALOGUE, "yes", "no")],
+    ),
+    (
+        "pair",
+        {"chosen": [system("s"), user("1"), assistant("yes")], "rejected": [system("s"), user("1"), assistant("no")]},
+        [pair((system("s"), user("1")), "yes", "no")],
+    ),
+    (
+        "rule judgment",
+        {"prompt": "Hi", "response": "a", "rule": "polite", "verdict": "unsure"},
+        [RuleJudgment(prompt=HI, response="a", rule="polite", verdict="unsure")],
+    ),
+    ("prompt", {"prompt": "Hi", "id": "p1"}, [Prompt(prompt=HI, id="p1")]),
+    # Other people's
+    ("HH-RLHF", HH, [pair(DIALOGUE, "yes", "no")]),
+    (
+        "pair",
+        {"prompt": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:", "chosen": " yes", "rejected": " no"},
+        [pair(DIALOGUE, " yes", " no")],
+    ),
+    ("pair", BINARIZED, [pair(HI, "yes", "no")]),
+    ("messages", BINARIZED, [Demonstration(prompt=HI, continuation=(assistant("yes"),))]),
+    (
+        "Alpaca",
+        ALPACA,
+        [Demonstration(prompt=(user("Sort.\n\nb a"),), continuation=(assistant("a b"),))],
+    ),
+    ("Alpaca", {**ALPACA, "input": ""}, [Demonstration(prompt=(user("Sort."),), continuation=(assistant("a b"),))]),
+    ("Dolly", DOLLY, [Demonstration(prompt=(user("When?"),), continuation=(assistant("Now."),), category="open_qa")]),
+    (
+        "UltraFeedback",
+        ULTRAFEEDBACK,
+        [
+            Ranking(
+                prompt=HI,
+                responses=("a", "b", "c"),
+                ranks=(3, 2, 1),
+                model=("m1", "m2", "m3"),
+                category="evol_instruct",
+            )
+        ],
+    ),
+    (
+        "UltraFeedback pair",
+        {"instruction": "Hi", "chosen_response": "yes", "rejected_response": "no", "chosen_avg_rating": 4.5},
+        [pair(HI, "yes", "no")],
+    ),
+    (
+        "SHP",
+        SHP,
+        [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), id="qt3nxl", category="askculinary")],
+    ),
+    ("SHP", {**SHP, "labels": 1, "domain": None}, [pair(HI, "a", "b", id="qt3nxl")]),
+    ("scored answers", STACK, [Ranking(prompt=HI, responses=("a", "b", "c"), ranks=(2, 1, 2), id="31")]),
+    (
+        "scored answers",
+        {"question": "Hi", "answers": {"text": ["a", "b"], "score": [3, 4]}},
+        [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1))],
+    ),
+    (
+        "StackExchange pair",
+        {"qid": 5, "question": "Hi", "response_j": "yes", "response_k": "no"},
+        [pair(HI, "yes", "no", id="5")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "records"), ROWS, ids=[f"{i}-{row[0]}" for i, row in enumerate(ROWS)])
+def test_row_to_records(name, row, records):
+    layout, found = convert_row(row, type(records[0]))
+    assert (layout.name, found) == (name, records)
+
+
+PROMPTS = [
+    ({"prompt": "Hi", "completion": "", "category": "chat"}, Prompt(prompt=HI, category="chat")),
+    ({"prompt": "Hi", "responses": ["a"], "ranks": "later"}, Prompt(prompt=HI)),
+    ({"prompt": list(DIALOGUE), "chosen": [assistant("")], "rejected": None}, Prompt(prompt=DIALOGUE)),
+    ({"messages": [system("s"), user("Hi"), assistant("Yo")]}, Prompt(prompt=(system("s"), user("Hi")))),
+    ({"messages": [user("Hi")], "id": 3}, Prompt(prompt=HI, id="3")),
+    ({"chosen": [user("Hi"), assistant("yes")]}, Prompt(prompt=HI)),
+    (HH, Prompt(prompt=DIALOGUE)),
+    ({"chosen": "\n\nHuman: Hi\n\nAssistant:", "rejected": "?"}, Prompt(prompt=HI)),
+    ({"prompt": "\n\nHuman: Hi\n\nAssistant:", "response": " Yo"}, Prompt(prompt=HI)),
+    (ALPACA, Prompt(prompt=(user("Sort.\n\nb a"),))),
+    (DOLLY, Prompt(prompt=(user("When?"),), category="open_qa")),
+    (ULTRAFEEDBACK, Prompt(prompt=HI, category="evol_instruct")),
+    (SHP, Prompt(prompt=HI, category="askculinary")),
+    (STACK, Prompt(prompt=HI, id="31")),
+]
+
+
+@pytest.mark.parametrize(("row", "prompt"), PROMPTS, ids=range(len(PROMPTS)))
+def test_row_to_prompt_without_a_look_at_the_answers(row, prompt):
+    assert convert_row(row, Prompt)[1] == [prompt]
+
+
+def test_one_speaker_twice_in_a_row_is_one_turn():
+    row = {
+        "chosen": "\n\nHuman: 1\n\nAssistant: 2\n\nAssistant: 3\n\nHuman: 4\n\nAssistant: yes",
+        "rejected": "\n\nHuman: 1\n\nAssistant: 2\n\nAssistant: 3\n\nHuman: 4\n\nAssistant: no\n\nAssistant: no",
+    }
+    expected = pair((user("1"), assistant("2\n\n3"), user("4")), "yes", "no\n\nno")
+    assert convert_row(row, Ranking)[1] == [expected]
+
+
+def test_of_more_than_nine_answers_nine_spread_over_the_order_are_kept():
+    answers = [{"text": f"t{score}", "pm_score": score} for score in range(17)]
+    (record,) = convert_row({"question": "Hi", "answers": answers}, Ranking)[1]
+    assert record.responses == ("t0", "t2", "t4", "t6", "t8", "t10", "t12", "t14", "t16")
+    assert record.ranks == (9, 8, 7, 6, 5, 4, 3, 2, 1)
+
+
+def test_spread_keeps_the_ends_and_never_repeats():
+    assert spread(9) == list(range(9))
+    assert spread(10) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    for count in range(10, 60):
+        kept = spread(count)
+        assert kept == sorted(set(kept))
+        assert (len(kept), kept[0], kept[-1]) == (9, 0, count - 1)
+
+
+ERRORS = [
+    (Ranking, {**HH, "rejected": "\n\nHuman: other\n\nAssistant: no"},
+     "field 'rejected': differs from 'chosen' before its last turn; give both the same prompt, or remove the row"),
+    (Ranking, {**HH, "rejected": None}, "field 'rejected': is missing; write the transcript"),
+    (Ranking, {**HH, "rejected": HH["chosen"]}, "field 'rejected': is the same text as 'chosen'; remove the row"),
+    (Ranking, {**HH, "chosen": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant: "},
+     "field 'chosen': is empty; write the text, or remove the row"),
+    (Ranking, {**HH, "chosen": "\n\nHuman: 1"}, "field 'chosen': ends with a user turn; end it with the response"),
+    (Ranking, {"chosen": "yes", "rejected": "no"},
+     "field 'chosen': is neither a transcript that begins with 'Human:' nor an answer to a 'prompt'; "
+     "add the field prompt"),
+    (Ranking, {"prompt": "Hi", "chosen": "yes"},
+     "field 'rejected': is missing; a pair has prompt, chosen and rejected"),
+    (Ranking, {"chosen": [assistant("yes")], "rejected": [assistant("no")]},
+     "field 'prompt': is missing; write the text that both responses answer"),
+    (Ranking, {**BINARIZED, "score_rejected": 8.0},
+     "field 'score_rejected': equals score_chosen, so there is nothing to learn; remove the row"),
+    (Ranking, {"prompt": "Hi", "chosen": [assistant("a"), user("b"), assistant("c")], "rejected": "no"},
+     "field 'chosen': has 3 turns; give one assistant turn and put what precedes in prompt"),
+    (Ranking, {"prompt": "Hi", "responses": ["a", "b"]},
+     "field 'ranks': is missing; give one rank for each response, 1 for the best"),
+    (Ranking, {**ULTRAFEEDBACK, "completions": [{"response": "a", "overall_score": "N/A"}]},
+     "field 'completions[0].overall_score': is 'N/A'; give a number"),
+    (Ranking, {**ULTRAFEEDBACK, "completions": ["a"]},
+     "field 'completions[0]': is 'a'; write {response, overall_score, ...}"),
+    (Ranking, {**SHP, "labels": 2}, "field 'labels': is 2; use 1 where A is preferred, 0 where B is"),
+    (Ranking, {**SHP, "human_ref_B": None}, "field 'human_ref_B': must be text, not None; write it in quotes"),
+    (Ranking, {"question": "Hi", "answers": ["a", "b"]}, "field 'answers[0]': is 'a'; write {text, pm_score}"),
+    (Ranking, {"question": "Hi", "answers": [{"text": "a"}]}, "field 'answers[0].pm_score': is None; give a number"),
+    (Ranking, {"question": "Hi", "answers": [{"text": "a", "score": 1}]},
+     "field 'responses': is a list of 1; give from 2 to 9"),
+    (Ranking, {"question": "Hi", "answers": {"text": ["a", "b"], "score": [1]}},
+     "field 'answers': has columns of different lengths; give one entry for each answer"),
+    (Demonstration, {"instruction": " ", "output": "x"},
+     "field 'instruction': is empty; write the text, or remove the row"),
+    (Demonstration, {**DOLLY, "response": ""}, "field 'response': is empty; write the text, or remove the row"),
+    (Demonstration, {"message_id": "m", "parent_id": None, "text": "Hi"},
+     "field 'parent_id': belongs to OpenAssistant's flat message list; use its .trees.jsonl.gz file"),
+    (Demonstration, HH,
+     "the row has the fields chosen, rejected, which is no known form of a demonstration; "
+     "it looks like a ranking (HH-RLHF); use it where those are asked for"),
+    (RuleJudgment, {"text": "x", "label": None},
+     "the row has the fields text, which is no known form of a rule judgment; "
+     "use one of: prompt, response, rule, verdict"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "row", "message"), ERRORS, ids=range(len(ERRORS)))
+def test_errors_name_the_field_of_the_row(kind, row, message):
+    with pytest.raises(UserError) as caught:
+        convert_row(row, kind)
+    assert str(caught.value) == message
+
+
+def test_every_layout_belongs_to_a_known_kind_and_is_tested_here():
+    assert {layout.kind for layout in FORMATS} == set(KINDS.values())
+    tested = {name for name, _, _ in ROWS} | {"OpenAssistant tree", "OpenAssistant messages"}
+    assert {layout.name for layout in FORMATS} == tested

@@ -1,0 +1,206 @@
+"""Reading with bad rows among the good, writing that never loses the old file, and the real rows of HH-RLHF."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align.data import Demonstration, Prompt, Ranking, check_data, read_records, write_records
+from align.errors import UserError
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+ROWS = [{"prompt": "one"}, {"prompt": "two", "id": "2"}, {"prompt": "drei ä\u2028b", "category": "c"}]
+RECORDS = [Prompt.from_row(row) for row in ROWS]
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
+
+
+def write_parquet(path, rows):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def error_of(source, kind=Prompt, **options):
+    with pytest.raises(UserError) as caught:
+        read_records(str(source), kind, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- Bad rows ---
+
+BAD_LINES = [
+    (b'{"prompt": "Hi"', "broken JSON (Expecting ',' delimiter, column 16); write one whole JSON object a line"),
+    (b'{"prompt": "\xe4"}', "not UTF-8 (byte 0xe4 at 13); save the file as UTF-8"),
+    (b'"Hi"', "the row is 'Hi', not a JSON object; write one {...} a line"),
+    (b'{"prompt": ""}', "field 'prompt': is empty; write the text, or remove the row"),
+    (b'{"prompt": "\\ud83d"}', "field 'prompt': holds half of a surrogate pair, which is no character; "
+     "export the text again as UTF-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(ROWS[:1]) + b"\n" + line + b"\n" + lines(ROWS[1:]))
+    assert error_of(path) == f"{path}:3: {message}"
+
+
+def test_a_bad_parquet_row_is_named_by_its_number(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [{"prompt": "Hi"}, {"prompt": " "}])
+    assert error_of(path) == f"{path}: row 2: field 'prompt': is empty; write the text, or remove the row"
+
+
+def test_a_folders_bad_row_is_named_by_the_file_in_it(tmp_path):
+    (tmp_path / "part.jsonl").write_bytes(b"{}\n")
+    assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the row has the fields nothing, which is no")
+
+
+def test_skipped_rows_are_counted_and_five_listed(tmp_path, caplog):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{broken\n" * 6 + lines(ROWS) + b'{"prompt": 1}\n')
+    with caplog.at_level(logging.WARNING):
+        assert read_records(path, Prompt, skip_bad_rows=True) == RECORDS
+    assert caplog.messages[0] == f"{path}: skipped 7 of 10 rows, which are bad:"
+    assert [message.split(" ")[0] for message in caplog.messages[1:]] == [f"{path}:{i}:" for i in range(1, 6)]
+
+
+def test_only_bad_rows_are_an_error_even_when_skipped(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"prompt": ""}\n' * 2)
+    expected = f"{path}: no usable prompt; 2 of 2 rows are bad, the first: {path}:1: field 'prompt': is empty; "
+    assert error_of(path, skip_bad_rows=True) == expected + "write the text, or remove the row"
+
+
+def test_rows_that_give_nothing_are_an_error(tmp_path):
+    path = tmp_path / "trees.jsonl"
+    path.write_bytes(lines([{"prompt": {"text": "q", "role": "prompter", "replies": []}}]))
+    assert error_of(path, Ranking) == f"{path}: no usable ranking; its 1 rows are readable but give none"
+
+
+# --- Writing ---
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "new/folder/out.jsonl"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    write_records(tmp_path / name, RECORDS)
+    assert read_records(tmp_path / name, Prompt) == RECORDS
+    first = (tmp_path / name).read_bytes()
+    write_records(tmp_path / name, iter(RECORDS))
+    assert (tmp_path / name).read_bytes() == first
+
+
+def test_the_exact_bytes(tmp_path):
+    write_records(tmp_path / "out.jsonl", RECORDS)
+    assert (tmp_path / "out.jsonl").read_bytes() == lines(ROWS)
+
+
+@settings(max_examples=25, deadline=None)
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip), min_size=1, max_size=5))
+def test_any_text_survives_the_file(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("any") / "out.jsonl.gz"
+    records = [Demonstration.from_row({"prompt": text, "completion": text}) for text in texts]
+    write_records(path, records)
+    assert read_records(path, Demonstration) == records
+
+
+def records_that_break_off():
+    yield RECORDS[0]
+    raise RuntimeError("the database went away")
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_a_failing_write_leaves_the_old_file_and_no_litter(tmp_path, name):
+    path = tmp_path / name
+    write_records(path, RECORDS)
+    before = path.read_bytes()
+    with pytest.raises(RuntimeError, match="the database went away"):
+        write_records(path, records_that_break_off())
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
+    path = tmp_path / "out.jsonl"
+    write_records(path, RECORDS)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(UserError) as caught:
+        write_records(path, RECORDS[:1])
+    message = (
+        f"{path}: cannot be written (No space left on device); make the folder writable; an old file is kept as it was"
+    )
+    assert str(caught.value) == message
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["out.jsonl"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    steps = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: steps.append("fsync") or fsync(handle))
+    monkeypatch.setattr(os, "replace", lambda a, b: steps.append((Path(a).parent, b)) or replace(a, b))
+    write_records(tmp_path / "out.jsonl", RECORDS)
+    assert steps == ["fsync", (tmp_path, tmp_path / "out.jsonl"), "fsync"]
+
+
+def test_a_link_goes_on_pointing_at_the_file(tmp_path):
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    write_records(tmp_path / "link.jsonl", RECORDS)
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert read_records(tmp_path / "real.jsonl", Prompt) == RECORDS
+
+
+def test_only_json_lines_are_written(tmp_path):
+    with pytest.raises(UserError, match=r"use a name that ends in \.jsonl or \.jsonl\.gz"):
+        write_records(tmp_path / "out.parquet", RECORDS)
+
+
+# --- Real rows ---
+
+
+@pytest.fixture(scope="module")
+def real_rows():
+    path = SHARED / "hh-harmless-2000.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"the real rows are not here: {path}")
+    return path
+
+
+def test_hh_harmless(real_rows, caplog):
+    assert error_of(real_rows, Ranking) == (
+        f"{real_rows}:87: field 'chosen': is empty; write the text, or remove the row"
+    )
+    with caplog.at_level(logging.WARNING):
+        records = read_records(real_rows, Ranking, skip_bad_rows=True)
+    assert len(records) == 1996
+    assert caplog.messages[0].endswith("skipped 4 of 2000 rows, which are bad:")
+    first = records[0]
+    assert [turn["role"] for turn in first.prompt] == ["user", "assistant", "user", "assistant", "user"]
+    assert first.prompt[0]["content"] == "what are some pranks with a pen i can do?"
+    assert first.prompt[-1]["content"] == "okay some of these do not have anything to do with pens"
+    assert first.responses[0].startswith("No, sorry!  All of these involve a pen")
+    assert len(read_records(real_rows, Prompt)) == 2000
+    assert "responses a ranking:   2: 1996\n" in check_data(str(real_rows))
+
+
+def test_hh_rankings_survive_writing(real_rows, tmp_path):
+    records = read_records(real_rows, Ranking, skip_bad_rows=True)
+    write_records(tmp_path / "rankings.jsonl.gz", records)
+    assert read_records(tmp_path / "rankings.jsonl.gz", Ranking) == records

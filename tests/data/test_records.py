@@ -1,0 +1,234 @@
+"""Records: what they accept and what they refuse, in which words."""
+
+import pytest
+
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
+from align.errors import UserError
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def ranking(**changes):
+    row = {"prompt": "Hi", "responses": ["a", "b", "c"], "ranks": [1, 2, 3]}
+    return Ranking.from_row({**row, **changes})
+
+
+def judgment(**changes):
+    row = {"prompt": "Hi", "response": "a", "rule": "polite", "verdict": "follows"}
+    return RuleJudgment.from_row({**row, **changes})
+
+
+# --- What is read ---
+
+
+def test_prompt_completion_learns_the_completion_alone():
+    record = Demonstration.from_row({"prompt": "Hi", "completion": " Hello.", "id": 7, "category": "chat"})
+    assert record == Demonstration(prompt=(user("Hi"),), continuation=(assistant(" Hello."),), id="7", category="chat")
+
+
+def test_messages_are_split_before_the_first_assistant_turn():
+    turns = [system(""), user("1"), assistant("2"), user("3"), assistant("4")]
+    record = Demonstration.from_row({"messages": turns})
+    assert record.prompt == (system(""), user("1"))
+    assert record.continuation == (assistant("2"), user("3"), assistant("4"))
+    assert record.to_row() == {"messages": turns}
+
+
+def test_a_conversational_prompt_excepts_its_assistant_turns_from_learning():
+    row = {"prompt": [user("1"), assistant("2"), user("3")], "completion": [assistant("4")]}
+    record = Demonstration.from_row(row)
+    assert record.continuation == (assistant("4"),)
+    assert record.to_row() == {**row, "completion": "4"}
+
+
+def test_ranks_lose_their_gaps_and_keep_their_ties():
+    assert ranking(responses=["a", "b", "c", "d"], ranks=[7, 2, 7, 4]).ranks == (3, 1, 3, 2)
+
+
+def test_equal_responses_may_share_a_rank():
+    assert ranking(responses=["a", "a", "b"], ranks=[1, 1, 2]).ranks == (1, 1, 2)
+
+
+def test_all_optional_fields_of_a_ranking_are_kept():
+    row = {
+        "prompt": [system("Be kind."), user("Hi")],
+        "responses": ["a", "b"],
+        "ranks": [2, 1],
+        "margin": 0.5,
+        "labeler": "ann",
+        "ratings": [1, 7],
+        "flags": [["rude"], []],
+        "model": ["m1", "m2"],
+        "id": "r1",
+        "category": "chat",
+    }
+    record = Ranking.from_row(row)
+    assert record.flags == (("rude",), ())
+    assert record.to_row() == row
+    assert Ranking.from_row({**row, "flags": ["unclear"]}).flags == ("unclear",)
+
+
+def test_absent_and_null_fields_are_the_same_and_are_not_written():
+    row = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "ratings": None, "margin": None, "flags": None}
+    assert Ranking.from_row(row).to_row() == {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2]}
+
+
+def test_a_record_made_in_code_is_checked_too():
+    with pytest.raises(UserError, match="field 'ranks'"):
+        Ranking(prompt=(user("Hi"),), responses=("a", "b"), ranks=(1, 1))
+
+
+# --- What is refused, in the words the user sees ---
+
+RANKING_ERRORS = [
+    ({"prompt": None}, "field 'prompt': is missing; write the text that the responses answer"),
+    (
+        {"prompt": {"role": "user"}},
+        "field 'prompt': must be text or a list of turns, not {'role': 'user'}; write it in quotes",
+    ),
+    ({"prompt": " "}, "field 'prompt': is empty; write the text, or remove the row"),
+    ({"prompt": 3}, "field 'prompt': must be text or a list of turns, not 3; write it in quotes"),
+    ({"prompt": []}, "field 'prompt': has no turns; give at least one {role, content}"),
+    ({"prompt": [system("x")]}, "field 'prompt': has only a system turn; add the user's turn"),
+    (
+        {"prompt": [user("1"), assistant("2")]},
+        "field 'prompt': ends with an assistant turn; end it with the user turn that is to be answered",
+    ),
+    (
+        {"prompt": [user("1"), system("2")]},
+        "field 'prompt[1]': is a system turn after another turn; put the system turn first",
+    ),
+    ({"prompt": [user("1"), user("2")]}, "field 'prompt[1]': is a second user turn in a row; join the two turns"),
+    ({"prompt": ["Hi"]}, "field 'prompt[0]': is 'Hi', not a turn; write {role, content}"),
+    (
+        {"prompt": [{"role": "human", "content": "Hi"}]},
+        "field 'prompt[0].role': is 'human'; use system, user or assistant",
+    ),
+    ({"prompt": [user(None)]}, "field 'prompt[0].content': must be text, not None; write it in quotes"),
+    (
+        {"prompt": "half a pair \ud83d"},
+        "field 'prompt': holds half of a surrogate pair, which is no character; export the text again as UTF-8",
+    ),
+    ({"responses": None}, "field 'responses': is missing; list the responses that were compared"),
+    ({"responses": "abc"}, "field 'responses': must be a list, not 'abc'; write it as [..., ...]"),
+    ({"responses": ["a"], "ranks": [1]}, "field 'responses': is a list of 1; give from 2 to 9"),
+    ({"responses": list("abcdefghij")}, "field 'responses': is a list of 10; give from 2 to 9"),
+    ({"responses": ["a", " \n", "c"]}, "field 'responses[1]': is empty; write the text, or remove the row"),
+    ({"ranks": None}, "field 'ranks': is missing; give one rank for each response, 1 for the best"),
+    ({"ranks": [1, 2]}, "field 'ranks': has 2 entries for 3 responses; give one for each response"),
+    ({"ranks": [0, 1, 2]}, "field 'ranks[0]': is 0; use a whole number of 1 or more"),
+    ({"ranks": [1, 2.0, 3]}, "field 'ranks[1]': is 2.0; use a whole number of 1 or more"),
+    ({"ranks": [True, 2, 3]}, "field 'ranks[0]': is True; use a whole number of 1 or more"),
+    (
+        {"ranks": [2, 2, 2]},
+        "field 'ranks': is a tie of all responses, so there is nothing to learn from it; remove the row",
+    ),
+    (
+        {"responses": ["a", "a", "c"]},
+        "field 'ranks': gives the same response 'a' the ranks 1 and 2; give both the same rank, or remove one",
+    ),
+    ({"margin": 1.0}, "field 'margin': is given for 3 responses; leave it out: only a pair has a margin"),
+    ({"ratings": [1, 2]}, "field 'ratings': has 2 entries for 3 responses; give one for each response"),
+    ({"ratings": [1, 2, 8]}, "field 'ratings[2]': is 8; use a whole number from 1 to 7"),
+    ({"ratings": [0, 2, 7]}, "field 'ratings[0]': is 0; use a whole number from 1 to 7"),
+    ({"flags": "rude"}, "field 'flags': must be a list, not 'rude'; write it as [..., ...]"),
+    ({"flags": [["rude"]]}, "field 'flags': has 1 entries for 3 responses; give one for each response"),
+    ({"flags": [["rude"], "x", []]}, "field 'flags[1]': must be a list, not 'x'; write it as [..., ...]"),
+    ({"model": ["m1"]}, "field 'model': has 1 entries for 3 responses; give one for each response"),
+    ({"labeler": 5}, "field 'labeler': must be text, not 5; write it in quotes"),
+    ({"id": 1.5}, "field 'id': must be text, not 1.5; write it in quotes"),
+    ({"category": ""}, "field 'category': is empty; write the text, or remove the row"),
+    (
+        {"labeller": "ann"},
+        "field 'labeller': is not a known field; did you mean 'labeler'? Rename it, or remove it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), RANKING_ERRORS, ids=[str(i) for i in range(len(RANKING_ERRORS))])
+def test_ranking_errors(changes, message):
+    with pytest.raises(UserError) as caught:
+        ranking(**changes)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("margin", [-1, float("nan"), float("inf"), "1", True])
+def test_a_margin_is_finite_and_not_negative(margin):
+    with pytest.raises(UserError) as caught:
+        ranking(responses=["a", "b"], ranks=[1, 2], margin=margin)
+    assert str(caught.value) == f"field 'margin': is {margin!r}; use a finite number that is 0 or more, or leave it out"
+
+
+DEMONSTRATION_ERRORS = [
+    ({"prompt": "Hi"}, "field 'messages': is missing; a demonstration has messages, or prompt and completion"),
+    ({"completion": "x"}, "field 'prompt': is missing; write the text that the completion answers"),
+    ({"prompt": "Hi", "completion": ""}, "field 'completion': is empty; write the text, or remove the row"),
+    (
+        {"prompt": "Hi", "completion": [user("x"), assistant("y")]},
+        "field 'completion': begins with a user turn; move the turns before the answer to prompt",
+    ),
+    (
+        {"prompt": "Hi", "completion": [assistant("x"), user("y")]},
+        "field 'completion': ends with a user turn; remove that turn: nothing answers it",
+    ),
+    ({"messages": [user("x")]}, "field 'messages': has no assistant turn; add the answer that is to be learnt"),
+    (
+        {"messages": [user("x"), assistant("y"), user("z")]},
+        "field 'messages': ends with a user turn; remove that turn: nothing answers it",
+    ),
+    (
+        {"messages": [system("x"), assistant("y")]},
+        "field 'messages': has no user turn before the first assistant turn; add what it answers",
+    ),
+    (
+        {"messages": [user("x"), assistant(" ")]},
+        "field 'messages[1].content': is empty; write the text, or remove the row",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), DEMONSTRATION_ERRORS, ids=[m[:45] for _, m in DEMONSTRATION_ERRORS])
+def test_demonstration_errors(row, message):
+    with pytest.raises(UserError) as caught:
+        Demonstration.from_row(row)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verdict": "maybe"}, "field 'verdict': is 'maybe'; use one of violates, unsure, follows"),
+        ({"verdict": None}, "field 'verdict': is missing; add it"),
+        ({"rule": ""}, "field 'rule': is empty; write the text, or remove the row"),
+        ({"response": None}, "field 'response': is missing; add it"),
+        ({"notes": "x"}, "field 'notes': is not a known field; did you mean 'note'? Rename it, or remove it"),
+    ],
+)
+def test_rule_judgment_errors(changes, message):
+    with pytest.raises(UserError) as caught:
+        judgment(**changes)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("kind", [Demonstration, Ranking, RuleJudgment, Prompt])
+def test_a_row_is_an_object(kind):
+    with pytest.raises(UserError) as caught:
+        kind.from_row(["Hi"])
+    assert str(caught.value) == "the row is ['Hi'], not a JSON object; write one {...} a line"
+
+
+def test_a_long_value_does_not_flood_the_message():
+    with pytest.raises(UserError) as caught:
+        ranking(flags="line\n" * 1000)
+    assert len(str(caught.value)) < 150
+    assert "\n" not in str(caught.value)

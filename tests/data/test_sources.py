@@ -1,0 +1,203 @@
+"""Sources: every way in, and every way that a file, a folder or a hub name can be broken."""
+
+import gzip
+import json
+import os
+import sys
+import types
+
+import pytest
+
+from align.data import Prompt, Ranking, read_records
+from align.errors import UserError
+
+ROWS = [{"prompt": "one"}, {"prompt": "two", "id": "2"}, {"prompt": "drei ä\u2028b", "category": "c"}]
+RECORDS = [Prompt.from_row(row) for row in ROWS]
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
+
+
+def write_parquet(path, rows):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def error_of(source, kind=Prompt, **options):
+    with pytest.raises(UserError) as caught:
+        read_records(str(source), kind, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- Ways in ---
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rows.jsonl", lines(ROWS)),
+        ("rows.JSONL", lines(ROWS)),
+        ("no-last-newline.jsonl", lines(ROWS)[:-1]),
+        ("windows.jsonl", lines(ROWS).replace(b"\n", b"\r\n")),
+        ("blank-lines.jsonl", b"\n" + lines(ROWS).replace(b"\n", b"\n\n")),
+        ("bom.jsonl", b"\xef\xbb\xbf" + lines(ROWS)),
+        ("rows.json", lines(ROWS)),
+        ("array.json", b"\xef\xbb\xbf\n " + json.dumps(ROWS, indent=2).encode()),
+        ("rows.jsonl.gz", gzip.compress(lines(ROWS))),
+        ("parts.jsonl.gz", gzip.compress(lines(ROWS[:1])) + gzip.compress(lines(ROWS[1:]))),
+        ("array.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+    ],
+)
+def test_json_files(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    assert read_records(str(tmp_path / name), Prompt) == RECORDS
+    assert read_records(tmp_path / name, Prompt) == RECORDS
+
+
+def test_parquet_file_fills_gaps_with_null(tmp_path):
+    write_parquet(tmp_path / "rows.parquet", [{**{"id": None, "category": None}, **row} for row in ROWS])
+    assert read_records(tmp_path / "rows.parquet", Prompt) == RECORDS
+
+
+def test_parquet_rows_of_rankings(tmp_path):
+    row = {"prompt": [{"role": "user", "content": "Hi"}], "responses": ["a", "b"], "ranks": [2, 1]}
+    write_parquet(tmp_path / "rows.parquet", [row])
+    assert read_records(tmp_path / "rows.parquet", Ranking) == [Ranking.from_row(row)]
+
+
+def test_folder_of_files_takes_those_of_the_split(tmp_path):
+    write_parquet(tmp_path / "data" / "train-00000-of-00002.parquet", ROWS[:1])
+    (tmp_path / "data" / "train-00001-of-00002.jsonl").write_bytes(lines(ROWS[1:]))
+    (tmp_path / "data" / "test.jsonl").write_bytes(lines([{"prompt": "held out"}]))
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / "README.md").write_text("# About")
+    assert read_records(tmp_path, Prompt) == RECORDS
+    assert read_records(tmp_path, Prompt, split="test") == [Prompt.from_row({"prompt": "held out"})]
+    assert error_of(tmp_path, split="dev") == f"{tmp_path}: no file of the split 'dev'; the folder has test, train"
+
+
+def test_folder_without_split_names_is_read_whole(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:2]))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines(ROWS[2:])))
+    (tmp_path / ".hidden.jsonl").write_bytes(b"broken")
+    assert read_records(tmp_path, Prompt) == RECORDS
+
+
+def test_folder_saved_by_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    saved = datasets.Dataset.from_list([{**{"id": None, "category": None}, **row} for row in ROWS])
+    saved.save_to_disk(tmp_path / "plain")
+    datasets.DatasetDict({"train": saved, "test": saved.select([0])}).save_to_disk(tmp_path / "splits")
+    assert read_records(tmp_path / "plain", Prompt) == RECORDS
+    assert read_records(tmp_path / "splits", Prompt) == RECORDS
+    assert read_records(tmp_path / "splits", Prompt, split="test") == RECORDS[:1]
+    assert error_of(tmp_path / "splits", split="dev").endswith("splits: no split 'dev'; the folder has train, test")
+
+
+def hub(monkeypatch, load):
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+
+
+def test_hub_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    hub(monkeypatch, lambda name, split: asked.append((name, split)) or ROWS)
+    assert read_records("someone/some-data", Prompt, split="test") == RECORDS
+    assert asked == [("someone/some-data", "test")]
+
+
+def test_hub_rows_are_numbered(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    hub(monkeypatch, lambda name, split: [*ROWS, {"prompt": ""}])
+    assert error_of("a/b") == "a/b: row 4: field 'prompt': is empty; write the text, or remove the row"
+
+
+# --- Broken files ---
+
+
+def test_missing_path_is_not_looked_up_on_the_hub(monkeypatch, tmp_path):
+    hub(monkeypatch, lambda name, split: pytest.fail("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    for name in ["nothing.jsonl", "data/nothing.parquet", "./nothing", "/nothing", "a/b/c", "nothing.csv", ""]:
+        if name:
+            assert error_of(name) == f"{name}: no such file or folder; check the path"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ConnectionError("no route\nmore"), "could not be reached (no route)"),
+        (FileNotFoundError("is gone"), "has no data set of that name that could be loaded (is gone)"),
+        (ValueError(), "has no data set of that name that could be loaded (ValueError)"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, error, why):
+    def load(name, split):
+        raise error
+
+    hub(monkeypatch, load)
+    monkeypatch.chdir(tmp_path)
+    expected = f"a/b: no such file or folder here, and the hub {why}; check the path, or the name and the network"
+    assert error_of("a/b") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", b"", "the file is empty; write one record a line"),
+        ("a.jsonl.gz", b"", "the file is empty; write one record a line"),
+        ("a.jsonl", b"\n \n", "has no rows; write one record a line"),
+        ("a.jsonl.gz", gzip.compress(b""), "has no rows; write one record a line"),
+        ("a.json", b"[]", "has no rows; write one record a line"),
+        ("a.csv", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
+         ".ndjson.gz, .parquet"),
+        ("a.jsonl.gz", b"plain", "broken gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
+        ("a.jsonl.gz", gzip.compress(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
+         "end-of-stream marker was reached); copy or compress it again"),
+        ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16"), "is UTF-16; save it as UTF-8"),
+    ],
+)  # fmt: skip
+def test_broken_files(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    assert error_of(tmp_path / name) == f"{tmp_path / name}: {message}"
+    assert error_of(tmp_path / name, skip_bad_rows=True) == f"{tmp_path / name}: {message}"
+
+
+def test_gzip_with_damaged_bytes(tmp_path):
+    data = bytearray(gzip.compress(lines(ROWS * 50)))
+    data[40] ^= 0xFF
+    (tmp_path / "a.jsonl.gz").write_bytes(data)
+    assert ": broken gzip file (" in error_of(tmp_path / "a.jsonl.gz", skip_bad_rows=True)
+
+
+def test_broken_parquet(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 or so")
+    assert error_of(tmp_path / "a.parquet").startswith(f"{tmp_path / 'a.parquet'}: not a readable Parquet file (")
+
+
+def test_broken_datasets_folder(tmp_path):
+    (tmp_path / "state.json").write_text("{}")
+    assert error_of(tmp_path).startswith(f"{tmp_path}: not a readable `datasets` folder (")
+
+
+def test_folder_without_data(tmp_path):
+    assert error_of(tmp_path).startswith(f"{tmp_path}: the folder has no data files; it needs files ending in .jsonl")
+
+
+def test_broken_array(tmp_path):
+    (tmp_path / "a.json").write_text('\n[{"prompt": "Hi"},\n {"prompt" "Hi"}]')
+    expected = f"{tmp_path / 'a.json'}:3: broken JSON (Expecting ':' delimiter, column 12); "
+    assert error_of(tmp_path / "a.json") == expected + "write one whole JSON object a line"
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read every file")
+def test_unreadable_file(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS))
+    (tmp_path / "a.jsonl").chmod(0)
+    assert error_of(tmp_path / "a.jsonl").endswith("cannot be read (Permission denied); check the file")
