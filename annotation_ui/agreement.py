@@ -60,9 +60,7 @@ def ranking_units(rankings: Mapping[Hashable, Mapping[str, list[Any]]]) -> Value
 def pairwise(rankings: Mapping[Hashable, Mapping[str, list[int]]]) -> float | None:
     """Mean share of the pairs of responses on which two labelers of an item say the same (ties included)."""
     return _mean(
-        pairwise_agreement(first, second)
-        for said in rankings.values()
-        for first, second in combinations(said.values(), 2)
+        pairwise_agreement(first, second) for said in rankings.values() for first, second in combinations(said.values(), 2)
     )
 
 

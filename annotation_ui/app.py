@@ -17,9 +17,9 @@ from annotation_ui.lead import lead_page
 from annotation_ui.pages import add_pages
 from annotation_ui.services import Services
 
-_THEME = gr.themes.Base(
-    primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
-).set(button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_600")
+_THEME = gr.themes.Base(primary_hue="indigo", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
+    button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_600"
+)
 
 
 def create_app(services: Services) -> FastAPI:

@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("--since", type=_moment, metavar="TIME", help="only judgments from then on (ISO 8601)")
     out.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
     out.add_argument("--include-gold", action="store_true", help="gold items too")
+    out.add_argument("--all-tied", action="store_true", help="rankings that tie all responses too (training refuses them)")
     out.set_defaults(run=_export)
 
     migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
@@ -146,6 +147,7 @@ def _export(options: argparse.Namespace) -> None:
         since=options.since,
         batches=tuple(options.batch),
         include_gold=options.include_gold,
+        all_tied=options.all_tied,
     )
     manifest = export(_open(options), selection, options.file)
     print(f"{manifest['rows']} rows in {options.file}; what is in it: {options.file}.manifest.json")

@@ -48,6 +48,7 @@ class Selection:
     since: float | None = None
     batches: tuple[str, ...] = ()
     include_gold: bool = False
+    all_tied: bool = False  # rankings that tie everything: nothing to learn from, and training refuses them
 
     def check(self) -> None:
         if self.record not in RECORDS:
@@ -74,8 +75,8 @@ def export(database: Database, selection: Selection, path: Path, user_id: int | 
         raise UserError(f"{path}: the name must end in {', '.join('.' + name for name in FORMATS)}")
     with database.read() as session:
         judged = list(_judged(session, selection))
-        rows = list(_aggregated(selection, judged) if selection.aggregated else _raw(selection, judged))
-        manifest = _manifest(session, selection, judged, rows)
+        rows, left_out = _rows(selection, judged)
+        manifest = {**_manifest(session, selection, judged, rows), "all_tied_left_out": left_out}
     content = {"jsonl": _jsonl, "parquet": _parquet, "csv": _csv}[kind](rows)
     manifest["file"] = {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     _write(path, content)
@@ -90,7 +91,7 @@ def rows_of(database: Database, selection: Selection) -> list[Json]:
     selection.check()
     with database.read() as session:
         judged = list(_judged(session, selection))
-    return list(_aggregated(selection, judged) if selection.aggregated else _raw(selection, judged))
+    return _rows(selection, judged)[0]
 
 
 def judged(
@@ -125,6 +126,15 @@ def _judged(session: Session, selection: Selection) -> Iterator[Judged]:
     for each in judged(session, RECORDS[selection.record], selection.batches, selection.since):
         if selection.include_gold or each.item.gold is None:
             yield each
+
+
+def _rows(selection: Selection, judged: list[Judged]) -> tuple[list[Json], int]:
+    """The rows, and how many rankings were left out because they tie everything."""
+    rows = list(_aggregated(selection, judged) if selection.aggregated else _raw(selection, judged))
+    if selection.record != "rankings" or selection.all_tied:
+        return rows, 0
+    kept = [row for row in rows if len(set(row["ranks"])) > 1]
+    return kept, len(rows) - len(kept)
 
 
 def _raw(selection: Selection, judged: list[Judged]) -> Iterator[Json]:

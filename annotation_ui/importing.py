@@ -82,9 +82,7 @@ def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Jso
             raise UserError(f"there is a batch {new.name!r} already")
         rule_set = rule_sets.newest(session, new.rule_set) if new.rule_set else None
         if rule_set is None and (new.rule_set or task.needs_rules):
-            raise UserError(
-                f"no rule set {new.rule_set!r}: import its file first" if new.rule_set else "name a rule set"
-            )
+            raise UserError(f"no rule set {new.rule_set!r}: import its file first" if new.rule_set else "name a rule set")
         batch = Batch(
             name=new.name,
             task=new.task,

@@ -95,7 +95,7 @@ def _overview_tab(page: gr.Blocks, services: Services) -> None:
             ]
 
     shown = [progress, done, speed, labelers, agreement, wins]
-    gr.on([page.load, refresh.click, task.change, gr.Timer(30).tick], show, task, shown, show_progress="hidden")
+    gr.on([page.load, refresh.click, task.input, gr.Timer(30).tick], show, task, shown, show_progress="hidden")
 
 
 def _disagreements_tab(page: gr.Blocks, services: Services) -> None:
@@ -118,7 +118,7 @@ def _disagreements_tab(page: gr.Blocks, services: Services) -> None:
             raise gr.Error("Choose an item first")
         services.leases.adjudicate(_user_id(services, request), int(item))
 
-    gr.on([page.load, refresh.click, task.change], show, task, [table, item], show_progress="hidden")
+    gr.on([page.load, refresh.click, task.input], show, task, [table, item], show_progress="hidden")
     decide.click(open_item, item).success(None, task, js="(task) => window.location.assign('/?task=' + task)")
 
 
@@ -156,7 +156,7 @@ def _import_tab(services: Services) -> None:
 
     fields = [file, name, task, rules, overlap, priority, one_rule, least, most, checkpoint]
     button.click(_told(load), fields, said)
-    gr.on([rules.focus, task.change], rule_choices, None, rules, show_progress="hidden")
+    gr.on([rules.focus, task.input], rule_choices, None, rules, show_progress="hidden")
 
 
 def _batches_tab(page: gr.Blocks, services: Services) -> None:
@@ -181,7 +181,7 @@ def _batches_tab(page: gr.Blocks, services: Services) -> None:
         return "Saved."
 
     gr.on([page.load, name.focus], names, None, name, show_progress="hidden")
-    name.change(chosen, name, [overlap, priority, is_open])
+    name.input(chosen, name, [overlap, priority, is_open])
     button.click(_told(save), [name, overlap, priority, is_open], said)
 
 
@@ -225,7 +225,7 @@ def _texts_tab(page: gr.Blocks, services: Services) -> None:
             rule_sets.store(session, rules)
         return f"Loaded {len(rules['rules'])} rules."
 
-    gr.on([page.load, task.change], newest, task, text, show_progress="hidden")
+    gr.on([page.load, task.input], newest, task, text, show_progress="hidden")
     save.click(store, [task, text], saved)
     load.click(_told(load_rules), file, loaded)
 
@@ -272,6 +272,7 @@ def _export_tab(services: Services) -> None:
     with gr.Row():
         aggregated = gr.Checkbox(label="One row an item (aggregated)")
         gold = gr.Checkbox(label="Gold items too")
+        tied = gr.Checkbox(label="Rankings that tie everything too (training refuses them)")
         since = gr.DateTime(label="Only since", type="timestamp", timezone="UTC")
     button = gr.Button("Export", variant="primary")
     files = gr.File(label="Files", file_count="multiple", interactive=False)
@@ -287,17 +288,18 @@ def _export_tab(services: Services) -> None:
         batches: list[str],
         aggregated: bool,
         gold: bool,
+        tied: bool,
         since: float | None,
         request: gr.Request,
     ) -> tuple[list[str], dict[str, Any]]:
-        selection = Selection(record, aggregated, float(since) if since else None, tuple(batches or ()), gold)
+        selection = Selection(record, aggregated, float(since) if since else None, tuple(batches or ()), gold, tied)
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = services.settings.exports / f"{record}-{stamp}-{secrets.token_hex(4)}.{kind}"
         made = export(services.database, selection, path, _user_id(services, request))
         return [str(path), f"{path}.manifest.json"], made
 
     batches.focus(names, None, batches, show_progress="hidden")
-    button.click(_told(write), [record, kind, batches, aggregated, gold, since], [files, manifest])
+    button.click(_told(write), [record, kind, batches, aggregated, gold, tied, since], [files, manifest])
 
 
 def _user_id(services: Services, request: gr.Request) -> int:

@@ -33,9 +33,7 @@ class Leases:
         """What the labeler has open (a refresh, another device), else an expired one still free, else a new item."""
         self.collect_expired()
         with self.database.write() as session:
-            session.execute(
-                select(User.id).where(User.id == user_id).with_for_update()
-            )  # one claim a labeler at a time
+            session.execute(select(User.id).where(User.id == user_id).with_for_update())  # one claim a labeler at a time
             held = _held(session, user_id, task)
             if held is not None:
                 held.expires_at = time.time() + self.seconds

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from annotation_ui.judgments import ConflictError, Judgments
 from annotation_ui.tasks.base import BadInputError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and most servers never probe
+    from align.models.loading import Loaded
 
 Messages = list[dict[str, str]]
 Stream = Callable[[str, Messages], Iterator[str]]  # (checkpoint, conversation) -> pieces of the reply
@@ -82,33 +85,40 @@ class Probing:
 
 
 class TransformersStream:
-    """The default stream: any checkpoint that `transformers` loads, kept while the same one is asked for."""
+    """The default stream: any model that `align sample` takes, kept in memory while the same one is asked for."""
 
     def __init__(self, max_new_tokens: int = 256, temperature: float = 0.7) -> None:
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
-        self._loaded: tuple[str, Any, Any] | None = None
+        self._kept: tuple[str, Loaded] | None = None
 
     def __call__(self, checkpoint: str, messages: Messages) -> Iterator[str]:
+        import torch
         from transformers import TextIteratorStreamer
 
-        model, tokenizer = self._load(checkpoint)
+        from align.data.conversation import check_conversation
+
+        loaded = self._load(checkpoint)
+        model: Any = loaded.backbone.model
+        tokenization = loaded.tokenization
         echoes = not model.config.is_encoder_decoder  # a decoder's output begins with its prompt
-        streamer = TextIteratorStreamer(tokenizer, skip_prompt=echoes, skip_special_tokens=True)
-        inputs = tokenizer(self._prompt(tokenizer, messages), return_tensors="pt", truncation=True)
+        streamer = TextIteratorStreamer(tokenization.tokenizer, skip_prompt=echoes, skip_special_tokens=True)
+        prompt = torch.tensor([tokenization.prompt_ids(check_conversation(messages, "messages"))])
         failed: list[Exception] = []
 
         def generate() -> None:
             try:
                 model.generate(
-                    input_ids=inputs["input_ids"],
-                    attention_mask=inputs["attention_mask"],
+                    input_ids=prompt,
+                    attention_mask=torch.ones_like(prompt),
                     streamer=streamer,
                     max_new_tokens=self.max_new_tokens,
                     do_sample=True,
                     temperature=self.temperature,
+                    eos_token_id=sorted(tokenization.end_ids),
+                    pad_token_id=tokenization.pad_id,
                 )
-            except Exception as error:
+            except Exception as error:  # handed to the reader, who would wait for ever otherwise
                 failed.append(error)
                 streamer.end()
 
@@ -119,20 +129,15 @@ class TransformersStream:
         if failed:
             raise failed[0]
 
-    def _load(self, checkpoint: str) -> tuple[Any, Any]:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    def _load(self, checkpoint: str) -> Loaded:
+        import torch
 
-        if self._loaded is None or self._loaded[0] != checkpoint:
-            self._loaded = None  # before the next one is loaded: two may not fit
-            config = AutoConfig.from_pretrained(checkpoint)
-            kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-            model = kind.from_pretrained(checkpoint).eval()
-            self._loaded = (checkpoint, model, AutoTokenizer.from_pretrained(checkpoint))
-        return self._loaded[1], self._loaded[2]
+        from align.config import ModelConfig
+        from align.models.loading import load
 
-    @staticmethod
-    def _prompt(tokenizer: Any, messages: Messages) -> str:
-        if tokenizer.chat_template:
-            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        names = {"system": "", "user": "Human: ", "assistant": "Assistant: "}
-        return "\n\n".join(names[m["role"]] + m["content"] for m in messages) + "\n\nAssistant:"
+        if self._kept is None or self._kept[0] != checkpoint:
+            self._kept = None  # before the next one is loaded: two may not fit
+            loaded = load(ModelConfig(model=checkpoint), torch.float32)
+            loaded.backbone.eval()
+            self._kept = (checkpoint, loaded)
+        return self._kept[1]

@@ -56,9 +56,7 @@ def set_up(database: Database, labelers: int, items: int) -> list[str]:
     rows = ({"prompt": f"Prompt {i}", "responses": [f"{text}{k}" for k in range(RESPONSES)]} for i in range(items))
     import_rows(database, NewBatch("load", "rank", OVERLAP), ((f"row {i}", row) for i, row in enumerate(rows)))
     with database.write() as session:
-        users = [
-            User(name=f"load-{i}", role="labeler", password_hash="!", pseudonym=f"load-{i}") for i in range(labelers)
-        ]
+        users = [User(name=f"load-{i}", role="labeler", password_hash="!", pseudonym=f"load-{i}") for i in range(labelers)]
         session.add_all(users)
         session.flush()
         numbers = [user.id for user in users]
@@ -91,9 +89,7 @@ async def _labeler(connection: Connection, until: float, pause: float, result: R
         draft = {"draft": {"state": {"ranks": ranks}, "past": []}, "sequence": item["sequence"] + 1}
         await ask("draft", "PUT", f"{here}/draft", draft)
         request_id = secrets.token_hex(16)
-        await ask(
-            "submit", "POST", f"{here}/submit", {"request_id": request_id, "answer": {"ranks": ranks}, "seconds": 1}
-        )
+        await ask("submit", "POST", f"{here}/submit", {"request_id": request_id, "answer": {"ranks": ranks}, "seconds": 1})
         result.acknowledged.append(request_id)
     connection.close()
 
@@ -146,17 +142,13 @@ def check(database: Database, acknowledged: list[str]) -> None:
         held = select(Assignment.item_id, func.count()).where(Assignment.state.in_(("leased", "done")))
         slots = dict(session.execute(held.group_by(Assignment.item_id)).all())
         for item_id, taken in session.execute(select(Item.id, Item.taken)):
-            assert taken == slots.get(item_id, 0) <= OVERLAP, (
-                f"item {item_id}: {taken} slots taken, {slots.get(item_id)}"
-            )
+            assert taken == slots.get(item_id, 0) <= OVERLAP, f"item {item_id}: {taken} slots taken, {slots.get(item_id)}"
 
 
 def report(result: Result) -> str:
     """Requests a second and latency, as a small table."""
     requests = sum(map(len, result.latency.values()))
-    lines = [
-        f"{requests / result.seconds:.0f} requests/s, {len(result.acknowledged)} judgments in {result.seconds:.0f} s"
-    ]
+    lines = [f"{requests / result.seconds:.0f} requests/s, {len(result.acknowledged)} judgments in {result.seconds:.0f} s"]
     lines.append(f"{'':8}{'median':>9}{'95 %':>9}{'99 %':>9}{'most':>9}   (ms)")
     for kind, times in result.latency.items():
         cuts = statistics.quantiles(times, n=100)
@@ -173,9 +165,7 @@ def app(database_url: str, folder: Path) -> Iterator[int]:
         port = int(probe.getsockname()[1])
     command = [sys.executable, "-m", "annotation_ui.cli", "--database", database_url]
     command += ["--data-dir", str(folder), "--port", str(port)]
-    with subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    ) as process:
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}) as process:
         try:
             for _ in range(600):
                 try:

@@ -10,6 +10,8 @@ import re
 from abc import ABC, abstractmethod
 from typing import Any
 
+from align.data.records import Prompt, Ranking, Record
+from align.errors import UserError
 from annotation_ui.markdown import as_messages, messages_html
 
 Json = dict[str, Any]
@@ -79,12 +81,36 @@ def text_field(row: Json, field: str, *, empty: bool = False) -> str:
 
 
 def prompt_field(row: Json) -> Any:
-    """`prompt` as DESIGN section 6 has it: text, or a list of {role, content}."""
-    prompt = row.get("prompt")
-    if isinstance(prompt, str):
-        return text_field(row, "prompt")
-    require(isinstance(prompt, list) and bool(prompt), "prompt: must be text or a list of {role, content}")
-    return check_messages(prompt, "prompt")
+    """`prompt` as it is in the row, once the records of training accept it."""
+    return recorded(Prompt, {"prompt": row.get("prompt")})["prompt"]
+
+
+def ranking_fields(row: Json, least: int, most: int) -> Json:
+    """`prompt`, `responses` and `model` of a row whose responses are to be compared.
+
+    A response that is there twice is shown once: nobody can prefer it to itself. One name as `model` stands for all.
+    """
+    require(isinstance(row.get("responses"), list), "responses: must be a list of texts")
+    responses, model = row["responses"], row.get("model")
+    models = model if isinstance(model, list) else [model] * len(responses)
+    require(len(models) == len(responses), f"model: must name {len(responses)} models")
+    first = [i for i, response in enumerate(responses) if response not in responses[:i]]
+    require("gold" not in row or len(first) == len(responses), "responses: the same one twice in a gold item")
+    require(least <= len(first) <= most, f"responses: needs {least} to {most} different ones, has {len(first)}")
+    fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
+    if model is not None:
+        fields["model"] = [models[i] for i in first]
+    recorded(Ranking, {**fields, "ranks": list(range(1, len(first) + 1))})
+    return fields
+
+
+def recorded(kind: type[Record], row: Json) -> Json:
+    """The row, if training could read it as a record of this kind."""
+    try:
+        kind.from_row(row)
+    except UserError as error:
+        raise BadInputError(str(error)) from None
+    return row
 
 
 def check_messages(messages: Any, field: str) -> list[dict[str, str]]:
@@ -94,25 +120,6 @@ def check_messages(messages: Any, field: str) -> list[dict[str, str]]:
         require(message.get("role") in ROLES, f"{field}[{number}].role: must be one of {', '.join(ROLES)}")
         text_field(message, "content", empty=True)
     return [{"role": message["role"], "content": message["content"]} for message in messages]
-
-
-def responses_field(row: Json, least: int, most: int) -> list[str]:
-    responses = row.get("responses")
-    require(isinstance(responses, list), "responses: must be a list of texts")
-    assert isinstance(responses, list)
-    require(least <= len(responses) <= most, f"responses: needs {least} to {most}, has {len(responses)}")
-    return [text_field({f"responses[{i}]": text}, f"responses[{i}]", empty=True) for i, text in enumerate(responses)]
-
-
-def model_field(row: Json, size: int) -> list[str | None] | None:
-    """`model`: one name for each response; a single name stands for all."""
-    model = row.get("model")
-    if model is None:
-        return None
-    names = [model] * size if isinstance(model, str) else model
-    require(isinstance(names, list) and len(names) == size, f"model: must name {size} models")
-    require(all(name is None or isinstance(name, str) for name in names), "model: must be text")
-    return names
 
 
 def prompt_view(prompt: Any) -> list[dict[str, str]]:

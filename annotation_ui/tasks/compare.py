@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from annotation_ui.markdown import to_html
-from annotation_ui.tasks.base import Json, Task, model_field, prompt_field, prompt_view, require, responses_field
+from annotation_ui.tasks.base import Json, Task, prompt_view, ranking_fields, require
 
 CHOICES = ("A", "B", "tie", "both_bad")
 RANKS = {"A": [1, 2], "B": [2, 1], "tie": [1, 1], "both_bad": [1, 1]}
@@ -14,8 +14,7 @@ class Compare(Task):
     title = "Compare two"
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        responses = responses_field(row, 2, 2)
-        return [{"prompt": prompt_field(row), "responses": responses, "model": model_field(row, 2)}]
+        return [ranking_fields(row, 2, 2)]
 
     def order_size(self, content: Json) -> int:
         return 2

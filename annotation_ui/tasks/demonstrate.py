@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from annotation_ui.tasks.base import Json, Task, prompt_field, prompt_view, require, text_field
+from annotation_ui.tasks.base import Json, Task, prompt_field, prompt_view, text_field
 
 
 class Demonstrate(Task):
@@ -10,10 +10,7 @@ class Demonstrate(Task):
     title = "Write responses"
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        prompt = prompt_field(row)
-        last = prompt[-1]["role"] if isinstance(prompt, list) else "user"
-        require(last != "assistant", "prompt: ends with the assistant's turn, so there is nothing to answer")
-        return [{"prompt": prompt}]
+        return [{"prompt": prompt_field(row)}]
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
         return {

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from align.data.records import VERDICTS
 from annotation_ui.markdown import to_html
-from annotation_ui.tasks.base import (
-    BadInputError,
-    Json,
-    Task,
-    model_field,
-    prompt_field,
-    prompt_view,
-    require,
-    responses_field,
-    text_field,
-)
-
-VERDICTS = ("violates", "unsure", "follows")
+from annotation_ui.tasks.base import BadInputError, Json, Task, prompt_field, prompt_view, text_field
 
 
 class JudgeRules(Task):
@@ -28,16 +17,17 @@ class JudgeRules(Task):
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         """One item a response; with `one_rule_each`, one item for each rule of each response."""
         prompt = prompt_field(row)
-        responses = [text_field(row, "response")] if "response" in row else responses_field(row, 1, 99)
-        models = model_field(row, len(responses)) or [None] * len(responses)
+        responses = [row["response"]] if "response" in row else row.get("responses")
+        if not isinstance(responses, list) or not responses:
+            raise BadInputError("response: must be text (or `responses` a list of texts)")
         ids = [rule["id"] for rule in rules]
         wanted = row.get("rules", settings.get("rules") or ids)
         if not (isinstance(wanted, list) and wanted and set(wanted) <= set(ids)):
             raise BadInputError("rules: not all in the rule set")
         groups = [[rule] for rule in wanted] if settings.get("one_rule_each") else [wanted]
         return [
-            {"prompt": prompt, "response": response, "model": model, "rules": group}
-            for response, model in zip(responses, models, strict=True)
+            {"prompt": prompt, "response": text_field({"response": response}, "response"), "rules": group}
+            for response in responses
             for group in groups
         ]
 
@@ -50,16 +40,15 @@ class JudgeRules(Task):
 
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         verdicts = answer.get("verdicts")
-        require(isinstance(verdicts, dict), "verdicts: must be given for each rule")
-        assert isinstance(verdicts, dict)
+        if not isinstance(verdicts, dict):
+            raise BadInputError("verdicts: must be given for each rule")
         missing = [rule for rule in content["rules"] if rule not in verdicts]
-        require(not missing, f"verdicts: {', '.join(missing)} not judged yet")
+        if missing:
+            raise BadInputError(f"verdicts: {', '.join(missing)} not judged yet")
         return {"verdicts": {rule: check_verdict(verdicts[rule]) for rule in content["rules"]}}
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
-        return [
-            verdict_row(content["prompt"], content["response"], rule, said) for rule, said in answer["verdicts"].items()
-        ]
+        return [verdict_row(content["prompt"], content["response"], rule, said) for rule, said in answer["verdicts"].items()]
 
     def agrees_with_gold(self, answer: Json, gold: Json) -> float | None:
         known = {rule: want for rule, want in gold.get("verdicts", {}).items() if rule in answer["verdicts"]}

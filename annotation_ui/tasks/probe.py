@@ -6,7 +6,7 @@ is the one that the model gave.
 
 from __future__ import annotations
 
-from annotation_ui.tasks.base import Json, Task, check_messages, prompt_field, prompt_view, require
+from annotation_ui.tasks.base import Json, Task, check_messages, prompt_view, require, text_field
 from annotation_ui.tasks.judge_rules import check_verdict, verdict_row
 
 
@@ -17,7 +17,8 @@ class Probe(Task):
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         """One item for each rule; `prompt` is an optional opening of the conversation."""
-        opening = prompt_field(row) if "prompt" in row else []
+        opening = check_messages(row.get("prompt", []), "prompt")
+        require(not opening or opening[-1]["role"] != "user", "prompt: ends with a user turn, which the labeler writes")
         wanted = [row["rule"]] if "rule" in row else settings.get("rules") or [rule["id"] for rule in rules]
         ids = [rule["id"] for rule in rules]
         require(set(wanted) <= set(ids), "rule: not in the rule set")
@@ -31,6 +32,7 @@ class Probe(Task):
         messages = check_messages(answer.get("messages"), "messages")
         replied = len(messages) > 0 and messages[-1]["role"] == "assistant"
         require(replied, "messages: talk to the model first, then judge its last reply")
+        text_field({"reply": messages[-1]["content"]}, "reply")
         return {"messages": messages, **check_verdict(answer)}
 
     def rows(self, content: Json, answer: Json) -> list[Json]:

@@ -5,17 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+from align.data.records import MAX_RESPONSES, MIN_RESPONSES
 from annotation_ui.markdown import to_html
-from annotation_ui.tasks.base import (
-    Json,
-    Task,
-    model_field,
-    prompt_field,
-    prompt_view,
-    require,
-    responses_field,
-    unshuffle,
-)
+from annotation_ui.tasks.base import Json, Task, prompt_view, ranking_fields, require, unshuffle
 
 # The metadata that InstructGPT's labelers collected for each output (arXiv 2203.02155, table 3).
 FLAGS = {
@@ -31,7 +23,6 @@ FLAGS = {
     "expresses_opinion": "Expresses an opinion",
     "moral_judgment": "Expresses a moral judgment",
 }
-MIN_RESPONSES, MAX_RESPONSES = 2, 9
 MAX_RATING = 7
 
 
@@ -40,8 +31,7 @@ class Rank(Task):
     title = "Rank responses"
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        responses = responses_field(row, MIN_RESPONSES, MAX_RESPONSES)
-        return [{"prompt": prompt_field(row), "responses": responses, "model": model_field(row, len(responses))}]
+        return [ranking_fields(row, MIN_RESPONSES, MAX_RESPONSES)]
 
     def order_size(self, content: Json) -> int:
         return len(content["responses"])
@@ -79,8 +69,9 @@ class Rank(Task):
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
         row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": answer["ranks"]}
-        if any(rating is not None for rating in answer["ratings"]):
-            row["ratings"] = answer["ratings"]
+        given = [rating is not None for rating in answer["ratings"]]
+        if any(given):  # training takes ratings of all responses or of none
+            row["ratings" if all(given) else "some_rated"] = answer["ratings"]
         if any(answer["flags"]):
             row["flags"] = answer["flags"]
         if content.get("model"):

@@ -53,9 +53,7 @@ def rank_rows(count: int, responses: int = 4) -> list[tuple[str, dict[str, Any]]
     ]
 
 
-def add_batch(
-    database: Database, rows: list[tuple[str, dict[str, Any]]] | int = 3, task: str = "rank", **more: Any
-) -> str:
+def add_batch(database: Database, rows: list[tuple[str, dict[str, Any]]] | int = 3, task: str = "rank", **more: Any) -> str:
     """A batch under a new name, which is returned."""
     name = more.pop("name", f"{task}-{secrets.token_hex(4)}")
     rows = rank_rows(rows) if isinstance(rows, int) else rows

@@ -138,9 +138,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[pad]", eos_token="[eos]", unk_token="[unk]"
-    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[pad]", eos_token="[eos]", unk_token="[unk]")
     torch.manual_seed(0)
     gpt = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
     t5 = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, pad_token_id=0, eos_token_id=1)
@@ -224,9 +222,7 @@ def test_the_lead_imports_writes_guidelines_adjudicates_and_exports(
     page.keyboard.press("Enter")
     expect(page.locator(".count")).to_have_text("1 done")
     aggregated = rows_of(server.database, Selection("rankings", aggregated=True, batches=("by the lead",)))
-    assert aggregated == [
-        {"prompt": "P", "responses": ["a", "b", "c"], "ranks": [2, 1, 3], "model": ["m"] * 3, "id": "x"}
-    ]
+    assert aggregated == [{"prompt": "P", "responses": ["a", "b", "c"], "ranks": [2, 1, 3], "model": ["m"] * 3, "id": "x"}]
 
     page.goto("/lead/")
     page.get_by_role("tab", name="Export").click()

@@ -21,9 +21,7 @@ from .running import add_batch, add_users, rank_rows
 ANSWER = {"ranks": [1, 2, 2, 3]}
 
 
-def submit(
-    judgments: Judgments, user: int, assignment: Assignment, request: str, answer: dict | None = None
-) -> Judgment:
+def submit(judgments: Judgments, user: int, assignment: Assignment, request: str, answer: dict | None = None) -> Judgment:
     return judgments.submit(user, assignment.id, request, answer or ANSWER, 1.0)
 
 
@@ -185,9 +183,7 @@ def test_the_database_refuses_to_change_a_judgment(
         session.execute(text(statement))
 
 
-def test_priority_goes_first_and_gold_goes_to_everyone(
-    database: Database, leases: Leases, judgments: Judgments
-) -> None:
+def test_priority_goes_first_and_gold_goes_to_everyone(database: Database, leases: Leases, judgments: Judgments) -> None:
     add_batch(database, 1, name="later")
     rows = rank_rows(1)
     rows[0][1]["gold"] = {"ranks": [1, 2, 3, 4]}
@@ -223,9 +219,7 @@ def test_many_threads_take_each_slot_once(database: Database, leases: Leases, ju
         assert sorted(count for _, count in counts) == [2] * 20
 
 
-def test_the_next_of_100_000_items_comes_in_under_50_ms(
-    database: Database, leases: Leases, judgments: Judgments
-) -> None:
+def test_the_next_of_100_000_items_comes_in_under_50_ms(database: Database, leases: Leases, judgments: Judgments) -> None:
     """Also for the labeler who has done half of them while every one still has a free slot."""
     add_batch(database, 100_000, overlap=2)
     ann, bob = add_users(database, "ann", "bob")
