@@ -87,7 +87,7 @@ class Server:
         with (self.folder / "log").open("ab") as log:
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
-        for _ in range(600):
+        for _ in range(1800):  # a loaded machine takes its time
             assert self.process.poll() is None, (self.folder / "log").read_text()
             try:
                 urllib.request.urlopen(f"{self.url}/healthz", timeout=5)
