@@ -108,6 +108,20 @@ def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Jso
         return count
 
 
+def change_batch(database: Database, name: str, overlap: int, priority: int, is_open: bool) -> None:
+    """Change what may change of a batch; a lower overlap takes no judgment away."""
+    with database.write() as session:
+        batch = session.scalar(select(Batch).where(Batch.name == name))
+        if batch is None:
+            raise UserError("choose a batch first")
+        if not 1 <= overlap <= MAX_OVERLAP:
+            raise UserError(f"overlap {overlap}: must be 1 to {MAX_OVERLAP}")
+        if overlap != batch.overlap:
+            for item in session.scalars(select(Item).where(Item.batch_id == batch.id, Item.gold.is_(None))):
+                item.needed, item.returned = max(overlap, item.taken), True  # found again by those who have passed it
+        batch.overlap, batch.priority, batch.open = overlap, priority, is_open
+
+
 def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str, Json]]) -> Iterator[Json]:
     for where, row in rows:
         try:

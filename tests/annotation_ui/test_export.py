@@ -21,12 +21,10 @@ from annotation_ui import overview, rule_sets
 from annotation_ui.cli import main
 from annotation_ui.database import Database
 from annotation_ui.export import RECORDS, Selection, export, plain_cell, rows_of
-from annotation_ui.importing import NewBatch, import_file, import_rows, read_rows
+from annotation_ui.importing import NewBatch, change_batch, import_file, import_rows, read_rows
 from annotation_ui.judgments import Judgments
-from annotation_ui.lead import change_batch
 from annotation_ui.leases import Leases
 from annotation_ui.schema import Base
-from annotation_ui.services import Settings, make_services
 from annotation_ui.tasks import TASKS
 
 from .running import add_batch, add_users, rank_rows
@@ -255,7 +253,7 @@ def test_win_rates_and_disagreement(database: Database, judgments: Judgments) ->
 
 
 def test_a_raised_overlap_reaches_those_who_passed_the_item(
-    database_url: str, database: Database, leases: Leases, judgments: Judgments, tmp_path: Path
+    database: Database, leases: Leases, judgments: Judgments
 ) -> None:
     name = add_batch(database, 2)
     ann, bob = add_users(database, "ann", "bob")
@@ -263,9 +261,7 @@ def test_a_raised_overlap_reaches_those_who_passed_the_item(
     for user in (ann, bob):
         do(judgments, user, "rank", {"ranks": [1, 2, 3, 4], **blank})
     assert leases.next(ann, "rank") is None
-    services = make_services(Settings(database_url, tmp_path))
-    change_batch(services, name, 2, 0, True)
-    services.database.close()
+    change_batch(database, name, 2, 0, True)
     do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **blank})
     do(judgments, bob, "rank", {"ranks": [1, 2, 3, 4], **blank})
     assert leases.next(ann, "rank") is leases.next(bob, "rank") is None
