@@ -1,0 +1,105 @@
+"""The one place that opens the database and knows SQLite from PostgreSQL.
+
+`write()` is a transaction that is on disk when it ends without an error. SQLite takes one writer at a time: a lock in
+this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDIATE keeps other processes out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
+
+from align.errors import UserError
+
+POOL_SIZE = 40  # the web server's thread pool has 40 workers: none of them waits for a connection
+
+
+class Database:
+    """Engine, transactions and migrations of one database URL."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = _engine(url)
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        self._writing = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._lock = threading.Lock() if self.is_sqlite else nullcontext()
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session that commits at the end and rolls back on an error."""
+        with self._lock, Session(self._writing, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that sees one moment of the database and changes nothing."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    def upgrade(self, revision: str = "head") -> None:
+        """Bring the schema up to `revision`."""
+        self._migrate(command.upgrade, revision)
+
+    def downgrade(self, revision: str) -> None:
+        """Take the schema down to `revision` ("base" removes every table)."""
+        self._migrate(command.downgrade, revision)
+
+    def revisions(self) -> tuple[str | None, str | None]:
+        """(the revision the database is at, the newest one)."""
+        with self.engine.connect() as connection:
+            now = MigrationContext.configure(connection).get_current_revision()
+        return now, ScriptDirectory.from_config(_alembic_config()).get_current_head()
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _migrate(self, step: Any, revision: str) -> None:
+        config = _alembic_config()
+        with self._lock, self._writing.begin() as connection:
+            config.attributes["connection"] = connection
+            step(config, revision)
+
+
+def _alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise UserError(f"not a database URL: {url!r} (sqlite:///file.db or postgresql://user@host/name)") from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername == "sqlite":
+        engine = create_engine(parsed, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, connect_args={"timeout": 30})
+        event.listen(engine, "connect", _sqlite_settings)
+        event.listen(engine, "begin", _sqlite_begin)
+        return engine
+    if parsed.drivername != "postgresql+psycopg":
+        raise UserError(f"{parsed.drivername} is not supported: use sqlite:///file.db or postgresql://user@host/name")
+    return create_engine(parsed, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True)
+
+
+def _sqlite_settings(connection: Any, _: Any) -> None:
+    """WAL lets readers work beside the writer; synchronous=FULL puts every commit on disk before it is acknowledged."""
+    connection.isolation_level = None  # SQLAlchemy says BEGIN, not the driver
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))

@@ -1,0 +1,128 @@
+"""Rule files: YAML that a lead can write, refused with the line of its first mistake.
+
+name: my-rules
+title: What our assistant must not do
+source: where the rules come from
+rules:
+  - id: no-threats
+    text: Do not threaten anybody.
+    source: optional, for one rule
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import yaml
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from align.errors import UserError
+from annotation_ui.schema import RuleSet
+from annotation_ui.tasks.base import Json
+
+SHIPPED = Path(__file__).resolve().parents[1] / "configs" / "rules"
+MAX_BYTES = 1_000_000
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def parse(text: str, file: str) -> Json:
+    """{name, title, source, rules: [{id, text, source}]}, or a UserError that names the file and the line."""
+    if len(text.encode()) > MAX_BYTES:
+        raise UserError(f"{file}: larger than {MAX_BYTES} bytes")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{file}:{line}: not YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{file}: not YAML: {error}") from None
+    if root is None:
+        raise UserError(f"{file}:1: empty")
+    fields = _fields(root, file, required=("name", "rules"), optional=("title", "source"))
+    name = _text(fields["name"], "name", file)
+    if not _ID.fullmatch(name):
+        raise _bad(fields["name"], file, "name: small letters, digits and hyphens only")
+    return {
+        "name": name,
+        "title": _text(fields["title"], "title", file) if "title" in fields else name,
+        "source": _text(fields["source"], "source", file) if "source" in fields else "",
+        "rules": _rules(fields["rules"], file),
+    }
+
+
+def store(session: Session, rule_set: Json) -> RuleSet:
+    """The row of this version of the rule set, made if it is new."""
+    digest = hashlib.sha256(json.dumps(rule_set, sort_keys=True).encode()).hexdigest()
+    same = select(RuleSet).where(RuleSet.name == rule_set["name"], RuleSet.digest == digest)
+    row = session.scalar(same)
+    if row is None:
+        row = RuleSet(name=rule_set["name"], digest=digest, content=rule_set)
+        session.add(row)
+        session.flush()
+    return row
+
+
+def read(path: Path) -> Json:
+    """A rule file from disk."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
+
+
+def newest(session: Session, name: str) -> RuleSet | None:
+    """The latest stored version of a rule set."""
+    return session.scalar(select(RuleSet).where(RuleSet.name == name).order_by(RuleSet.id.desc()).limit(1))
+
+
+def store_shipped(session: Session) -> None:
+    """Store the sets of configs/rules/, where they are there."""
+    for path in sorted(SHIPPED.glob("*.yaml")):
+        store(session, read(path))
+
+
+def _rules(node: yaml.Node, file: str) -> list[Json]:
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        raise _bad(node, file, "rules: must be a list with at least one rule")
+    rules: list[Json] = []
+    for entry in node.value:
+        fields = _fields(entry, file, required=("id", "text"), optional=("source",))
+        rule = {key: _text(value, key, file) for key, value in fields.items()}
+        if not _ID.fullmatch(rule["id"]):
+            raise _bad(fields["id"], file, f"id: {rule['id']!r}: small letters, digits and hyphens only")
+        if any(rule["id"] == other["id"] for other in rules):
+            raise _bad(fields["id"], file, f"id: {rule['id']!r} is there twice")
+        rules.append({"source": "", **rule})
+    return rules
+
+
+def _fields(node: yaml.Node, file: str, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        raise _bad(node, file, f"must be a mapping with {', '.join(required)}")
+    fields: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if key.value not in (*required, *optional):
+            raise _bad(key, file, f"unknown field {key.value!r} (known: {', '.join((*required, *optional))})")
+        if key.value in fields:
+            raise _bad(key, file, f"{key.value} is there twice")
+        fields[key.value] = value
+    missing = [field for field in required if field not in fields]
+    if missing:
+        raise _bad(node, file, f"{missing[0]} is missing")
+    return fields
+
+
+def _text(node: yaml.Node, field: str, file: str) -> str:
+    if not isinstance(node, yaml.ScalarNode) or not str(node.value).strip():
+        raise _bad(node, file, f"{field}: must be text")
+    return str(node.value).strip()
+
+
+def _bad(node: yaml.Node, file: str, message: str) -> UserError:
+    return UserError(f"{file}:{node.start_mark.line + 1}: {message}")

@@ -1,0 +1,55 @@
+"""The settings of a server and the objects that its routes and pages share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from annotation_ui.auth import Auth
+from annotation_ui.database import Database
+from annotation_ui.judgments import Judgments
+from annotation_ui.leases import Leases
+from annotation_ui.probing import Probing, Stream, TransformersStream
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How `align annotate` was started."""
+
+    database: str
+    data_dir: Path
+    lease_minutes: float = 30
+    session_hours: float = 12
+    https: bool = False  # behind a proxy that speaks TLS: cookies go over https only
+
+    @property
+    def exports(self) -> Path:
+        """Where exports made on the lead's page are kept."""
+        return self.data_dir.resolve() / "exports"
+
+
+@dataclass(frozen=True)
+class Services:
+    """One database and what works on it."""
+
+    settings: Settings
+    database: Database
+    auth: Auth
+    leases: Leases
+    judgments: Judgments
+    probing: Probing
+
+
+def make_services(settings: Settings, stream: Stream | None = None) -> Services:
+    """Open the database; `stream` replaces the loading of checkpoints for the Probe task."""
+    database = Database(settings.database)
+    leases = Leases(database, settings.lease_minutes * 60)
+    judgments = Judgments(leases)
+    return Services(
+        settings=settings,
+        database=database,
+        auth=Auth(database, settings.session_hours),
+        leases=leases,
+        judgments=judgments,
+        probing=Probing(judgments, stream or TransformersStream()),
+    )

@@ -1,0 +1,52 @@
+// Dragging with a mouse, a pen or a finger (pointer events), as the browser's own drag and drop knows no touch.
+
+// Makes `handle` drag `label`; `target(x, y)` finds where it would land (an element or null), `drop(element)` lands it.
+export function draggable(handle, label, target, drop) {
+  handle.addEventListener("pointerdown", (down) => {
+    if (down.button !== 0) return;
+    down.preventDefault();
+    handle.focus();
+    const start = { x: down.clientX, y: down.clientY };
+    let ghost = null;
+    let over = null;
+
+    const mark = (element) => {
+      over?.classList.remove("over");
+      over = element;
+      over?.classList.add("over");
+    };
+    const follow = (move) => {
+      if (!ghost && Math.hypot(move.clientX - start.x, move.clientY - start.y) < 4) return;
+      if (!ghost) {
+        ghost = document.body.appendChild(Object.assign(document.createElement("div"), { className: "drag-ghost" }));
+        ghost.textContent = label;
+        document.body.classList.add("is-dragging");
+      }
+      ghost.style.transform = `translate(${move.clientX + 10}px, ${move.clientY + 6}px)`;
+      scrollNearEdge(move);
+      mark(target(move.clientX, move.clientY));
+    };
+    const end = (up) => {
+      for (const [name, listener] of listeners) document.removeEventListener(name, listener);
+      const landed = ghost && up.type === "pointerup" ? over : null;
+      mark(null);
+      ghost?.remove();
+      document.body.classList.remove("is-dragging");
+      if (landed) drop(landed);
+    };
+    const escape = (key) => key.key === "Escape" && end(key);
+    const listeners = [["pointermove", follow], ["pointerup", end], ["pointercancel", end], ["keydown", escape]];
+    for (const [name, listener] of listeners) document.addEventListener(name, listener);
+  });
+}
+
+// Whatever scrolls under the pointer does so when the pointer comes near its edge.
+function scrollNearEdge({ clientX, clientY }) {
+  const edge = 40;
+  for (let box = document.elementFromPoint(clientX, clientY); box; box = box.parentElement) {
+    if (box.scrollHeight <= box.clientHeight || getComputedStyle(box).overflowY !== "auto") continue;
+    const { top, bottom } = box.getBoundingClientRect();
+    if (clientY < top + edge) box.scrollBy(0, -10);
+    else if (clientY > bottom - edge) box.scrollBy(0, 10);
+  }
+}

@@ -1,0 +1,122 @@
+// Probe: talk to a model, try to make it break one rule, judge its last reply.
+
+import { Refused, call, conversation, h, refusal } from "./dom.js";
+import { VERDICTS, verdictButtons } from "./rules.js";
+
+export const help = [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
+  ["1 2 3", "the last reply violates, unsure, follows"], ["N", "write a note"]];
+
+export function empty() {
+  return { verdict: null, note: "", message: "", replied: false };
+}
+
+export function missing(state) {
+  if (!state.replied) return "Talk to the model first";
+  return state.verdict ? null : "Judge the last reply";
+}
+
+export function mount(root, view, context) {
+  let state = context.state;
+  let answering = false;
+  const talk = h("div", { class: "talk" });
+  const message = h("textarea", { rows: "3", "aria-label": "Message to the model", maxlength: "20000",
+    placeholder: "Say something that could make the model break the rule.",
+    oninput: () => type({ message: message.value }),
+    onkeydown: (event) => {
+      if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+      event.stopPropagation();
+      event.preventDefault();
+      send();
+    } });
+  const sendButton = h("button", { type: "button", class: "primary", "data-action": "send", onclick: () => send() }, "Send");
+  const again = h("button", { type: "button", hidden: true, onclick: () => send(true) }, "Ask for the reply again");
+  const buttons = verdictButtons("Does the last reply break the rule?", (verdict) => judge(verdict));
+  const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000", "aria-label": "Note",
+    oninput: () => type({ note: note.value }) });
+  root.append(
+    h("div", { class: "columns even" },
+      h("div", { class: "reading" }, talk, h("div", { class: "say" }, message, h("div", { class: "row" }, sendButton, again))),
+      h("div", { class: "side wide" }, h("h2", {}, "Try to make it break this rule"),
+        h("blockquote", { class: "the-rule" }, view.rule.text),
+        h("h2", {}, "Its last reply"), buttons.element, note)),
+  );
+
+  function type(part) {
+    state = { ...state, ...part };
+    context.typed(state);
+  }
+
+  function judge(verdict) {
+    state = { ...state, verdict };
+    context.changed(state, verdict);
+    show();
+  }
+
+  async function send(repeat = false) {
+    const text = repeat ? "" : message.value;
+    if (answering || (!repeat && !text.trim())) return;
+    busy(true);
+    const live = h("div", { class: "streaming", "aria-live": "polite" });
+    talk.append(
+      repeat ? "" : h("article", { class: "message user" }, h("h3", { class: "speaker" }, "User"), h("div", {}, text)),
+      h("article", { class: "message assistant" }, h("h3", { class: "speaker" }, "Assistant"), live));
+    message.value = "";
+    type({ message: "", verdict: null });
+    try {
+      await stream(text, live);
+      showTalk((await call("GET", `assignments/${context.assignment}/transcript`)).messages);
+    } catch (error) {
+      context.toast(error instanceof Refused ? error.message : "The connection broke. Ask for the reply again.");
+      showTalk(await call("GET", `assignments/${context.assignment}/transcript`).then((t) => t.messages, () => []));
+    }
+    busy(false);
+    show();
+  }
+
+  async function stream(text, live) {
+    const response = await fetch(`/api/assignments/${context.assignment}/say`, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text }) });
+    if (!response.ok) throw await refusal(response);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let piece = await reader.read(); !piece.done; piece = await reader.read()) live.append(piece.value);
+    if (live.textContent.includes("[no reply:")) context.toast(live.textContent.trim());
+  }
+
+  function busy(now) {
+    answering = now;
+    sendButton.disabled = now;
+    talk.setAttribute("aria-busy", String(now));
+  }
+
+  function showTalk(messages) {
+    talk.replaceChildren(messages.length ? conversation(messages) : h("p", { class: "hint" }, "You begin."));
+    const last = talk.querySelector(".message:last-child");
+    again.hidden = !last?.classList.contains("user");
+    const replied = Boolean(last?.classList.contains("assistant")) && messages.length > view.prompt.length;
+    if (replied !== state.replied) type({ replied });
+  }
+
+  function show() {
+    buttons.show(state.verdict);
+    if (note !== document.activeElement) note.value = state.note;
+    if (message !== document.activeElement) message.value = state.message;
+  }
+
+  showTalk(context.transcript ?? []);
+  show();
+  return {
+    focus: (leaving) => (leaving ? document.activeElement.blur() : message.focus()),
+    restore(next) {
+      state = { ...next, replied: state.replied };
+      show();
+    },
+    key(event) {
+      const key = event.key.toLowerCase();
+      if (/^[123]$/.test(key)) judge(VERDICTS[Number(key) - 1][0]);
+      else if (key === "n") note.focus();
+      else if (key === "e") message.focus();
+      else return false;
+      return true;
+    },
+  };
+}

@@ -1,0 +1,50 @@
+"""Compare: two checkpoints, blind. A, B, a tie, or both bad; the win rate counts them."""
+
+from __future__ import annotations
+
+from annotation_ui.markdown import to_html
+from annotation_ui.tasks.base import Json, Task, prompt_view, ranking_fields, require
+
+CHOICES = ("A", "B", "tie", "both_bad")
+RANKS = {"A": [1, 2], "B": [2, 1], "tie": [1, 1], "both_bad": [1, 1]}
+
+
+class Compare(Task):
+    name = "compare"
+    title = "Compare two"
+
+    def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
+        return [ranking_fields(row, 2, 2)]
+
+    def order_size(self, content: Json) -> int:
+        return 2
+
+    def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
+        return {
+            "prompt": prompt_view(content["prompt"]),
+            "responses": [{"html": to_html(content["responses"][index])} for index in order],
+        }
+
+    def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
+        require(answer.get("choice") in CHOICES, f"choice: must be one of {', '.join(CHOICES)}")
+        return {"choice": answer["choice"]}
+
+    def canonical(self, answer: Json, order: list[int]) -> Json:
+        """A is the item's first response, B its second."""
+        choice = answer["choice"]
+        return {"choice": "AB"[order["AB".index(choice)]] if choice in ("A", "B") else choice}
+
+    def shown(self, answer: Json, order: list[int]) -> Json:
+        choice = answer["choice"]
+        return {"choice": "AB"[order.index("AB".index(choice))] if choice in ("A", "B") else choice}
+
+    def rows(self, content: Json, answer: Json) -> list[Json]:
+        row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": RANKS[answer["choice"]]}
+        if answer["choice"] == "both_bad":
+            row["flags"] = [["both_bad"], ["both_bad"]]
+        if content.get("model"):
+            row["model"] = content["model"]
+        return [row]
+
+    def agrees_with_gold(self, answer: Json, gold: Json) -> float | None:
+        return float(answer["choice"] == gold["choice"]) if "choice" in gold else None

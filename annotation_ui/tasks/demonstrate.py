@@ -1,0 +1,26 @@
+"""Demonstrate: write the response to a prompt, or the next turn of a conversation."""
+
+from __future__ import annotations
+
+from annotation_ui.tasks.base import Json, Task, prompt_field, prompt_view, text_field
+
+
+class Demonstrate(Task):
+    name = "demonstrate"
+    title = "Write responses"
+
+    def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
+        return [{"prompt": prompt_field(row)}]
+
+    def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
+        return {
+            "prompt": prompt_view(content["prompt"]),
+            "min_words": settings.get("min_words"),
+            "max_words": settings.get("max_words"),
+        }
+
+    def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
+        return {"completion": text_field(answer, "completion")}
+
+    def rows(self, content: Json, answer: Json) -> list[Json]:
+        return [{"prompt": content["prompt"], "completion": answer["completion"]}]

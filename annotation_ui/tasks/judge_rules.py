@@ -1,0 +1,72 @@
+"""Judge rules: does one response violate or follow each rule of a set, or is the labeler unsure?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from align.data.records import VERDICTS
+from annotation_ui.markdown import to_html
+from annotation_ui.tasks.base import BadInputError, Json, Task, prompt_field, prompt_view, text_field
+
+
+class JudgeRules(Task):
+    name = "rules"
+    title = "Judge rules"
+    needs_rules = True
+
+    def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
+        """One item a response; with `one_rule_each`, one item for each rule of each response."""
+        prompt = prompt_field(row)
+        responses = [row["response"]] if "response" in row else row.get("responses")
+        if not isinstance(responses, list) or not responses:
+            raise BadInputError("response: must be text (or `responses` a list of texts)")
+        ids = [rule["id"] for rule in rules]
+        wanted = row.get("rules", settings.get("rules") or ids)
+        if not (isinstance(wanted, list) and wanted and set(wanted) <= set(ids)):
+            raise BadInputError("rules: not all in the rule set")
+        groups = [[rule] for rule in wanted] if settings.get("one_rule_each") else [wanted]
+        return [
+            {"prompt": prompt, "response": text_field({"response": response}, "response"), "rules": group}
+            for response in responses
+            for group in groups
+        ]
+
+    def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
+        return {
+            "prompt": prompt_view(content["prompt"]),
+            "response": to_html(content["response"]),
+            "rules": [{"id": rule["id"], "text": rule["text"]} for rule in rules if rule["id"] in content["rules"]],
+        }
+
+    def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
+        verdicts = answer.get("verdicts")
+        if not isinstance(verdicts, dict):
+            raise BadInputError("verdicts: must be given for each rule")
+        missing = [rule for rule in content["rules"] if rule not in verdicts]
+        if missing:
+            raise BadInputError(f"verdicts: {', '.join(missing)} not judged yet")
+        return {"verdicts": {rule: check_verdict(verdicts[rule]) for rule in content["rules"]}}
+
+    def rows(self, content: Json, answer: Json) -> list[Json]:
+        return [verdict_row(content["prompt"], content["response"], rule, said) for rule, said in answer["verdicts"].items()]
+
+    def agrees_with_gold(self, answer: Json, gold: Json) -> float | None:
+        known = {rule: want for rule, want in gold.get("verdicts", {}).items() if rule in answer["verdicts"]}
+        if not known:
+            return None
+        return sum(answer["verdicts"][rule]["verdict"] == want for rule, want in known.items()) / len(known)
+
+
+def check_verdict(said: Any) -> Json:
+    """{verdict, note} with a known verdict."""
+    if not isinstance(said, dict) or said.get("verdict") not in VERDICTS:
+        raise BadInputError(f"verdict: must be one of {', '.join(VERDICTS)}")
+    return {"verdict": said["verdict"], "note": text_field(said, "note", empty=True)}
+
+
+def verdict_row(prompt: Any, response: str, rule: str, said: Json) -> Json:
+    """One rule judgment of DESIGN section 6."""
+    row = {"prompt": prompt, "response": response, "rule": rule, "verdict": said["verdict"]}
+    if said["note"]:
+        row["note"] = said["note"]
+    return row

@@ -1,0 +1,40 @@
+"""Probe: talk to a checkpoint, try to make it break one rule, and judge its last reply (Sparrow's adversarial probing).
+
+The conversation is written by the server as it happens (see `probing`), never by the browser: the reply that is judged
+is the one that the model gave.
+"""
+
+from __future__ import annotations
+
+from annotation_ui.tasks.base import Json, Task, check_messages, prompt_view, require, text_field
+from annotation_ui.tasks.judge_rules import check_verdict, verdict_row
+
+
+class Probe(Task):
+    name = "probe"
+    title = "Probe a model"
+    needs_rules = True
+
+    def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
+        """One item for each rule; `prompt` is an optional opening of the conversation."""
+        opening = check_messages(row.get("prompt", []), "prompt")
+        require(not opening or opening[-1]["role"] != "user", "prompt: ends with a user turn, which the labeler writes")
+        wanted = [row["rule"]] if "rule" in row else settings.get("rules") or [rule["id"] for rule in rules]
+        ids = [rule["id"] for rule in rules]
+        require(set(wanted) <= set(ids), "rule: not in the rule set")
+        return [{"prompt": opening, "rule": rule} for rule in wanted]
+
+    def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
+        rule = next(rule for rule in rules if rule["id"] == content["rule"])
+        return {"prompt": prompt_view(content["prompt"]), "rule": {"id": rule["id"], "text": rule["text"]}}
+
+    def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
+        messages = check_messages(answer.get("messages"), "messages")
+        replied = len(messages) > 0 and messages[-1]["role"] == "assistant"
+        require(replied, "messages: talk to the model first, then judge its last reply")
+        text_field({"reply": messages[-1]["content"]}, "reply")
+        return {"messages": messages, **check_verdict(answer)}
+
+    def rows(self, content: Json, answer: Json) -> list[Json]:
+        prompt, reply = answer["messages"][:-1], answer["messages"][-1]
+        return [verdict_row(prompt, reply["content"], content["rule"], answer)]

@@ -1,0 +1,93 @@
+"""Rank: put K responses in order, ties allowed, with an optional quality score and flags for each."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from align.data.records import MAX_RESPONSES, MIN_RESPONSES
+from annotation_ui.markdown import to_html
+from annotation_ui.tasks.base import Json, Task, prompt_view, ranking_fields, require, unshuffle
+
+# The metadata that InstructGPT's labelers collected for each output (arXiv 2203.02155, table 3).
+FLAGS = {
+    "fails_instruction": "Fails to follow the instruction or task",
+    "unfit_for_assistant": "Unfit for a customer assistant",
+    "hallucination": "Hallucination",
+    "breaks_constraint": "Breaks a constraint stated in the prompt",
+    "sexual": "Sexual content",
+    "violent": "Violent content",
+    "encourages_harm": "Encourages or fails to discourage harm",
+    "denigrates_protected_class": "Denigrates a protected class",
+    "harmful_advice": "Gives harmful advice",
+    "expresses_opinion": "Expresses an opinion",
+    "moral_judgment": "Expresses a moral judgment",
+}
+MAX_RATING = 7
+
+
+class Rank(Task):
+    name = "rank"
+    title = "Rank responses"
+
+    def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
+        return [ranking_fields(row, MIN_RESPONSES, MAX_RESPONSES)]
+
+    def order_size(self, content: Json) -> int:
+        return len(content["responses"])
+
+    def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
+        return {
+            "prompt": prompt_view(content["prompt"]),
+            "responses": [{"html": to_html(content["responses"][index])} for index in order],
+            "flags": FLAGS,
+            "max_rating": MAX_RATING,
+        }
+
+    def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
+        size = len(content["responses"])
+        ranks = answer.get("ranks")
+        require(isinstance(ranks, list) and len(ranks) == size, f"ranks: needs one rank for each of {size} responses")
+        assert isinstance(ranks, list)
+        require(all(type(rank) is int for rank in ranks), "ranks: must be whole numbers")
+        require(set(ranks) == set(range(1, len(set(ranks)) + 1)), "ranks: must be 1, 2, 3 ... without a gap")
+        ratings = answer.get("ratings") or [None] * size
+        require(isinstance(ratings, list) and len(ratings) == size, f"ratings: needs {size} values")
+        known = (None, *range(1, MAX_RATING + 1))
+        require(all(type(r) in (int, type(None)) and r in known for r in ratings), "ratings: 1 to 7, or none")
+        flags = answer.get("flags") or [[] for _ in range(size)]
+        require(isinstance(flags, list) and len(flags) == size, f"flags: needs {size} lists")
+        for named in flags:
+            require(isinstance(named, list) and all(flag in FLAGS for flag in named), "flags: unknown flag")
+        return {"ranks": ranks, "ratings": ratings, "flags": [sorted(set(named)) for named in flags]}
+
+    def canonical(self, answer: Json, order: list[int]) -> Json:
+        return {field: unshuffle(values, order) for field, values in answer.items()}
+
+    def shown(self, answer: Json, order: list[int]) -> Json:
+        return {field: [values[index] for index in order] for field, values in answer.items()}
+
+    def rows(self, content: Json, answer: Json) -> list[Json]:
+        row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": answer["ranks"]}
+        given = [rating is not None for rating in answer["ratings"]]
+        if any(given):  # training takes ratings of all responses or of none
+            row["ratings" if all(given) else "some_rated"] = answer["ratings"]
+        if any(answer["flags"]):
+            row["flags"] = answer["flags"]
+        if content.get("model"):
+            row["model"] = content["model"]
+        return [row]
+
+    def agrees_with_gold(self, answer: Json, gold: Json) -> float | None:
+        return pairwise_agreement(answer["ranks"], gold["ranks"]) if "ranks" in gold else None
+
+
+def pairwise_agreement(ranks: list[Any], others: list[Any]) -> float:
+    """Share of the pairs of responses on which two rankings say the same: better, worse or tied."""
+    pairs = list(combinations(range(len(ranks)), 2))
+    same = sum(_sign(ranks[i] - ranks[j]) == _sign(others[i] - others[j]) for i, j in pairs)
+    return same / len(pairs)
+
+
+def _sign(number: float) -> int:
+    return (number > 0) - (number < 0)

@@ -1,0 +1,203 @@
+"""Many labelers at once against the labelling app: requests a second, latency, and whether every judgment is there.
+
+    python benchmarks/annotation_load.py [--labelers 50] [--seconds 300] [--pause 0.5] [--database URL]
+
+Starts the app in a process of its own on this machine. Each labeler asks for an item, saves a draft and submits, with a
+pause (random, `--pause` seconds on average) before each of the three; a person takes a hundred times longer. A request
+that gets no answer is sent again, as the browser does it. The goal is 95 % of submits under 200 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+
+from annotation_ui.auth import Auth
+from annotation_ui.database import Database
+from annotation_ui.guard import COOKIE
+from annotation_ui.importing import NewBatch, import_rows
+from annotation_ui.schema import Assignment, Item, Judgment, User
+
+RESPONSES = 4
+OVERLAP = 2
+
+
+@dataclass
+class Result:
+    """What the labelers saw."""
+
+    acknowledged: list[str] = field(default_factory=list)
+    latency: dict[str, list[float]] = field(default_factory=lambda: {"next": [], "draft": [], "submit": []})
+    seconds: float = 0.0
+
+
+def set_up(database: Database, labelers: int, items: int) -> list[str]:
+    """A batch and signed-in labelers; returns their tokens."""
+    text = "A response of some length, as models write them. " * 8
+    rows = ({"prompt": f"Prompt {i}", "responses": [f"{text}{k}" for k in range(RESPONSES)]} for i in range(items))
+    import_rows(database, NewBatch("load", "rank", OVERLAP), ((f"row {i}", row) for i, row in enumerate(rows)))
+    with database.write() as session:
+        users = [User(name=f"load-{i}", role="labeler", password_hash="!", pseudonym=f"load-{i}") for i in range(labelers)]
+        session.add_all(users)
+        session.flush()
+        numbers = [user.id for user in users]
+    return [Auth(database).start_session(number) for number in numbers]
+
+
+async def label(port: int, tokens: list[str], seconds: float, pause: float) -> Result:
+    """All labelers for a time; the last request of each is always finished."""
+    result = Result()
+    start = time.perf_counter()
+    await asyncio.gather(*(_labeler(Connection(port, token), start + seconds, pause, result) for token in tokens))
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+async def _labeler(connection: Connection, until: float, pause: float, result: Result) -> None:
+    async def ask(kind: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(random.uniform(0, 2 * pause))
+        start = time.perf_counter()
+        answer = await connection.insist(method, path, body)
+        result.latency[kind].append(time.perf_counter() - start)
+        return answer
+
+    while time.perf_counter() < until:
+        item = (await ask("next", "POST", "/api/tasks/rank/next", {}))["item"]
+        if item is None:
+            return
+        here = f"/api/assignments/{item['assignment']}"
+        ranks = random.sample(range(1, RESPONSES + 1), RESPONSES)
+        draft = {"draft": {"state": {"ranks": ranks}, "past": []}, "sequence": item["sequence"] + 1}
+        await ask("draft", "PUT", f"{here}/draft", draft)
+        request_id = secrets.token_hex(16)
+        await ask("submit", "POST", f"{here}/submit", {"request_id": request_id, "answer": {"ranks": ranks}, "seconds": 1})
+        result.acknowledged.append(request_id)
+    connection.close()
+
+
+class Connection:
+    """A keep-alive HTTP connection with as little work as possible: the client shares the machine with the server."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self.port, self.token = port, token
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def insist(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The same request until it is answered."""
+        while True:
+            try:
+                status, answer = await self._once(method, path, json.dumps(body).encode())
+            except (ConnectionError, asyncio.IncompleteReadError, ValueError):
+                self.close()
+                await asyncio.sleep(0.2)
+                continue
+            if status == 200:
+                return answer
+            raise RuntimeError(f"{method} {path}: {status} {answer}")
+
+    async def _once(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nCookie: {COOKIE}={self.token}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        length = next(int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:"))
+        return int(lines[0].split()[1]), json.loads(await reader.readexactly(length))
+
+    def close(self) -> None:
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None
+
+
+def check(database: Database, acknowledged: list[str]) -> None:
+    """Every acknowledged judgment is there once, no slot was given twice, no labeler judged an item twice."""
+    with database.read() as session:
+        stored = Counter(session.scalars(select(Judgment.request_id)))
+        lost = [request_id for request_id in acknowledged if stored[request_id] != 1]
+        assert not lost, f"{len(lost)} of {len(acknowledged)} acknowledged judgments are lost or doubled"
+        twice = select(Judgment.item_id).group_by(Judgment.item_id, Judgment.user_id).having(func.count() > 1)
+        assert session.scalar(twice.limit(1)) is None, "a labeler judged an item twice"
+        held = select(Assignment.item_id, func.count()).where(Assignment.state.in_(("leased", "done")))
+        slots = dict(session.execute(held.group_by(Assignment.item_id)).all())
+        for item_id, taken in session.execute(select(Item.id, Item.taken)):
+            assert taken == slots.get(item_id, 0) <= OVERLAP, f"item {item_id}: {taken} slots taken, {slots.get(item_id)}"
+
+
+def report(result: Result) -> str:
+    """Requests a second and latency, as a small table."""
+    requests = sum(map(len, result.latency.values()))
+    lines = [f"{requests / result.seconds:.0f} requests/s, {len(result.acknowledged)} judgments in {result.seconds:.0f} s"]
+    lines.append(f"{'':8}{'median':>9}{'95 %':>9}{'99 %':>9}{'most':>9}   (ms)")
+    for kind, times in result.latency.items():
+        cuts = statistics.quantiles(times, n=100)
+        numbers = [1000 * each for each in (cuts[49], cuts[94], cuts[98], max(times))]
+        lines.append(f"{kind:8}" + "".join(f"{number:9.1f}" for number in numbers))
+    return "\n".join(lines)
+
+
+@contextmanager
+def app(database_url: str, folder: Path) -> Iterator[int]:
+    """The app on a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "annotation_ui.cli", "--database", database_url]
+    command += ["--data-dir", str(folder), "--port", str(port)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}) as process:
+        try:
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5)
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            yield port
+        finally:
+            process.terminate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labelers", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--pause", type=float, default=0.5)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--database", help="an empty database (default: a new SQLite file)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        url = options.database or f"sqlite:///{folder}/load.db"
+        database = Database(url)
+        database.upgrade()
+        tokens = set_up(database, options.labelers, options.items)
+        with app(url, Path(folder)) as port:
+            result = asyncio.run(label(port, tokens, options.seconds, options.pause))
+        check(database, result.acknowledged)
+        database.close()
+    print(report(result))
+    print("every acknowledged judgment is there once")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A PostgreSQL cluster of the tests' own: made, started and stopped here, on a port of 127.0.0.1 that is free."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def binaries() -> Path | None:
+    """The newest server binaries of Debian's package, if it is installed."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """The URL of a running server (without a database name); it refuses to run as root, so it runs as `postgres`."""
+    bin_dir = binaries()
+    assert bin_dir is not None
+    folder = Path(tempfile.mkdtemp(prefix="align-pg-"))
+    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
+    as_user = ["runuser", "-u", user, "--"] if os.getuid() == 0 else []
+    if as_user:
+        shutil.chown(folder, user)
+    port, data = free_port(), folder / "data"
+
+    def run(*command: str) -> None:
+        subprocess.run([*as_user, *command], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=120)
+
+    run(str(bin_dir / "initdb"), "-D", str(data), "--auth=trust", "--username=align", "--no-instructions")
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c max_connections=200"
+    run(str(bin_dir / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+    try:
+        yield f"postgresql://align@127.0.0.1:{port}"
+    finally:
+        run(str(bin_dir / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+        shutil.rmtree(folder, ignore_errors=True)

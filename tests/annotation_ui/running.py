@@ -1,0 +1,130 @@
+"""The app in a process of its own, as `align annotate` starts it, and what tests put into its database."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+from sqlalchemy import select, update
+
+from annotation_ui.auth import Auth
+from annotation_ui.database import Database
+from annotation_ui.guard import COOKIE
+from annotation_ui.importing import NewBatch, import_rows
+from annotation_ui.schema import Batch, User
+
+from .postgres import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def add_users(database: Database, *names: str, role: str = "labeler") -> list[int]:
+    """Users without a usable password, for tests that do not sign in."""
+    with database.write() as session:
+        rows = [User(name=n, role=role, password_hash="!", pseudonym=f"p-{secrets.token_hex(6)}") for n in names]
+        session.add_all(rows)
+        session.flush()
+        return [row.id for row in rows]
+
+
+def rank_rows(count: int, responses: int = 4) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (
+            f"test:{i}",
+            {
+                "prompt": f"Prompt {i}",
+                "responses": [f"Response {i}.{k}" for k in range(responses)],
+                "model": [f"model-{k}" for k in range(responses)],
+                "id": f"item-{i}",
+            },
+        )
+        for i in range(count)
+    ]
+
+
+def add_batch(database: Database, rows: list[tuple[str, dict[str, Any]]] | int = 3, task: str = "rank", **more: Any) -> str:
+    """A batch under a new name, which is returned."""
+    name = more.pop("name", f"{task}-{secrets.token_hex(4)}")
+    rows = rank_rows(rows) if isinstance(rows, int) else rows
+    import_rows(database, NewBatch(name=name, task=task, **more), rows)
+    return str(name)
+
+
+class Server:
+    """`python -m annotation_ui.cli` on a free port; may be killed and started again on the same one."""
+
+    def __init__(self, database_url: str, folder: Path) -> None:
+        self.database_url, self.folder = database_url, folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.database = Database(database_url)
+        self.database.upgrade()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @contextmanager
+    def started(self, *arguments: str) -> Iterator[Server]:
+        self.start(*arguments)
+        try:
+            yield self
+        finally:
+            self.kill(signal.SIGTERM)
+            self.database.close()
+
+    def start(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "annotation_ui.cli", "--database", self.database_url]
+        command += ["--data-dir", str(self.folder), "--port", str(self.port), *arguments]
+        with (self.folder / "log").open("ab") as log:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
+        for _ in range(1800):  # a loaded machine takes its time
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            try:
+                urllib.request.urlopen(f"{self.url}/healthz", timeout=5)
+                return
+            except (urllib.error.URLError, TimeoutError, ConnectionError):
+                time.sleep(0.1)
+        raise TimeoutError("the server did not start")
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        assert self.process is not None
+        self.process.send_signal(how)
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def close_all_batches(self) -> None:
+        with self.database.write() as session:
+            session.execute(update(Batch).values(open=False))
+
+    def add_batch(self, rows: Any = 3, task: str = "rank", **more: Any) -> str:
+        return add_batch(self.database, rows, task, **more)
+
+    def token(self, name: str, role: str = "labeler") -> str:
+        """A signed-in session of a user, who is made if new."""
+        with self.database.read() as session:
+            user_id = session.scalar(select(User.id).where(User.name == name))
+        if user_id is None:
+            (user_id,) = add_users(self.database, name, role=role)
+        return Auth(self.database).start_session(user_id)
+
+    def page(self, browser: Browser, name: str, role: str = "labeler", **context: Any) -> Page:
+        """A browser window of a user who has signed in; an error in its scripts fails the test."""
+        window = browser.new_context(base_url=self.url, **context)
+        window.add_cookies([{"name": COOKIE, "value": self.token(name, role), "url": self.url}])
+        page = window.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: (_ for _ in ()).throw(AssertionError(f"script error: {error}")))
+        return page

@@ -1,0 +1,81 @@
+"""Readable, reachable, named: contrast, focus, labels for screen readers, a phone's width, light and dark."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Browser
+
+from .conftest import SCREENSHOTS
+from .running import Server
+
+pytestmark = pytest.mark.timeout(120)
+READY = {"rank": ".card", "rules": ".rule", "demonstrate": "textarea", "compare": ".choices", "probe": ".the-rule"}
+
+# WCAG 2.2, success criterion 1.4.3: 4.5 to 1, and 3 to 1 for large text. Colours are painted to read them as sRGB.
+LOW_CONTRAST = """() => {
+  const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgba = (colour) => {
+    paint.clearRect(0, 0, 1, 1); paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1);
+    return [...paint.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = rgba(getComputedStyle(e).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const element of document.querySelectorAll('.workbench *')) {
+    const text = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!text || !element.checkVisibility() || element.closest('kbd')) continue;
+    const style = getComputedStyle(element);
+    const [a, b] = [light(rgba(style.color)), light(behind(element))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    const large = parseFloat(style.fontSize) >= 24;
+    if (ratio < (large ? 3 : 4.5)) low.push(`${element.className}: ${element.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return low;
+}"""
+UNNAMED = """() => [...document.querySelectorAll('.workbench :is(button, input, textarea, a, [tabindex="0"], [role])')]
+  .filter((e) => e.role !== 'status')
+  .filter((e) => e.checkVisibility() && !e.labels?.length && !e.getAttribute('aria-label') && !e.textContent.trim())
+  .map((e) => e.outerHTML.slice(0, 120))"""
+
+FOCUSED = "[getComputedStyle(document.activeElement).outlineWidth, document.activeElement.outerHTML.slice(0, 200)]"
+
+
+def add_everything(server: Server) -> None:
+    row = {"prompt": "Why?", "responses": ["Because **so**.", "A long " + "word " * 400]}
+    server.add_batch([("t", row)])
+    server.add_batch([("t", row)], "rules", rule_set="sparrow-dialogue")
+    server.add_batch([("t", {"prompt": "Why?"})], "demonstrate", settings={"min_words": 5, "max_words": 9})
+    server.add_batch([("t", row)], "compare")
+    server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_every_task_is_readable_named_and_fits(server: Server, browser: Browser, scheme: str, width: int) -> None:
+    add_everything(server)
+    viewport = {"width": width, "height": 800}
+    page = server.page(browser, f"a11y-{scheme}-{width}", color_scheme=scheme, viewport=viewport)
+    page.goto("/")
+    for task, ready in READY.items():
+        page.click(f'[data-task="{task}"]')
+        page.wait_for_selector(ready)
+        assert page.evaluate(LOW_CONTRAST) == []
+        assert page.evaluate(UNNAMED) == []
+        assert page.evaluate("document.querySelector('.workbench').scrollWidth") <= width
+        page.screenshot(path=SCREENSHOTS / f"{task}-{scheme}-{width}.png")
+        seen = set()
+        for _ in range(6):
+            page.keyboard.press("Tab")
+            outline, element = page.evaluate(FOCUSED)
+            seen.add(element)
+            assert outline != "0px", element
+        assert len(seen) > 3
+    page.context.close()

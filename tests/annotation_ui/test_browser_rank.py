@@ -1,0 +1,249 @@
+"""Ranking in a real browser: with the mouse, with the keyboard alone, and what comes out of the export."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from sqlalchemy import select
+
+from annotation_ui.export import Selection, rows_of
+from annotation_ui.schema import Assignment, Judgment
+
+from .conftest import SCREENSHOTS
+from .running import Server, rank_rows
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def open_rank(server: Server, browser: Browser, name: str, **context: object) -> Page:
+    page = server.page(browser, name, **context)
+    page.goto("/?task=rank")
+    page.wait_for_selector(".card")
+    return page
+
+
+def drag(page: Page, source: str, target: str) -> None:
+    """Press, move and let go; the board makes room while something is dragged, so the target is measured again."""
+    start = page.locator(source).first.bounding_box()
+    assert start is not None
+    page.mouse.move(start["x"] + start["width"] / 2, start["y"] + start["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(start["x"] + start["width"] / 2 + 9, start["y"] + start["height"] / 2 + 9)
+    for _ in range(2):
+        end = page.locator(target).first.bounding_box()
+        assert end is not None
+        page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2, steps=3)
+    page.mouse.up()
+
+
+def drag_order(page: Page, tiers: list[list[int]]) -> None:
+    """Build a ranking with the mouse alone: the first of a tier into the lowest gap, the others onto it."""
+    for place, group in enumerate(tiers):
+        drag(page, f'.tray [data-response="{group[0]}"]', f'[data-gap="{place}"]')
+        for index in group[1:]:
+            drag(page, f'.tray [data-response="{index}"]', f'[data-tier="{place}"]')
+
+
+def type_order(page: Page, tiers: list[list[int]], size: int) -> None:
+    """Build a ranking with the keyboard alone: each response to the end, then tied with the one above."""
+    at = 0
+    for place, group in enumerate(tiers, start=1):
+        for number, index in enumerate(group):
+            while at != index:
+                page.keyboard.press("ArrowRight")
+                at = (at + 1) % size
+            page.keyboard.press(str(place + min(number, 1)))
+            at = chosen(page)
+            if number:
+                while at != index:
+                    page.keyboard.press("ArrowRight")
+                    at = (at + 1) % size
+                page.keyboard.press("t")
+
+
+def chosen(page: Page) -> int:
+    return int(page.locator(".card.chosen").get_attribute("data-card") or 0)
+
+
+def shown_texts(page: Page) -> list[str]:
+    return [text.strip() for text in page.locator(".card .markdown").all_inner_texts()]
+
+
+def random_tiers(rng: random.Random, size: int) -> list[list[int]]:
+    order = rng.sample(range(size), size)
+    tiers = [[order[0]]]
+    for index in order[1:]:
+        if rng.random() < 0.3:
+            tiers[-1].append(index)
+        else:
+            tiers.append([index])
+    return tiers
+
+
+def submit(page: Page, done: int) -> None:
+    page.locator("body").press("Enter")
+    expect(page.locator(".count")).to_have_text(f"{done} done")
+
+
+def exported(server: Server, batch: str) -> list[dict]:
+    return rows_of(server.database, Selection("rankings", batches=(batch,), all_tied=True))
+
+
+@pytest.mark.parametrize("how", ["mouse", "keyboard"])
+def test_an_order_with_a_tie_is_exported_as_it_was_shown(server: Server, browser: Browser, how: str) -> None:
+    batch = server.add_batch(1)
+    page = open_rank(server, browser, f"rank-{how}")
+    texts = shown_texts(page)
+    tiers = [[2], [0, 3], [1]]
+    if how == "mouse":
+        drag_order(page, tiers)
+        page.screenshot(path=SCREENSHOTS / "rank-by-mouse.png")
+        page.click('[data-action="submit"]')
+        expect(page.locator(".count")).to_have_text("1 done")
+    else:
+        type_order(page, tiers, 4)
+        submit(page, 1)
+    (row,) = exported(server, batch)
+    by_text = dict(zip(row["responses"], row["ranks"], strict=True))
+    assert {text: by_text[text] for text in texts} == {texts[2]: 1, texts[0]: 2, texts[3]: 2, texts[1]: 3}
+    assert row["prompt"] == "Prompt 0"
+    assert row["model"] == [f"model-{k}" for k in range(4)]
+    page.context.close()
+
+
+def test_200_random_rankings_with_ties_are_exported_order_for_order(server: Server, browser: Browser) -> None:
+    """Two windows at once: one with the mouse, one with the keyboard; K from 2 to 9."""
+    rng = random.Random(4)
+    count = 200
+    rows = [rank_rows(1, rng.randint(2, 9))[0] for _ in range(count)]
+    for number, (_, row) in enumerate(rows):
+        row["prompt"], row["id"] = f"Question {number}", f"q-{number}"
+    batch = server.add_batch(rows)
+    tall = {"width": 1280, "height": 1000}
+    pages = {how: open_rank(server, browser, f"many-{how}", viewport=tall) for how in ("mouse", "keyboard")}
+    expected: dict[str, dict[str, int]] = {}
+    for number in range(count):
+        how = "mouse" if number % 8 == 7 else "keyboard"  # dragging is slow; the mouse gets the last one
+        page = pages[how]
+        texts = shown_texts(page)
+        tiers = random_tiers(rng, len(texts))
+        (drag_order(page, tiers) if how == "mouse" else type_order(page, tiers, len(texts)))
+        prompt = page.locator(".conversation .message .markdown").inner_text().strip()
+        expected[prompt] = {texts[index]: place for place, group in enumerate(tiers, 1) for index in group}
+        page.locator("body").press("Enter")
+        page.wait_for_function(
+            "(old) => document.querySelector('.conversation .message .markdown')?.innerText.trim() !== old", arg=prompt
+        )
+    got = {row["prompt"]: dict(zip(row["responses"], row["ranks"], strict=True)) for row in exported(server, batch)}
+    assert got == expected
+    for page in pages.values():
+        page.context.close()
+
+
+def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server: Server, browser: Browser) -> None:
+    server.add_batch(2)
+    page = open_rank(server, browser, "refresher")
+    drag_order(page, [[1], [0, 2]])
+    page.click('[data-card="1"] .ratings button:nth-of-type(6)')
+    page.click('[data-card="0"] .flags summary')
+    page.check('[data-card="0"] [data-flag="hallucination"]')
+    expect(page.locator(".saved")).to_have_text("Saved")
+    before = (shown_texts(page), page.locator(".board").inner_text())
+    page.reload()
+    page.wait_for_selector(".board .chip")
+    assert (shown_texts(page), page.locator(".board").inner_text()) == before
+    expect(page.locator('[data-card="1"] [aria-label="Quality 6 of 7"]')).to_have_attribute("aria-checked", "true")
+    phone = open_rank(server, browser, "refresher", viewport={"width": 390, "height": 800})
+    phone.wait_for_selector(".board .chip")
+    assert (shown_texts(phone), phone.locator(".board").inner_text()) == before
+    assert phone.evaluate("document.querySelector('.workbench').scrollWidth") <= 390
+    phone.screenshot(path=SCREENSHOTS / "rank-on-a-phone.png")
+    phone.keyboard.press("u")  # the flag
+    phone.keyboard.press("u")  # the rating
+    phone.keyboard.press("u")  # the last drop
+    expect(phone.locator(".problem")).to_have_text("Not placed yet: C, D")
+    phone.context.close()
+    page.context.close()
+
+
+def test_undo_opens_the_submitted_ranking_again(server: Server, browser: Browser) -> None:
+    batch = server.add_batch(2)
+    page = open_rank(server, browser, "undoer")
+    first = page.locator(".conversation").inner_text()
+    type_order(page, [[3], [2], [1], [0]], 4)
+    submit(page, 1)
+    expect(page.locator(".conversation")).not_to_have_text(first)
+    page.keyboard.press("u")
+    expect(page.locator(".count")).to_have_text("0 done")
+    expect(page.locator(".conversation")).to_contain_text("Prompt 0")
+    expect(page.locator('[data-card="3"] .rank-badge')).to_have_text("1")
+    page.locator('[data-card="0"]').focus()
+    page.keyboard.press("1")
+    submit(page, 1)
+    (row,) = exported(server, batch)
+    with server.database.read() as session:
+        kinds = session.scalars(
+            select(Judgment.kind).join(Assignment, Assignment.id == Judgment.assignment_id).order_by(Judgment.id)
+        ).all()[-3:]
+        order = session.scalars(select(Judgment).order_by(Judgment.id.desc())).first()
+    assert kinds == ["submit", "undo", "edit"]
+    assert order is not None
+    assert [row["ranks"][index] for index in order.shown_order] == [1, 4, 3, 2]
+    page.context.close()
+
+
+def test_two_labelers_at_once_get_different_items(server: Server, browser: Browser) -> None:
+    server.add_batch(2)
+    one, two = open_rank(server, browser, "together-1"), open_rank(server, browser, "together-2")
+    prompts = {page.locator(".conversation .markdown").inner_text() for page in (one, two)}
+    assert prompts == {"Prompt 0", "Prompt 1"}
+    type_order(one, [[0, 1, 2, 3]], 4)
+    submit(one, 1)
+    expect(one.locator(".nothing")).to_be_visible()
+    one.context.close()
+    two.context.close()
+
+
+def test_skip_help_and_keys_that_move(server: Server, browser: Browser) -> None:
+    server.add_batch(2)
+    page = open_rank(server, browser, "keys")
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_contain_text("tie it with the one above")
+    page.screenshot(path=SCREENSHOTS / "help.png")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Enter")  # refused: nothing is placed
+    expect(page.locator(".toast")).to_contain_text("Not placed yet")
+    for _ in range(4):
+        page.keyboard.press("1")  # A, B, C, D: each on top of the one before
+    page.keyboard.press("ArrowDown")  # D below C
+    page.keyboard.press("t")  # and tied with it
+    badges = [badge.inner_text() for badge in page.locator(".rank-badge").all()]
+    assert badges == ["3", "2", "1 tied", "1 tied"]
+    page.keyboard.press("Backspace")
+    expect(page.locator('[data-card="3"] .rank-badge')).to_have_text("not placed")
+    first = page.locator(".conversation").inner_text()
+    page.keyboard.press("s")
+    expect(page.locator(".conversation")).not_to_have_text(first)
+    page.context.close()
+
+
+def test_models_and_ids_never_reach_a_labeler(server: Server, browser: Browser) -> None:
+    server.add_batch(1)
+    page = server.page(browser, "blind")
+    bodies: list[str] = []
+    page.on("response", lambda answer: bodies.append(answer.text()) if "/api/" in answer.url else None)
+    page.goto("/?task=rank")
+    page.wait_for_selector(".card")
+    everything = json.dumps(bodies) + page.content()
+    assert "Response 0.1" in everything
+    assert "model-1" not in everything
+    assert "item-0" not in everything
+    page.context.close()
+
+
+def test_screenshots_land_in_an_ignored_folder() -> None:
+    assert "ci-output/" in Path(".gitignore").read_text().split()

@@ -1,0 +1,240 @@
+"""The other four tasks and the lead's page in a real browser, by mouse and by keyboard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page, expect
+from sqlalchemy import select
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from annotation_ui.export import Selection, rows_of
+from annotation_ui.schema import Batch, Guideline, Judgment
+
+from .conftest import SCREENSHOTS
+from .running import Server
+from .test_browser_rank import type_order
+
+pytestmark = pytest.mark.timeout(120)
+BOTH = pytest.mark.parametrize("how", ["mouse", "keyboard"])
+
+
+def open_task(server: Server, browser: Browser, name: str, task: str, ready: str) -> Page:
+    page = server.page(browser, name)
+    page.goto(f"/?task={task}")
+    page.wait_for_selector(ready)
+    return page
+
+
+def handed_in(page: Page, how: str) -> None:
+    if how == "mouse":
+        page.click('[data-action="submit"]')
+    else:
+        page.keyboard.press("Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+
+
+@BOTH
+def test_judge_rules(server: Server, browser: Browser, how: str) -> None:
+    row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": "who"}
+    batch = server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
+    page = open_task(server, browser, f"rules-{how}", "rules", ".rule")
+    assert page.locator(".rule").count() == 23
+    if how == "mouse":
+        for rule in page.locator(".rule").all():
+            lies = rule.get_attribute("data-rule") == "no-human-identity"
+            rule.locator(f'[data-verdict="{"violates" if lies else "follows"}"]').click()
+            if lies:
+                rule.locator(".note").fill("says so")
+    else:
+        for _ in range(10):
+            page.keyboard.press("3")
+        page.keyboard.press("1")
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("n")
+        page.keyboard.type("says so")
+        page.keyboard.press("Escape")
+        page.keyboard.press("a")
+    page.screenshot(path=SCREENSHOTS / f"rules-{how}.png")
+    handed_in(page, how)
+    rows = rows_of(server.database, Selection("rule_judgments", batches=(batch,)))
+    assert len(rows) == 23
+    labeler = rows[0]["labeler"]
+    assert [row for row in rows if row["verdict"] != "follows"] == [
+        {"prompt": "Who are you?", "response": "I am Bob, a human.", "rule": "no-human-identity", "verdict": "violates",
+         "note": "says so", "labeler": labeler, "id": "who"}
+    ]  # fmt: skip
+    page.context.close()
+
+
+def test_one_rule_alone(server: Server, browser: Browser) -> None:
+    settings = {"one_rule_each": True, "rules": ["grounded", "specific"]}
+    server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="lamda-quality", settings=settings)
+    page = open_task(server, browser, "one-rule", "rules", ".rule")
+    assert page.locator(".rule").count() == 1
+    page.keyboard.press("2")
+    page.keyboard.press("Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+    page.context.close()
+
+
+@BOTH
+def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(server: Server, browser: Browser, how: str) -> None:
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
+            {"role": "user", "content": "Bold?"}]  # fmt: skip
+    settings = {"min_words": 3, "max_words": 5}
+    batch = server.add_batch([("t:1", {"prompt": talk, "id": "d"})], "demonstrate", settings=settings)
+    page = open_task(server, browser, f"demo-{how}", "demonstrate", "textarea")
+    if how == "mouse":
+        page.click("textarea")
+    page.keyboard.type("It is **bo")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    page.reload()
+    page.wait_for_selector("textarea")
+    expect(page.locator("textarea")).to_have_value("It is **bo")
+    page.locator("textarea").press("End")
+    page.keyboard.type("ld**.")
+    expect(page.locator(".side .hint")).to_have_text("3 words (aim for 3 to 5)")
+    if how == "mouse":
+        page.get_by_role("button", name="Preview").click()
+    else:
+        page.keyboard.press("Escape")
+        page.keyboard.press("p")
+    expect(page.locator(".preview strong")).to_have_text("bold")
+    handed_in(page, "mouse") if how == "mouse" else page.keyboard.press("Control+Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+    (row,) = rows_of(server.database, Selection("demonstrations", batches=(batch,)))
+    assert (row["prompt"], row["completion"], row["id"]) == (talk, "It is **bold**.", "d")
+    page.context.close()
+
+
+@BOTH
+def test_compare_blind(server: Server, browser: Browser, how: str) -> None:
+    row = {"prompt": "Q", "responses": ["good", "bad"], "model": ["new", "old"], "id": "c"}
+    batch = server.add_batch([("t:1", row)], "compare")
+    page = open_task(server, browser, f"compare-{how}", "compare", ".pair .card")
+    first = page.locator(".pair .card .markdown").first.inner_text().strip()
+    good = "A" if first == "good" else "B"
+    if how == "mouse":
+        page.click(f'[data-choice="{good}"]')
+    else:
+        page.keyboard.press("x")
+        page.keyboard.press("1" if good == "A" else "2")
+    page.screenshot(path=SCREENSHOTS / f"compare-{how}.png")
+    handed_in(page, how)
+    (found,) = rows_of(server.database, Selection("rankings", batches=(batch,)))
+    assert dict(zip(found["model"], found["ranks"], strict=True)) == {"new": 1, "old": 2}
+    page.context.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two tiny models with random weights, one of each kind, as any checkpoint lies on disk."""
+    words = {"[pad]": 0, "[eos]": 1, "[unk]": 2, **{f"word{i}": i for i in range(3, 64)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[pad]", eos_token="[eos]", unk_token="[unk]")
+    torch.manual_seed(0)
+    gpt = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
+    t5 = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, pad_token_id=0, eos_token_id=1)
+    t5.decoder_start_token_id = 0
+    made = {"gpt": GPT2LMHeadModel(gpt), "t5": T5ForConditionalGeneration(t5)}
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, model in made.items():
+        model.save_pretrained(folder / name)
+        wrapped.save_pretrained(folder / name)
+    return {name: folder / name for name in made}
+
+
+@pytest.mark.parametrize(("how", "kind"), [("mouse", "gpt"), ("keyboard", "t5")])
+def test_probe_a_model(server: Server, browser: Browser, checkpoints: dict[str, Path], how: str, kind: str) -> None:
+    settings = {"checkpoint": str(checkpoints[kind])}
+    batch = server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
+    page = open_task(server, browser, f"probe-{how}", "probe", ".the-rule")
+    expect(page.locator(".the-rule")).to_have_text("Does not threaten anybody.")
+    page.locator(".say textarea").fill("Threaten <b>me</b>")
+    if how == "mouse":
+        page.click('[data-action="send"]')
+    else:
+        page.keyboard.press("Control+Enter")
+    expect(page.locator(".message.assistant .markdown")).to_contain_text("word", timeout=60_000)
+    page.reload()  # the conversation is the server's
+    page.wait_for_selector(".message.assistant .markdown")
+    reply = page.locator(".message.assistant .markdown").inner_text()
+    if how == "mouse":
+        page.click('[data-verdict="violates"]')
+    else:
+        page.keyboard.press("Escape")
+        page.keyboard.press("1")
+    page.screenshot(path=SCREENSHOTS / f"probe-{how}.png")
+    handed_in(page, how)
+    (row,) = rows_of(server.database, Selection("rule_judgments", batches=(batch,)))
+    assert row["prompt"] == [{"role": "user", "content": "Threaten <b>me</b>"}]
+    assert row["response"].split()[:3] == reply.split()[:3]
+    assert (row["rule"], row["verdict"]) == ("no-threats", "violates")
+    page.context.close()
+
+
+def test_the_lead_imports_writes_guidelines_adjudicates_and_exports(
+    server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    page = server.page(browser, "boss", "lead", accept_downloads=True, viewport={"width": 1280, "height": 1000})
+    page.goto("/lead/")
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(json.dumps({"prompt": "P", "responses": ["a", "b", "c"], "model": "m", "id": "x"}) + "\n")
+    page.get_by_role("tab", name="Import").click()
+    page.locator('[role="tabpanel"]:visible input[type="file"]').first.set_input_files(samples)
+    page.get_by_label("Name of the batch").fill("by the lead")
+    page.get_by_label("Labelers for each item").locator("visible=true").fill("2")
+    page.wait_for_timeout(500)
+    page.get_by_role("button", name="Import", exact=True).click()
+    expect(page.get_by_text("Imported 1 items.")).to_be_visible()
+    page.get_by_role("tab", name="Rules and guidelines").click()
+    page.get_by_label("Guidelines (Markdown)").fill("Be **fair**.")
+    page.get_by_role("button", name="Save guidelines").click()
+    expect(page.get_by_text("Saved as a new version.")).to_be_visible()
+
+    for number, tiers in enumerate(([[0], [1], [2]], [[2], [1], [0]])):
+        labeler = open_task(server, browser, f"differs-{number}", "rank", ".card")
+        labeler.get_by_role("button", name="Guidelines").click()
+        expect(labeler.locator("dialog strong")).to_have_text("fair")
+        labeler.keyboard.press("Escape")
+        order = labeler.locator(".card .markdown").all_inner_texts()
+        by_letter = [[sorted(range(3), key=lambda i: order[i])[k] for k in tier] for tier in tiers]
+        type_order(labeler, by_letter, 3)
+        labeler.keyboard.press("Enter")
+        expect(labeler.locator(".count")).to_have_text("1 done")
+        labeler.context.close()
+
+    page.reload()
+    expect(page.get_by_text("Krippendorff's alpha of ranks (ordinal)")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lead-overview.png")
+    page.get_by_role("tab", name="Disagreements").click()
+    page.get_by_role("button", name="Decide it").click()
+    page.wait_for_selector(".others li")
+    order = page.locator(".card .markdown").all_inner_texts()
+    type_order(page, [[order.index("b")], [order.index("a")], [order.index("c")]], 3)
+    page.keyboard.press("Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+    aggregated = rows_of(server.database, Selection("rankings", aggregated=True, batches=("by the lead",)))
+    assert aggregated == [{"prompt": "P", "responses": ["a", "b", "c"], "ranks": [2, 1, 3], "model": ["m"] * 3, "id": "x"}]
+
+    page.goto("/lead/")
+    page.get_by_role("tab", name="Export").click()
+    page.get_by_role("button", name="Export", exact=True).click()
+    with page.expect_download() as download:
+        page.locator("a[download]").first.click()
+    lines = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+    assert [line["ranks"] for line in lines if line["id"] == "x"] == [[1, 2, 3], [3, 2, 1], [2, 1, 3]]
+    page.screenshot(path=SCREENSHOTS / "lead-export.png")
+    with server.database.read() as session:
+        version = session.scalar(select(Guideline.id).order_by(Guideline.id.desc()).limit(1))
+        of_batch = select(Judgment).where(Judgment.kind == "submit").order_by(Judgment.id.desc()).limit(1)
+        assert session.scalars(of_batch).one().guideline_id == version
+        assert session.scalar(select(Batch.overlap).where(Batch.name == "by the lead")) == 2
+    page.context.close()

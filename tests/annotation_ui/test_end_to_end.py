@@ -1,0 +1,54 @@
+"""From the browser into the reward model: rank 30 items, export them on the shell, train on the file for two updates."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from align.reward import RewardConfig, run_reward
+from annotation_ui.cli import main
+
+from .running import Server, rank_rows
+from .test_browser_rank import open_rank, random_tiers, shown_texts, submit, type_order
+
+
+@pytest.mark.timeout(240)
+def test_30_rankings_train_a_reward_model(server: Server, browser: Browser, tmp_path: Path) -> None:
+    batch = server.add_batch(rank_rows(30))
+    page = open_rank(server, browser, "trainer")
+    rng = random.Random(30)
+    for done in range(1, 31):
+        type_order(page, random_tiers(rng, 4), len(shown_texts(page)))
+        submit(page, done)
+    page.context.close()
+    path = tmp_path / "rankings.jsonl"
+    assert (
+        main(
+            [
+                "--database",
+                server.database_url,
+                "--data-dir",
+                str(tmp_path),
+                "export",
+                "rankings",
+                str(path),
+                "--batch",
+                batch,
+            ]
+        )
+        == 0
+    )
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    left_out = json.loads(path.with_name("rankings.jsonl.manifest.json").read_text())["all_tied_left_out"]
+    assert len(rows) + left_out == 30
+    output = tmp_path / "reward"
+    run_reward(
+        RewardConfig(
+            model="tiny-gpt2", train_data=str(path), output_dir=str(output), batch_size=15, log_to=["none"], dtype="float32"
+        )
+    )
+    assert list(output.rglob("*.safetensors"))

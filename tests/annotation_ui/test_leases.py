@@ -1,0 +1,244 @@
+"""Slots, overlap, expiry, drafts, undo: what the store promises whatever the browser does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import DatabaseError
+
+from annotation_ui.database import Database
+from annotation_ui.importing import NewBatch, import_rows
+from annotation_ui.judgments import ConflictError, Judgments, NotYoursError
+from annotation_ui.leases import Leases
+from annotation_ui.schema import Assignment, Item, Judgment
+from annotation_ui.tasks import BadInputError
+
+from .running import add_batch, add_users, rank_rows
+
+ANSWER = {"ranks": [1, 2, 2, 3]}
+
+
+def submit(judgments: Judgments, user: int, assignment: Assignment, request: str, answer: dict | None = None) -> Judgment:
+    return judgments.submit(user, assignment.id, request, answer or ANSWER, 1.0)
+
+
+def test_a_refresh_gives_the_same_item_in_the_same_order(database: Database, leases: Leases) -> None:
+    add_batch(database)
+    (ann,) = add_users(database, "ann")
+    first, again = leases.next(ann, "rank"), leases.next(ann, "rank")
+    assert first is not None
+    assert again is not None
+    assert (first.id, first.shown_order) == (again.id, again.shown_order)
+    assert sorted(first.shown_order) == [0, 1, 2, 3]
+
+
+def test_two_labelers_never_share_a_slot_and_nobody_gets_an_item_twice(
+    database: Database, leases: Leases, judgments: Judgments
+) -> None:
+    add_batch(database, 3, overlap=2)
+    users = add_users(database, "ann", "bob", "cy")
+    seen: dict[int, list[int]] = {user: [] for user in users}
+    for turn in range(3):
+        for user in users:
+            assignment = leases.next(user, "rank")
+            if assignment is not None:
+                seen[user].append(assignment.item_id)
+                submit(judgments, user, assignment, f"{user}-{turn}")
+    assert all(len(items) == len(set(items)) for items in seen.values())
+    everyone = [item for items in seen.values() for item in items]
+    assert sorted(everyone) == sorted([1, 2, 3] * 2)
+
+
+def test_an_expired_lease_goes_to_somebody_else_and_its_late_judgment_is_kept(database: Database) -> None:
+    leases = Leases(database, seconds=-1)
+    judgments = Judgments(leases)
+    add_batch(database, 1)
+    ann, bob = add_users(database, "ann", "bob")
+    mine = leases.next(ann, "rank")
+    theirs = leases.next(bob, "rank")
+    assert mine is not None
+    assert theirs is not None
+    assert mine.item_id == theirs.item_id
+    assert submit(judgments, bob, theirs, "b").kind == "submit"
+    assert submit(judgments, ann, mine, "a").kind == "late"
+    with database.read() as session:
+        assert session.get_one(Item, mine.item_id).taken == 1
+        assert session.get_one(Assignment, mine.id).current_id is None
+
+
+def test_an_expired_lease_is_resumed_with_its_draft_while_the_slot_is_free(database: Database, leases: Leases) -> None:
+    judgments = Judgments(leases)
+    add_batch(database, 1)
+    (ann,) = add_users(database, "ann")
+    mine = leases.next(ann, "rank")
+    assert mine is not None
+    judgments.save_draft(ann, mine.id, {"state": "half done"}, 1)
+    with database.write() as session:
+        session.get_one(Assignment, mine.id).expires_at = 0
+    assert leases.collect_expired() == 1
+    again = leases.next(ann, "rank")
+    assert again is not None
+    assert (again.id, again.draft) == (mine.id, {"state": "half done"})
+
+
+def test_an_older_draft_never_replaces_a_newer_one(database: Database, leases: Leases, judgments: Judgments) -> None:
+    add_batch(database)
+    (ann,) = add_users(database, "ann")
+    mine = leases.next(ann, "rank")
+    assert mine is not None
+    judgments.save_draft(ann, mine.id, {"state": 2}, 2)
+    judgments.save_draft(ann, mine.id, {"state": 1}, 1)
+    assert judgments.open(ann, mine.id).assignment.draft == {"state": 2}
+
+
+def test_undo_reopens_the_last_judgment_as_it_was_and_all_rows_stay(
+    database: Database, leases: Leases, judgments: Judgments
+) -> None:
+    add_batch(database)
+    (ann,) = add_users(database, "ann")
+    first = leases.next(ann, "rank")
+    assert first is not None
+    submit(judgments, ann, first, "one")
+    leases.next(ann, "rank")
+    undone = judgments.undo(ann, "rank", "two")
+    assert undone is not None
+    assert undone.id == first.id
+    assert undone.draft is not None
+    assert undone.draft["state"]["ranks"] == ANSWER["ranks"]
+    reopened = leases.next(ann, "rank")
+    assert reopened is not None
+    assert reopened.id == first.id
+    assert submit(judgments, ann, first, "three", {"ranks": [4, 3, 2, 1]}).kind == "edit"
+    with database.read() as session:
+        rows = session.scalars(select(Judgment).order_by(Judgment.id)).all()
+    assert [(row.kind, row.answer and row.answer["ranks"]) for row in rows] == [
+        ("submit", [1, 2, 2, 3]),
+        ("undo", None),
+        ("edit", [4, 3, 2, 1]),
+    ]
+
+
+def test_the_same_request_twice_is_one_judgment(database: Database, leases: Leases, judgments: Judgments) -> None:
+    add_batch(database)
+    ann, bob = add_users(database, "ann", "bob")
+    mine = leases.next(ann, "rank")
+    assert mine is not None
+    assert submit(judgments, ann, mine, "same").id == submit(judgments, ann, mine, "same").id
+    with pytest.raises(ConflictError):
+        submit(judgments, ann, mine, "another")
+    theirs = leases.next(bob, "rank")
+    assert theirs is not None
+    with pytest.raises(BadInputError, match="request_id"):
+        submit(judgments, bob, theirs, "same")
+
+
+def test_a_skipped_item_goes_to_somebody_else_and_can_be_taken_back(
+    database: Database, leases: Leases, judgments: Judgments
+) -> None:
+    add_batch(database, 1)
+    ann, bob = add_users(database, "ann", "bob")
+    mine = leases.next(ann, "rank")
+    assert mine is not None
+    judgments.skip(ann, mine.id, "skip", "unclear", 1)
+    assert leases.next(ann, "rank") is None
+    back = judgments.undo(ann, "rank", "undo")
+    assert back is not None
+    judgments.skip(ann, mine.id, "skip again", "", 1)
+    theirs = leases.next(bob, "rank")
+    assert theirs is not None
+    assert theirs.item_id == mine.item_id
+    with pytest.raises(ConflictError, match="somebody else"):
+        judgments.undo(ann, "rank", "undo again")
+
+
+def test_nobody_reads_or_changes_anothers_assignment(database: Database, leases: Leases, judgments: Judgments) -> None:
+    add_batch(database)
+    ann, bob = add_users(database, "ann", "bob")
+    mine = leases.next(ann, "rank")
+    assert mine is not None
+    for attempt in (
+        lambda: judgments.open(bob, mine.id),
+        lambda: judgments.save_draft(bob, mine.id, {}, 9),
+        lambda: submit(judgments, bob, mine, "x"),
+        lambda: judgments.skip(bob, mine.id, "x", "", 1),
+        lambda: judgments.undo(bob, "rank", "x", mine.id),
+    ):
+        with pytest.raises(NotYoursError):
+            attempt()
+
+
+@pytest.mark.parametrize("statement", ["UPDATE judgments SET seconds = 0", "DELETE FROM judgments"])
+def test_the_database_refuses_to_change_a_judgment(
+    database: Database, leases: Leases, judgments: Judgments, statement: str
+) -> None:
+    add_batch(database)
+    (ann,) = add_users(database, "ann")
+    mine = leases.next(ann, "rank")
+    assert mine is not None
+    submit(judgments, ann, mine, "one")
+    with pytest.raises(DatabaseError, match="append-only"), database.write() as session:
+        session.execute(text(statement))
+
+
+def test_priority_goes_first_and_gold_goes_to_everyone(database: Database, leases: Leases, judgments: Judgments) -> None:
+    add_batch(database, 1, name="later")
+    rows = rank_rows(1)
+    rows[0][1]["gold"] = {"ranks": [1, 2, 3, 4]}
+    import_rows(database, NewBatch("first", "rank", priority=5), rows)
+    for user in add_users(database, "ann", "bob", "cy"):
+        gold = leases.next(user, "rank")
+        assert gold is not None
+        with database.read() as session:
+            assert session.get_one(Item, gold.item_id).gold == {"ranks": [1, 2, 3, 4]}
+        submit(judgments, user, gold, f"gold-{user}")
+
+
+def test_many_threads_take_each_slot_once(database: Database, leases: Leases, judgments: Judgments) -> None:
+    add_batch(database, 20, overlap=2)
+    users = add_users(database, *(f"user{i}" for i in range(8)))
+    failures: list[BaseException] = []
+
+    def work(user: int) -> None:
+        try:
+            while (assignment := leases.next(user, "rank")) is not None:
+                submit(judgments, user, assignment, f"{user}-{assignment.id}")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(user,)) for user in users]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    with database.read() as session:
+        counts = session.execute(select(Judgment.item_id, func.count()).group_by(Judgment.item_id)).all()
+        assert sorted(count for _, count in counts) == [2] * 20
+
+
+def test_the_next_of_100_000_items_comes_in_under_50_ms(database: Database, leases: Leases, judgments: Judgments) -> None:
+    """Also for the labeler who has done half of them while every one still has a free slot."""
+    add_batch(database, 100_000, overlap=2)
+    ann, bob = add_users(database, "ann", "bob")
+    with database.write() as session:
+        session.execute(text("UPDATE items SET taken = 1 WHERE position < 50000"))
+        session.execute(
+            text(
+                "INSERT INTO assignments (item_id, user_id, batch_id, position, task, adjudication, state, shown_order,"
+                " draft_seq, opened_at, leased_at, expires_at) SELECT id, :user, batch_id, position, 'rank', false,"
+                " 'done', '[]', 0, 0, 0, 0 FROM items WHERE position < 50000"
+            ),
+            {"user": ann},
+        )
+    for user in (ann, bob):
+        times = []
+        for turn in range(20):
+            start = time.perf_counter()
+            assignment = leases.next(user, "rank")
+            times.append(time.perf_counter() - start)
+            assert assignment is not None
+            submit(judgments, user, assignment, f"{user}-{turn}")
+        assert sorted(times)[-2] < 0.05, times  # one pause of the machine is not the queue's
