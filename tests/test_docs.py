@@ -47,9 +47,6 @@ def configs():
     return {"sft": SFTConfig, "reward": RewardConfig, "ppo": PPOConfig}
 
 
-# ------------------------------------------------------------------------------------------------------------ all pages
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_lines_are_short_and_table_rows_are_whole(name):
     width = None
@@ -66,11 +63,10 @@ def test_files_that_are_named_exist(path):
     named = re.findall(r"\b((?:align|configs|docs|data|tests)/[\w./-]*\w\.(?:py|yaml|json|jsonl|md))\b", text)
     missing = {name for name in named if not (ROOT / name).exists()}
     assert not missing
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    assert all((path.parent / link).exists() for link in links)
+    assert all((path.parent / link).exists() for link in re.findall(r"\]\((?!https?:)([^)#]+)", text))
 
 
-# -------------------------------------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------------------ docs/metrics.md
 
 
 @pytest.fixture(scope="module")
@@ -120,26 +116,24 @@ def defined(stage):
     """The names that the page defines for a stage: those of all stages and its own."""
     text = page("metrics")
     rows = table(section(text, "All stages"), "name") + table(section(text, STAGES[stage]), "name")
-    names = [code_in(row[0])[0] for row in rows]
-    assert len(names) == len(set(names))
-    return names
+    return [code_in(row[0])[0] for row in rows]
 
 
 def written(folder):
-    """The names in the lines of metrics.jsonl, in their order of appearance."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return list(dict.fromkeys(name for line in lines for name in json.loads(line)))
+    """The names in the lines of metrics.jsonl."""
+    return {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_metric_is_defined_and_every_definition_is_of_a_metric(runs, stage):
     names, seen = defined(stage), written(runs[stage])
+    assert len(names) == len(set(names))
     exact = {name for name in names if "*" not in name and "<" not in name}
     patterns = {name: re.sub("<[a-z]+>", "*", name) for name in names if name not in exact}
     others = [name for name in seen if name not in exact]
     undefined = [name for name in others if not any(fnmatch(name, pattern) for pattern in patterns.values())]
     assert not undefined
-    assert exact <= set(seen)
+    assert exact <= seen
     assert all(any(fnmatch(name, pattern) for name in others) for pattern in patterns.values())
 
 
@@ -151,7 +145,6 @@ def test_a_unit_and_a_formula_for_each_and_advice_on_known_names_alone(title):
     names = {code_in(row[0])[0] for row in rows}
     advised = [name for row in table(text, "how to read it") for name in code_in(row[0])]
     assert set(advised) <= names
-    assert len(advised) == len(set(advised))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -169,7 +162,7 @@ def test_the_files_of_a_run_folder(runs, stage):
     assert {path.name for path in checkpoint.iterdir()} == {"state.safetensors", "trainer.json"}
 
 
-# -------------------------------------------------------------------------------------------------------------- details
+# ------------------------------------------------------------------------------------------------------ docs/details.md
 
 
 def names_in(path):
@@ -190,7 +183,7 @@ def test_each_detail_has_a_source_and_a_function_that_exists():
     details = re.findall(r"^\*\*.*?(?=^\*\*|^## |\Z)", page("details"), re.M | re.S)
     assert len(details) > 20
     for detail in details:
-        assert "\n- source: " in detail and re.search(r"^- done by: `align/[^`]+: ", detail, re.M), detail.splitlines()[0]
+        assert re.search(r"^- source: .*^- done by: `align/[^`]+: ", detail, re.M | re.S), detail.splitlines()[0]
 
 
 def test_each_setting_that_is_named_has_that_default():
@@ -204,7 +197,7 @@ def test_each_setting_that_is_named_has_that_default():
         assert (float(said) if isinstance(default, float) else said) == default, f"{stage}.{key}"
 
 
-# ----------------------------------------------------------------------------------------------------------------- data
+# --------------------------------------------------------------------------------------------------------- docs/data.md
 
 
 def examples():
@@ -276,7 +269,7 @@ def test_data_check_says_what_the_page_shows(tmp_path, monkeypatch):
     assert check_data("rankings.jsonl") == shown
 
 
-# ------------------------------------------------------------------------------------------------------------- clusters
+# ----------------------------------------------------------------------------------------------------- docs/clusters.md
 
 
 def test_every_launch_file_is_in_the_table_with_its_deepspeed_file():
