@@ -190,7 +190,8 @@ def _file_words(path: Path, names: Sequence[str], parser: _Parser) -> list[str]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     if left_over:
-        raise UserError(f"{path}: a list where one value belongs: {' '.join(left_over)}")
+        keys = [key for key, value in values.items() if isinstance(value, list) and str(value[-1]) in left_over]
+        raise UserError(f"{path}: key '{' or '.join(keys)}': a list where one value belongs")
     return words
 
 

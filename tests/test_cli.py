@@ -224,7 +224,12 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations)
 def test_control_c_is_one_line(tmp_path, demonstrations):
     run = tmp_path / "run"
     words = [*SMALL, "--train_data", str(demonstrations), "--epochs", "100000", "--output_dir", str(run)]
-    process = subprocess.Popen([*ALIGN, "sft", *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*ALIGN, "sft", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs inherit it ignored
+    )
     try:
         metrics, deadline = run / "metrics.jsonl", time.monotonic() + 300
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:

@@ -48,8 +48,7 @@ def load_functions(specifications: Sequence[str]) -> list[Weighted]:
             function, factor = getattr(importlib.import_module(module), name), float(weight or 1.0)
         except Exception as error:  # importing runs the user's module: whatever it raises is theirs to mend
             raise UserError(
-                f"reward function '{text}': {type(error).__name__}: {first_line(error)}; "
-                "write module:function or module:function=weight"
+                f"reward function '{text}': {first_line(error)}; write module:function or module:function=weight"
             ) from error
         if not math.isfinite(factor):
             raise UserError(f"reward function '{text}': its weight must be a finite number")

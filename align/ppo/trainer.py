@@ -21,6 +21,7 @@ from align.ppo.objective import policy_losses, value_losses
 from align.ppo.ptx import Pretraining
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import EVALUATION, ROLLOUT, EncodedPrompt, Rollout, prompts_of_update, repetition, respond
+from align.ppo.shaping import settle_scores
 from align.ppo.watch import Drift, NegativeKLWatch
 from align.run import Run
 from align.supervised import stop_on_nan
@@ -193,9 +194,9 @@ class PPOTrainer:
         spread = masked_mean((experience.returns - masked_mean(experience.returns, mask)) ** 2, mask)
         rollout = experience.rollout
         return {
+            **{f"reward/{name}": float(values.mean()) for name, values in parts.items()},
             "reward/mean": float(experience.scores.mean()),
             "reward/std": float(experience.scores.std(correction=0)),
-            **{f"reward/{name}": float(values.mean()) for name, values in parts.items()},
             "objective": float((experience.scores - self.controller.beta * kl).mean()),
             "kl/k1": float(kl.mean()),
             "kl/k3": float((k3 * mask).sum(1).mean()),
@@ -214,7 +215,9 @@ class PPOTrainer:
     def evaluate(self, update: int) -> dict[str, float]:
         """Sample from the fixed prompts with fixed noise, score, keep the best policy, warn of drift."""
         rollout = self._respond(self.validation, (self.config.seed, EVALUATION))
-        scores, _ = self.rewards(rollout)
+        raw, _ = self.rewards(rollout)
+        ended = torch.tensor(rollout.ended)
+        scores = settle_scores(raw.float(), ended, self.config.missing_end, self.config.missing_end_score)
         whole = copy.copy(self.config)
         whole.minibatches = 1
         roles = score_roles(whole, rollout, 0, self.optimisation, self.reference)

@@ -95,7 +95,12 @@ def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, load_shar
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, load_sharp, tmp_path):
     expected = saved_reward(load_sharp, tmp_path / "reward", tiny_name, lora_rank)
-    loaded = load(ModelConfig(model=str(tmp_path / "reward"), lora_rank=lora_rank), torch.float32, adapter="reward")
+    loaded = load(
+        ModelConfig(model=str(tmp_path / "reward"), lora_rank=lora_rank),
+        torch.float32,
+        adapter="reward",
+        may_be_classifier=True,
+    )
     head, _ = load_head(str(tmp_path / "reward"), loaded.backbone.hidden_size)
     model = RewardModel(loaded.backbone, head, loaded.adapter)
     torch.testing.assert_close(model(PROMPT, RESPONSE).detach(), expected, atol=1e-5, rtol=0)

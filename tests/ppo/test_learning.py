@@ -61,8 +61,8 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
     run_ppo(settings("tiny-gpt2", tmp_path / "free", updates=15))
     run_ppo(settings("tiny-gpt2", tmp_path / "held", updates=15, kl_beta=0.1))
     free, held = metrics(tmp_path / "free")[-1], metrics(tmp_path / "held")[-1]
-    assert free["kl/k1"] > 10
-    assert held["kl/k1"] < 0.2 * free["kl/k1"]
+    assert free["kl/k1"] > 4
+    assert held["kl/k1"] < 0.25 * free["kl/k1"]
     assert held["reward/mean"] < free["reward/mean"]
 
 
