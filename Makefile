@@ -5,7 +5,7 @@ MODEL ?= smollm2-135m
 SEED ?= 0
 OUTPUT ?= $(if $(filter smollm2-135m,$(MODEL)),runs/demo,runs/demo-$(MODEL))
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TESTS ?= tests
 
 .PHONY: demo annotate test lint format clean
