@@ -143,6 +143,7 @@ class Optimisation:
         summed = all_sum(torch.stack([totals[name].reshape(()) for name in names]), self.accelerator)
         result = dict(zip(names, summed, strict=True))
         if not torch.isfinite(result["loss"]):
+            self._drop_gradients()
             raise NotFiniteError("the loss is not a finite number")
         return result
 
@@ -170,6 +171,7 @@ class Optimisation:
         limit = self.run.config.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), limit))
         if not math.isfinite(norm):
+            self._drop_gradients()
             raise NotFiniteError("the gradient is not a finite number")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -178,6 +180,11 @@ class Optimisation:
                 if self.masters[name] is not weight:
                     weight.copy_(self.masters[name])
         return norm
+
+    def _drop_gradients(self) -> None:
+        """Forget what was accumulated: a NaN must not reach the next update of a caller who goes on."""
+        for tensor in (*self.masters.values(), *self.named.values()):
+            tensor.grad = None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Masters and optimiser state as tensors, and numbers, by name. Independent of the number of processes."""
@@ -206,7 +213,7 @@ class Optimisation:
             for path, value in stored.items():
                 key, name = path.split("/", 1)
                 if key != "master":
-                    kept = value.to(self.masters[name].device) if isinstance(value, Tensor) else value
+                    kept = value.to(self.masters[name].device, copy=True) if isinstance(value, Tensor) else value
                     self.optimizer.state[self.masters[name]][key] = kept
 
     def model_state(self) -> dict[str, Tensor]:

@@ -80,6 +80,9 @@ class DeepSpeedOptimisation(Optimisation):
             step = state["step"]
             state["step"] = torch.full_like(step, count) if isinstance(step, Tensor) else int(count)
 
+    def _drop_gradients(self) -> None:
+        self.module.zero_grad()
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         tensors: dict[str, Tensor] = {}
         steps = [float(state["step"]) for state in self.module.optimizer.optimizer.state.values()]

@@ -1,6 +1,7 @@
 """Where scores come from: a reward model, any Python callables, or both, each with a weight and logged by itself."""
 
 import importlib
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -105,6 +106,7 @@ class Rewards:
             parts["model"] = torch.tensor(self.model(rollout.answers))
         conversations = [prompt.conversation for prompt in rollout.prompts]
         for reward in self.functions:
-            name = reward.name if reward.name not in parts else f"{reward.name}_{len(parts)}"  # none replaces another
+            numbered = (f"{reward.name}_{number}" for number in itertools.count(2))
+            name = next(name for name in itertools.chain([reward.name], numbered) if name not in parts)  # none is replaced
             parts[name] = reward.weight * torch.tensor(call(reward, conversations, rollout.texts))
         return torch.stack(list(parts.values())).sum(0), parts
