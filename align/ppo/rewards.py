@@ -50,9 +50,7 @@ def load_functions(specifications: Sequence[str]) -> list[Weighted]:
         except Exception as error:  # importing runs the user's module: whatever it raises is theirs to mend
             named = isinstance(error, (ImportError, AttributeError, ValueError))  # these say what is wrong by themselves
             what = first_line(error) if named else f"{type(error).__name__}: {first_line(error)}"
-            raise UserError(
-                f"reward function '{text}': {what}; write module:function or module:function=weight"
-            ) from error
+            raise UserError(f"reward function '{text}': {what}; write module:function or module:function=weight") from error
         if not math.isfinite(factor):
             raise UserError(f"reward function '{text}': its weight must be a finite number")
         if not callable(function):
