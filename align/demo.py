@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from align.config import RunConfig, parse
 from align.data.readers import read_records
 from align.data.records import Prompt
@@ -43,12 +41,12 @@ def main(arguments: Sequence[str]) -> None:
     words = parser.parse_args(list(arguments))
     if words.model not in models:
         raise UserError(f"the demo knows no model '{words.model}'; it has settings for {', '.join(models)}")
-    console, begun = Console(), time.monotonic()
+    begun = time.monotonic()
     folder = Path(words.output_dir)
     rows = run_demo(words.model, folder, words.seed)
     report = write_report(folder)
-    console.print(summary_table(rows))
-    console.print(f"{(time.monotonic() - begun) / 60:.1f} minutes; the report: {report}", highlight=False)
+    print(summary_table(rows))
+    print(f"{(time.monotonic() - begun) / 60:.1f} minutes; the report: {report}")
 
 
 def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
@@ -112,8 +110,8 @@ def summarize(folder: Path, found: Comparison) -> list[dict[str, Any]]:
     def share(values: Sequence[bool]) -> str:
         return f"{sum(values) / len(values):.0%}"
 
-    def length(rows: Sequence[Sequence[int]]) -> str:
-        return f"{sum(map(len, rows)) / len(rows):.0f}"
+    def length(rows: Sequence[Sequence[int]]) -> float:
+        return round(sum(map(len, rows)) / len(rows), 1)
 
     before, after = found.before, found.after
     mean = [sum(said.rewards) / len(said.rewards) for said in (before, after)]
@@ -129,14 +127,14 @@ def summarize(folder: Path, found: Comparison) -> list[dict[str, Any]]:
             "interval": f"gain {found.gain:+.2f} ({found.gain_low:+.2f} to {found.gain_high:+.2f})",
             "note": f"{len(found.prompts)} prompts, by the reward model that PPO was trained on; 95 % bootstrap",
         },
-        _row("KL to the fine-tuned model, nats a response", "0", f"{found.kl:.2f}"),
+        _row("KL to the fine-tuned model, nats a response", 0.0, found.kl),
         _row("tokens a response", length(before.ids), length(after.ids)),
         _row("responses that end by themselves", share(before.ended), share(after.ended)),
     ]
 
 
 def _row(name: str, before: float | str, after: float | str) -> dict[str, Any]:
-    def text(value: float | str) -> str:
-        return value if isinstance(value, str) else f"{value:.2f}"
+    def short(value: float | str) -> float | str:
+        return value if isinstance(value, str) else round(value, 2)
 
-    return {"name": name, "before": text(before), "after": text(after), "interval": "", "note": ""}
+    return {"name": name, "before": short(before), "after": short(after), "interval": "", "note": ""}
