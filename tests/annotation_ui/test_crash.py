@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_acknowledged_judgments_survive_three_kills(database_url: str, tmp_path:
         killer = threading.Thread(target=kill_and_start)
         killer.start()
         try:
-            result = asyncio.run(label(server.port, tokens, SECONDS, pause=0.3))
+            with ThreadPoolExecutor(1) as pool:  # playwright's tests leave an event loop running in this thread
+                result = pool.submit(asyncio.run, label(server.port, tokens, SECONDS, pause=0.3)).result()
         finally:
             stopped.set()
             killer.join()
