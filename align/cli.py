@@ -237,6 +237,7 @@ def _fetch_model(name: str) -> Path:
     Raises:
         UserError: if it cannot be had.
     """
+    quiet_libraries()  # the path alone goes to stdout, for scripts
     from align.models.zoo import resolve_model
 
     found = resolve_model(name)
