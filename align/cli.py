@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +67,13 @@ def overview() -> str:
 
 def _find(name: str) -> Command:
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(COMMANDS)}"
-        raise UserError(f"unknown command '{name}'; {hint}")
+        raise UserError(f"unknown command '{name}'; {_nearest(name, COMMANDS)}")
     return COMMANDS[name]
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
 
 
 @contextmanager
@@ -189,6 +192,22 @@ def _demo(words: list[str]) -> None:
     demo(words)
 
 
+def _eval(words: list[str]) -> None:
+    from align.eval.tasks import TASKS
+
+    if not words or words[0] in ("--help", "-h"):
+        width = max(map(len, TASKS))
+        print("usage: align eval TASK --config FILE --key value ...\n\ntasks:")
+        print("\n".join(f"  {name:<{width}}  {task.help}" for name, task in TASKS.items()))
+        print("\nalign eval TASK --help lists a task's settings")
+        return
+    name = words[0]
+    if name not in TASKS:
+        raise UserError(f"unknown task '{name}'; {_nearest(name, TASKS)}")
+    config_class, function = TASKS[name].load()
+    run_stage(config_class, function, words[1:], f"align eval {name}")
+
+
 def _report(words: list[str]) -> None:
     parser = _parser("report")
     parser.add_argument("run", metavar="RUN", help="folder of a stage's run, or a folder that holds sft, reward and ppo")
@@ -269,6 +288,7 @@ COMMANDS = {
     "ppo": Command("train a policy against rewards by PPO", _ppo),
     "sample": Command("write a model's responses to a file of prompts", _sample),
     "demo": Command("align a small model in all three stages and write a report", _demo),
+    "eval": Command("eval TASK: evaluate models side by side; align eval --help lists the tasks", _eval),
     "report": Command("write the report of a run again", _report),
     "data": Command("data check FILE: say what is in a file of records, and which rows are bad", _data),
     "model": Command("model list, model fetch NAME: built-in models, and downloads ahead of time", _model),

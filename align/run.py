@@ -137,7 +137,7 @@ class Run:
         row = {"update": update, "seconds": round(time.monotonic() - self.started, 3)}
         row |= {name: float(f"{value:.7g}") for name, value in metrics.items()}
         with self._writing(self.metrics_file):
-            _append(self.metrics_file, json.dumps(row) + "\n")
+            append_line(self.metrics_file, json.dumps(row) + "\n")
         with self._writing(self.folder / self.stage):
             self.accelerator.log(dict(metrics), step=update)
 
@@ -209,7 +209,7 @@ def _update_of(line: str) -> float:
         return math.inf
 
 
-def _append(path: Path, line: str) -> None:
+def append_line(path: Path, line: str) -> None:
     """Add a line to a file, whole or not at all.
 
     Raises:

@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = ("metrics", "details", "data", "clusters")
+PAGES = ("metrics", "details", "data", "clusters", "evaluation")
 STAGES = {"sft": "Supervised fine-tuning", "reward": "Reward model", "ppo": "PPO"}
 
 

@@ -89,7 +89,8 @@ def resolve_model(name: str) -> Path | str:
     - A builtin name (`list_builtin`): the folder of that model in the cache, made first if it is not there. The name
       wins over a folder called the same in the working directory, so that a config means the same wherever it is
       started; "./tiny-gpt2" is the folder.
-    - An existing folder: that folder, which has to hold config.json or adapter_config.json.
+    - An existing folder: that folder, which has to hold config.json or adapter_config.json; or a run's folder, which
+      stands for the model in it.
     - Anything else that can be a hub id: the same string; whether the hub has it shows when it is loaded.
 
     Raises UserError for a folder without a model, a path that does not exist, and a builtin model that cannot be made
@@ -99,11 +100,10 @@ def resolve_model(name: str) -> Path | str:
         return _ensure_built(name)
     path = Path(os.path.expanduser(name))
     if name and path.is_dir():
-        if not any((path / marker).is_file() for marker in ("config.json", "adapter_config.json")):
-            raise UserError(
-                f"model folder {name!r} holds neither config.json nor adapter_config.json: no model was saved there"
-            )
-        return path
+        for folder in (path, path / "model"):
+            if any((folder / marker).is_file() for marker in ("config.json", "adapter_config.json")):
+                return folder
+        raise UserError(f"model folder {name!r} holds neither config.json nor adapter_config.json: no model was saved there")
     if not _HUB_NAME.fullmatch(name) or path.exists():
         builtin = ", ".join(_BUILTIN)
         raise UserError(f"model {name!r} is no folder, no hub name and none of the builtin models ({builtin})")
