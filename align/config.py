@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
+Overlong = Literal["error", "drop", "truncate"]
 
 
 def option(default: Any, help: str) -> Any:
@@ -84,9 +85,7 @@ class RunConfig:
     )
     save_every: int = option(0, "updates between checkpoints to resume from; 0: none but the final model")
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read, instead of stopping at the first")
-    overlong: Literal["error", "drop", "truncate"] = option(
-        "error", "what happens to text beyond the limits: error, drop the record, or truncate"
-    )
+    overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
 
     def __post_init__(self) -> None:
         require(self, "learning_rate", self.learning_rate > 0, "above 0")

@@ -10,11 +10,10 @@ import torch
 from accelerate import Accelerator
 from rich.progress import Progress
 
-from align.config import ModelConfig, option, require
+from align.config import ModelConfig, Overlong, option, require
 from align.data.conversation import to_json
-from align.data.readers import read_records
-from align.data.records import Prompt
 from align.distributed import compute_dtype
+from align.encoding import EncodedPrompt, Limits, encode_prompts
 from align.errors import UserError
 from align.files import write_text
 from align.generation import Sampling, noise, sample
@@ -22,7 +21,6 @@ from align.models.loading import Loaded, load
 from align.reward.checkpoint import LoadedReward, is_reward_model, load_head, load_reward_model
 from align.reward.scoring import Answer, RewardModelScorer
 from align.run import console
-from align.tokenization import fit
 
 SAMPLES = 6
 """What the random numbers are for: the second part of a seed, as in `align.ppo.rollout`."""
@@ -40,9 +38,7 @@ class SampleConfig:
     reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
     max_new_tokens: int = option(256, "longest response, in tokens")
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
-    overlong: Literal["error", "drop", "truncate"] = option(
-        "error", "what happens to a longer prompt: error, drop it, or truncate its beginning"
-    )
+    overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
     temperature: float = option(1.0, "divides the logits; 0 takes the likeliest token")
     top_k: int = option(0, "draw from the k likeliest tokens; 0: from all")
     top_p: float = option(1.0, "draw from the likeliest tokens that hold this share of the probability; 1: from all")
@@ -64,14 +60,6 @@ class SampleConfig:
         require(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A prompt as it was read and as token ids."""
-
-    record: Prompt
-    ids: list[int]
-
-
 def run_sample(config: SampleConfig) -> Path:
     """Sample responses and write them; gives the file.
 
@@ -90,7 +78,8 @@ def run_sample(config: SampleConfig) -> Path:
     settings = ModelConfig(model=config.model, chat_template=config.chat_template, dtype=config.dtype)
     loaded = load(settings, compute_dtype(config.dtype))
     loaded.backbone.to(device).eval().requires_grad_(False)
-    asked = encode_prompts(config, loaded)
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    asked = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in asked for _ in range(copies)]
     responses = _respond(config, loaded, drawn)
@@ -109,27 +98,7 @@ def run_sample(config: SampleConfig) -> Path:
     return target
 
 
-def encode_prompts(config: SampleConfig, loaded: Loaded) -> list[Asked]:
-    """Read prompts and turn them into token ids.
-
-    Raises:
-        UserError: if a prompt is beyond the limits (see `overlong`) or beyond what the model can read.
-    """
-    asked = []
-    records = read_records(config.prompts, Prompt, skip_bad_rows=config.skip_bad_rows)
-    for number, record in enumerate(records, start=1):
-        where = f"{config.prompts}: record {record.id or number}"
-        ids = loaded.tokenization.prompt_ids(record.prompt)
-        kept = fit(ids, [], where, config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-        if kept is not None:
-            loaded.backbone.require_fit(len(kept[0]), config.max_new_tokens, where)
-            asked.append(Asked(record, kept[0]))
-    if not asked:
-        raise UserError(f"{config.prompts}: no prompt is left to sample from")
-    return asked
-
-
-def _respond(config: SampleConfig, loaded: Loaded, drawn: Sequence[Asked]) -> list[list[int]]:
+def _respond(config: SampleConfig, loaded: Loaded, drawn: Sequence[EncodedPrompt]) -> list[list[int]]:
     """A response to each prompt, with a progress bar."""
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_k, config.top_p, config.batch_tokens)
     uniforms = noise(len(drawn), sampling, config.seed, SAMPLES)
@@ -149,7 +118,7 @@ def _respond(config: SampleConfig, loaded: Loaded, drawn: Sequence[Asked]) -> li
 def score(
     loaded: Loaded,
     reward: LoadedReward,
-    drawn: Sequence[Asked],
+    drawn: Sequence[EncodedPrompt],
     responses: Sequence[list[int]],
     texts: Sequence[str],
     batch_tokens: int,
@@ -161,22 +130,21 @@ def score(
     """
     scorer = RewardModelScorer.of(reward, loaded.tokenization, Accelerator(), batch_tokens)
     rows = zip(drawn, responses, texts, strict=True)
-    return scorer([Answer(asked.record.prompt, asked.ids, ids, text) for asked, ids, text in rows])
+    return scorer([Answer(prompt.conversation, prompt.ids, ids, text) for prompt, ids, text in rows])
 
 
 def _row(
-    config: SampleConfig, prompt: Asked, number: int, texts: Sequence[str], rewards: list[float] | None, drawn: range
+    config: SampleConfig, prompt: EncodedPrompt, number: int, texts: Sequence[str], rewards: list[float] | None, drawn: range
 ) -> dict[str, object]:
     """One line of the output: of every `best_of` responses in `drawn`, the one of highest reward."""
     kept = list(drawn)
     if rewards is not None:
         groups = [drawn[start : start + config.best_of] for start in range(0, len(drawn), config.best_of)]
         kept = [max(group, key=rewards.__getitem__) for group in groups]
-    record = prompt.record
-    row: dict[str, object] = {"id": record.id or str(number + 1), "prompt": to_json(record.prompt)}
+    row: dict[str, object] = {"id": prompt.id or str(number + 1), "prompt": to_json(prompt.conversation)}
     row |= {"responses": [texts[i] for i in kept], "model": [config.model] * len(kept)}
-    if record.category is not None:
-        row["category"] = record.category
+    if prompt.category is not None:
+        row["category"] = prompt.category
     if rewards is not None:
         row["rewards"] = [round(rewards[i], 6) for i in kept]
     return row

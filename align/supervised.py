@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from align.batching import micro_batches
 from align.errors import UserError
 from align.files import write_json
 from align.generation import generator
 from align.run import Run
-from align.training import NotFiniteError, Optimisation, Sums, load_checkpoint, micro_batches, save_checkpoint
+from align.training import NotFiniteError, Optimisation, Sums, load_checkpoint, save_checkpoint
 
 ORDER = 1
 """What the random numbers of `generator(seed, ORDER, epoch)` are for: the order of examples."""

@@ -1,4 +1,4 @@
-"""Chat templates, special tokens, truncation: the only place that touches a tokenizer's settings.
+"""Chat templates, special tokens: the only place that touches a tokenizer's settings.
 
 Every conversation goes through a chat template, in all stages alike: the tokenizer's own, a plain dialogue where it has
 none, or none at all (`raw`) for text to be continued. A response always ends with the token that ends an assistant turn.
@@ -6,15 +6,12 @@ none, or none at all (`raw`) for text to be continued. A response always ends wi
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from align.data.records import Conversation, Demonstration
 from align.errors import UserError
 from align.models.zoo import resolve_model
-
-Overlong = Literal["error", "drop", "truncate"]
 
 # For a tokenizer without a template: much like the dialogues of HH-RLHF, which base models continue well. Words stand on a
 # line of their own: a byte-pair tokenizer would join a space to the word behind it, and the prompt would end in another
@@ -193,36 +190,3 @@ def load_tokenization(model: str, chat_template: str = "auto") -> Tokenization:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message: libraries write pages, a user gets one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def fit(
-    prompt: list[int],
-    response: list[int],
-    where: str,
-    max_prompt: int,
-    max_response: int,
-    overlong: Overlong,
-) -> tuple[list[int], list[int]] | None:
-    """Hold a prompt and a response to their limits.
-
-    Args:
-        where: names the record in an error.
-        overlong: `error` refuses; `drop` gives None; `truncate` keeps a prompt's end and a response's beginning.
-
-    Raises:
-        UserError: in mode `error`, if either is too long.
-    """
-    too_long = [
-        (name, len(ids), limit)
-        for name, ids, limit in (("prompt", prompt, max_prompt), ("response", response, max_response))
-        if len(ids) > limit
-    ]
-    if not too_long:
-        return prompt, response
-    if overlong == "error":
-        name, length, limit = too_long[0]
-        raise UserError(
-            f"{where}: the {name} has {length} tokens, max_{name}_tokens is {limit}; "
-            "raise the limit, or set overlong to drop or truncate"
-        )
-    return None if overlong == "drop" else (prompt[-max_prompt:], response[:max_response])

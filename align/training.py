@@ -1,80 +1,29 @@
-"""What the three stages share: micro-batches, the optimiser over float32 masters, schedules, checkpoints, resume.
+"""What the three stages share: the optimiser over float32 masters, schedules, checkpoints, resume.
 
 A stage hands over its loss as sums that are already divided by global counts, so that padding, micro-batches and the
 number of processes never change a gradient; here they are only added up.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
-from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from transformers.optimization import Adafactor
 
+from align.batching import MicroBatch
 from align.config import RunConfig, Schedule
-from align.distributed import all_sum, gather_rows
+from align.distributed import all_sum
 from align.errors import UserError
 from align.files import new_folder, read_json, write_json
 from align.run import Run
-from align.tensor_ops import cut_by_tokens
 
-Item = TypeVar("Item")
 Sums = dict[str, Tensor]
 """Metrics as scalar tensors that add up over micro-batches and processes."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Rows for one forward and backward pass. A filler has weight 0: it keeps processes in step and changes nothing."""
-
-    rows: list[int]
-    weight: float
-
-
-def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
-    """This process's part of a global batch, cut by tokens after sorting by length.
-
-    Every process gets the same number of micro-batches (sharded weights are gathered by all in step), the last ones
-    fillers where its own are fewer.
-
-    Args:
-        rows: the global batch, the same on every process.
-        lengths: tokens of each of `rows`.
-        budget: padded tokens that a micro-batch may hold.
-    """
-    order = sorted(range(len(rows)), key=lambda i: (-lengths[i], i))
-    world = accelerator.num_processes
-    plans = []
-    for rank in range(world):
-        mine = order[rank::world]
-        plans.append([[mine[i] for i in batch] for batch in cut_by_tokens([lengths[i] for i in mine], budget)])
-    most = max(len(plan) for plan in plans)
-    plan = [MicroBatch([rows[i] for i in batch], 1.0) for batch in plans[accelerator.process_index]]
-    filler = MicroBatch([rows[order[-1]]], 0.0)  # the shortest row
-    return plan + [filler] * (most - len(plan))
-
-
-def over_rows(
-    costs: Sequence[int], budget: int, accelerator: Accelerator, work: Callable[[list[int]], Sequence[Item]]
-) -> list[Item]:
-    """Results of all rows, in their order, on every process; each process works on its own micro-batches.
-
-    Args:
-        costs: tokens of each row.
-        work: gives a result for each of the rows of a micro-batch; a plain Python object or a tensor on the CPU.
-    """
-    found: list[tuple[int, Item]] = []
-    for batch in micro_batches(range(len(costs)), costs, budget, accelerator):
-        results = work(batch.rows)
-        if batch.weight:
-            found += zip(batch.rows, results, strict=True)
-    return [result for _, result in sorted(gather_rows(found, accelerator), key=lambda pair: pair[0])]
 
 
 def learning_rate(config: RunConfig, update: int, total: int) -> float:

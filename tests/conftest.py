@@ -213,7 +213,8 @@ def hand_rollout() -> Rollout:
     """Six responses of 1 to 9 tokens to prompts of 2 to 12 tokens, the bytes' ids of the tiny tokenizer."""
     import torch
 
-    from align.ppo.rollout import EncodedPrompt, Rollout
+    from align.encoding import EncodedPrompt
+    from align.ppo.rollout import Rollout
 
     generator = torch.Generator().manual_seed(11)
     sizes = ((2, 9), (12, 1), (5, 4), (5, 7), (8, 3), (3, 6))

@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 from align import __version__, cli
 from align.config import ModelConfig
 from align.data import Prompt
+from align.encoding import EncodedPrompt
 from align.errors import UserError
 from align.models.loading import load
 from align.models.zoo import list_builtin
 from align.reward.checkpoint import load_reward_model
-from align.sample import Asked, score
+from align.sample import score
 from align.tensor_ops import Padded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -320,7 +321,7 @@ def test_scores_are_those_of_one_row_at_a_time(policy, reward_folder):
     theirs = reward.loaded.tokenization
     texts = ["fine", "a rather longer response", "no"]
     records = [Prompt.from_row({"prompt": text}) for text in ("x", "What is that over there?", "y" * 30)]
-    drawn = [Asked(record, loaded.tokenization.prompt_ids(record.prompt)) for record in records]
+    drawn = [EncodedPrompt(record.prompt, loaded.tokenization.prompt_ids(record.prompt)) for record in records]
     responses = [loaded.tokenization.response_ids(text) for text in texts]
     rewards = score(loaded, reward, drawn, responses, texts, batch_tokens=100)
     assert reward.mean != 0.0

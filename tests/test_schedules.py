@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from align.batching import MicroBatch, micro_batches
 from align.sft.config import SFTConfig
-from align.training import MicroBatch, learning_rate, micro_batches
+from align.training import learning_rate
 
 QUICK = settings(deadline=None, max_examples=40)
 

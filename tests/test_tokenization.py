@@ -1,4 +1,4 @@
-"""Conversations as token ids: templates, the end of a turn, what is learned, and what is too long."""
+"""Conversations as token ids: templates, the end of a turn, and what is learned."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from align.data.records import Demonstration
 from align.errors import UserError
 from align.models.tiny import BOS, EOS, byte_tokenizer
 from align.tensor_ops import Padded
-from align.tokenization import NAMED_TEMPLATES, Tokenization, Turn, fit, load_tokenization
+from align.tokenization import NAMED_TEMPLATES, Tokenization, Turn, load_tokenization
 
 USER = ({"role": "user", "content": "Hi"},)
 TALK = (
@@ -240,31 +240,6 @@ def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
     assert first.prompt[-1] == second.prompt[-1] == EOS
     assert shown(found, second.prompt).endswith("Hello<eos>\nUser: And?\nAssistant: <eos>")
     assert shown(found, second.response) == "More<eos>"
-
-
-# ---------------------------------------------------------------------------------------------------- what is too long
-
-
-def test_what_fits_is_returned_as_it_is():
-    assert fit([1, 2, 3], [4, 5], "here", 3, 2, "error") == ([1, 2, 3], [4, 5])
-
-
-def test_too_long_is_an_error_that_names_record_length_limit_and_remedy():
-    with pytest.raises(UserError) as error:
-        fit([1, 2, 3, 4], [5], "data.jsonl: record 7", 3, 2, "error")
-    assert str(error.value) == (
-        "data.jsonl: record 7: the prompt has 4 tokens, max_prompt_tokens is 3; "
-        "raise the limit, or set overlong to drop or truncate"
-    )
-    with pytest.raises(UserError, match="the response has 3 tokens, max_response_tokens is 2"):
-        fit([1], [5, 6, 7], "here", 3, 2, "error")
-
-
-def test_too_long_can_be_dropped_or_truncated():
-    assert fit([1, 2, 3, 4], [5], "", 3, 2, "drop") is None
-    assert fit([1], [5, 6, 7], "", 3, 2, "drop") is None
-    # A prompt's end is nearest to the answer; a response is learned from its beginning.
-    assert fit([1, 2, 3, 4], [5, 6, 7], "", 3, 2, "truncate") == ([2, 3, 4], [5, 6])
 
 
 def test_a_tokenizer_that_is_missing_is_one_line(tmp_path):

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from align.batching import MicroBatch
 from align.errors import UserError
 from align.run import Run
 from align.sft.config import SFTConfig
-from align.training import MicroBatch, NotFiniteError, Optimisation, load_checkpoint, save_checkpoint
+from align.training import NotFiniteError, Optimisation, load_checkpoint, save_checkpoint
 
 
 class Weights(nn.Module):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 
+from align.batching import over_rows
 from align.config import ModelConfig
 from align.data.records import Prompt
 from align.distributed import compute_dtype
@@ -17,7 +18,6 @@ from align.reward.checkpoint import LoadedReward
 from align.reward.metrics import bootstrap
 from align.reward.scoring import Answer, RewardModelScorer
 from align.tensor_ops import Padded
-from align.training import over_rows
 
 COMPARISON = 6
 """What the random numbers of `noise(seed, COMPARISON)` are for."""

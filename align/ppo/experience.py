@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from align.batching import MicroBatch, micro_batches
+from align.distributed import gather_rows
 from align.generation import generator
 from align.models.roles import Prediction
 from align.ppo.advantages import advantages_and_returns
@@ -13,7 +15,7 @@ from align.ppo.config import PPOConfig
 from align.ppo.rollout import MINIBATCH, Rollout
 from align.ppo.shaping import settle_scores, shape_rewards
 from align.tensor_ops import Padded, length_mask, whiten
-from align.training import MicroBatch, Optimisation, gather_rows, micro_batches
+from align.training import Optimisation
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,15 @@
 import torch
 from torch import Tensor
 
-from align.data.readers import read_records
-from align.data.records import Demonstration
+from align.batching import micro_batches
+from align.encoding import Limits, encode_turns
 from align.generation import generator
 from align.models.loading import Loaded
 from align.ppo.config import PPOConfig
 from align.ppo.rollout import PTX
 from align.sft.loss import demonstration_loss
 from align.tensor_ops import Padded
-from align.tokenization import Turn, fit
-from align.training import Optimisation, Sums, micro_batches
+from align.training import Optimisation, Sums
 
 
 class Pretraining:
@@ -20,13 +19,8 @@ class Pretraining:
 
     def __init__(self, config: PPOConfig, loaded: Loaded) -> None:
         self.config = config
-        self.turns: list[Turn] = []
-        for number, record in enumerate(read_records(config.ptx_data, Demonstration, skip_bad_rows=config.skip_bad_rows), 1):
-            where = f"{config.ptx_data}: record {record.id or number}"
-            for turn in loaded.tokenization.turns(record, loaded.backbone.one_row_per_conversation):
-                kept = fit(turn.prompt, turn.response, where, config.max_prompt_tokens, config.max_prompt_tokens, "truncate")
-                assert kept is not None
-                self.turns.append(Turn(kept[0], kept[1], turn.learn[: len(kept[1])]))
+        limits = Limits(config.max_prompt_tokens, config.max_prompt_tokens, "truncate")
+        self.turns = encode_turns(config.ptx_data, loaded, limits, config.skip_bad_rows)
 
     def accumulate(self, optimisation: Optimisation, count: int, place: tuple[int, ...]) -> Sums:
         """Add the gradient of ptx_weight times the mean loss of `count` demonstrations drawn for `place`."""

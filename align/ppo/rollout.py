@@ -1,32 +1,20 @@
-"""Prompts, and the responses that the policy gave to them."""
+"""Which prompts an update takes, and the responses that the policy gives to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from align.data.readers import read_records
-from align.data.records import Conversation, Prompt
 from align.distributed import map_shared, whole_weights
-from align.errors import UserError
+from align.encoding import EncodedPrompt
 from align.generation import Responses, Sampling, generator, noise, sample
 from align.models.loading import Loaded
 from align.ppo.config import PPOConfig
 from align.reward.scoring import Answer
-from align.tokenization import fit
 from align.training import Optimisation
 
 ORDER, ROLLOUT, EVALUATION, MINIBATCH, PTX = 1, 2, 3, 4, 5
 """What random numbers are for: the second part of a seed, see `align.generation.generator`."""
-
-
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt as it was read and as token ids."""
-
-    conversation: Conversation
-    ids: list[int]
-    category: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,25 +41,6 @@ class Rollout:
     def lengths(self) -> list[int]:
         """Prompt and response tokens of each row."""
         return [len(p.ids) + len(r) for p, r in zip(self.prompts, self.responses, strict=True)]
-
-
-def encode_prompts(config: PPOConfig, loaded: Loaded, source: str) -> list[EncodedPrompt]:
-    """Read prompts and turn them into token ids.
-
-    Raises:
-        UserError: if a prompt is beyond the limits (see `overlong`) or beyond what the model can read.
-    """
-    prompts = []
-    for number, record in enumerate(read_records(source, Prompt, skip_bad_rows=config.skip_bad_rows), start=1):
-        where = f"{source}: record {record.id or number}"
-        ids = loaded.tokenization.prompt_ids(record.prompt)
-        kept = fit(ids, [], where, config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-        if kept is not None:
-            loaded.backbone.require_fit(len(kept[0]), config.max_new_tokens, where)
-            prompts.append(EncodedPrompt(record.prompt, kept[0], record.category))
-    if not prompts:
-        raise UserError(f"{source}: no prompt is left to sample from")
-    return prompts
 
 
 def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], update: int) -> list[EncodedPrompt]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from align.distributed import place_frozen
+from align.encoding import Limits, encode_prompts
 from align.models.backbone import Backbone
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, copy_adapter, load, load_config
@@ -14,7 +15,6 @@ from align.models.roles import ActorCritic, response_log_probs
 from align.ppo.config import PPOConfig
 from align.ppo.ptx import Pretraining
 from align.ppo.rewards import Rewards, load_functions, mount_reward, shares_base
-from align.ppo.rollout import encode_prompts
 from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardModelScorer
@@ -47,8 +47,10 @@ def run_ppo(config: PPOConfig) -> Path:
     if config.reward_model and not is_reward_model(config.reward_model):
         load_reward_model(config.reward_model)
     loaded = load(config, run.dtype)
-    prompts = encode_prompts(config, loaded, config.prompts)
-    validation = encode_prompts(config, loaded, config.validation_prompts) if config.validation_prompts else []
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
+    held_out = config.validation_prompts
+    validation = encode_prompts(held_out, loaded, limits, config.skip_bad_rows) if held_out else []
     ptx = Pretraining(config, loaded) if config.ptx_data else None
     reward_head, mean = None, 0.0
     mounted = bool(config.reward_model) and shares_base(config.reward_model, loaded)

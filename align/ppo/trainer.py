@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from align.encoding import EncodedPrompt
 from align.errors import UserError
 from align.generation import Sampling
 from align.models.checkpoint import save_model, weights_of
@@ -20,7 +21,7 @@ from align.ppo.kl import AdaptiveKL, FixedKL, KLController, kl_estimates
 from align.ppo.objective import policy_losses, value_losses
 from align.ppo.ptx import Pretraining
 from align.ppo.rewards import Rewards
-from align.ppo.rollout import EVALUATION, ROLLOUT, EncodedPrompt, Rollout, prompts_of_update, repetition, respond
+from align.ppo.rollout import EVALUATION, ROLLOUT, Rollout, prompts_of_update, repetition, respond
 from align.ppo.shaping import settle_scores
 from align.ppo.watch import Drift, NegativeKLWatch
 from align.run import Run

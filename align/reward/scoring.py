@@ -7,13 +7,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from align.batching import over_rows
 from align.data.records import Conversation
 from align.distributed import place_frozen
 from align.errors import UserError
 from align.reward.checkpoint import LoadedReward
 from align.tensor_ops import Padded
 from align.tokenization import Tokenization
-from align.training import over_rows
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """Reward modelling: a scalar head learns to put responses in the order in which labelers ranked them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from align.data.readers import read_records
+from align.batching import over_rows
 from align.data.records import Demonstration, Ranking
-from align.errors import UserError
+from align.encoding import Fit, Limits, encode
 from align.files import write_json
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
@@ -22,24 +23,18 @@ from align.reward.metrics import Scored, summarize
 from align.run import Run
 from align.supervised import train
 from align.tensor_ops import Padded
-from align.tokenization import fit
-from align.training import Optimisation, Sums, make_optimisation, over_rows
+from align.training import Optimisation, Sums, make_optimisation
 
 
+@dataclass(frozen=True, slots=True)
 class Item:
     """A ranking as token ids."""
 
-    __slots__ = ("category", "margin", "prompt", "ranks", "responses")
-
-    def __init__(
-        self,
-        prompt: list[int],
-        responses: list[list[int]],
-        ranks: list[int],
-        margin: float = 0.0,
-        category: str | None = None,
-    ) -> None:
-        self.prompt, self.responses, self.ranks, self.margin, self.category = prompt, responses, ranks, margin, category
+    prompt: list[int]
+    responses: list[list[int]]
+    ranks: list[int]
+    margin: float = 0.0
+    category: str | None = None
 
 
 def run_reward(config: RewardConfig) -> Path:
@@ -51,8 +46,8 @@ def run_reward(config: RewardConfig) -> Path:
     run = Run(config, "reward")
     loaded = load(config, run.dtype, adapter="reward", may_be_classifier=True)
     loaded.backbone.require_classifier()
-    items = encode(config, loaded, config.train_data)
-    held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
+    items = encode_rankings(config, loaded, config.train_data)
+    held_out = encode_rankings(config, loaded, config.validation_data) if config.validation_data else []
     demonstrations = encode_demonstrations(config, loaded) if config.demonstrations else []
     run.say(f"reward: {len(items)} rankings to learn from, {len(held_out)} held out; model {config.model}")
     hidden_size = loaded.backbone.hidden_size
@@ -76,41 +71,37 @@ def _freeze_unused(loaded: Loaded) -> None:
         out.requires_grad_(False)
 
 
-def encode(config: RewardConfig, loaded: Loaded, source: str) -> list[Item]:
+def encode_rankings(config: RewardConfig, loaded: Loaded, source: str) -> list[Item]:
     """Read rankings and turn them into token ids.
 
     Raises:
         UserError: if a record is beyond the limits (see `overlong`) or beyond what the model can read.
     """
-    items = []
-    for number, record in enumerate(read_records(source, Ranking, skip_bad_rows=config.skip_bad_rows), start=1):
-        where = f"{source}: record {record.id or number}"
-        prompt = loaded.tokenization.prompt_ids(record.prompt)
-        texts = [loaded.tokenization.response_ids(text) for text in record.responses]
-        kept = [
-            fit(prompt, text, where, config.max_prompt_tokens, config.max_response_tokens, config.overlong) for text in texts
-        ]
+    tokenization = loaded.tokenization
+
+    def make(record: Ranking, fit: Fit) -> Iterable[Item]:
+        prompt = tokenization.prompt_ids(record.prompt)
+        kept = [fit(prompt, tokenization.response_ids(text)) for text in record.responses]
         whole = [pair for pair in kept if pair is not None]
-        if len(whole) < len(kept):
-            continue
-        for pair in whole:
-            loaded.backbone.require_fit(len(pair[0]), len(pair[1]), where)
-        ranks, margin = list(record.ranks), record.margin or 0.0
-        items.append(Item(whole[0][0], [pair[1] for pair in whole], ranks, margin, record.category))
-    if not items:
-        raise UserError(f"{source}: no ranking is left to learn from")
-    return items
+        if len(whole) == len(kept):
+            responses = [response for _, response in whole]
+            yield Item(whole[0][0], responses, list(record.ranks), record.margin or 0.0, record.category)
+
+    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
+    return encode(source, Ranking, loaded, limits, config.skip_bad_rows, make)
 
 
 def encode_demonstrations(config: RewardConfig, loaded: Loaded) -> list[Item]:
     """Demonstrations as rankings of one: prompts with the response that a person wrote, for the mean reward."""
-    items = []
-    for record in read_records(config.demonstrations, Demonstration, skip_bad_rows=config.skip_bad_rows):
+
+    def make(record: Demonstration, fit: Fit) -> Iterable[Item]:
         turn = loaded.tokenization.turns(record, one_row=False)[-1]
-        kept = fit(turn.prompt, turn.response, "", config.max_prompt_tokens, config.max_response_tokens, "truncate")
+        kept = fit(turn.prompt, turn.response)
         assert kept is not None
-        items.append(Item(kept[0], [kept[1]], [1]))
-    return items
+        yield Item(kept[0], [kept[1]], [1])
+
+    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, "truncate")
+    return encode(config.demonstrations, Demonstration, loaded, limits, config.skip_bad_rows, make)
 
 
 def rewards_of(module: Callable[..., Tensor], items: Sequence[Item], device: torch.device) -> Tensor:

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from align.data.readers import read_records
-from align.data.records import Demonstration
+from align.batching import micro_batches
+from align.distributed import all_sum
+from align.encoding import Limits, encode_turns
 from align.errors import UserError
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import Loaded, load
@@ -18,8 +19,8 @@ from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
 from align.supervised import train
 from align.tensor_ops import Padded
-from align.tokenization import Turn, fit
-from align.training import Optimisation, Sums, all_sum, make_optimisation, micro_batches
+from align.tokenization import Turn
+from align.training import Optimisation, Sums, make_optimisation
 
 
 def run_sft(config: SFTConfig) -> Path:
@@ -49,20 +50,8 @@ def encode(config: SFTConfig, loaded: Loaded, source: str) -> list[Turn]:
     """
     if config.prompt_loss_weight and not loaded.backbone.one_row_per_conversation:
         raise UserError("prompt_loss_weight: this model's prompt is read by an encoder, which predicts nothing; set it to 0")
-    turns = []
-    for number, record in enumerate(read_records(source, Demonstration, skip_bad_rows=config.skip_bad_rows), start=1):
-        where = f"{source}: record {record.id or number}"
-        for turn in loaded.tokenization.turns(record, loaded.backbone.one_row_per_conversation):
-            kept = fit(
-                turn.prompt, turn.response, where, config.max_prompt_tokens, config.max_response_tokens, config.overlong
-            )
-            if kept is None:
-                continue
-            loaded.backbone.require_fit(len(kept[0]), len(kept[1]), where)
-            turns.append(Turn(kept[0], kept[1], turn.learn[: len(kept[1])]))
-    if not turns:
-        raise UserError(f"{source}: no demonstration is left to learn from")
-    return turns
+    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
+    return encode_turns(source, loaded, limits, config.skip_bad_rows)
 
 
 class SFTTask:

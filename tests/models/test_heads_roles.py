@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from align.batching import micro_batches
 from align.models.heads import ScalarHead
 from align.models.roles import Policy, Prediction, RewardModel, response_log_probs
 from align.ppo.experience import score_roles, shape
@@ -15,7 +16,7 @@ from align.sft.config import SFTConfig
 from align.sft.trainer import SFTTask
 from align.tensor_ops import Padded
 from align.tokenization import Turn
-from align.training import make_optimisation, micro_batches
+from align.training import make_optimisation
 
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
 

@@ -5,9 +5,10 @@ import sys
 import pytest
 import torch
 
+from align.encoding import EncodedPrompt
 from align.errors import UserError
 from align.ppo.rewards import Rewards, Weighted, call, load_functions
-from align.ppo.rollout import EncodedPrompt, Rollout
+from align.ppo.rollout import Rollout
 
 PROMPT = ({"role": "user", "content": "Hi"},)
 

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from align.encoding import EncodedPrompt
 from align.ppo.config import PPOConfig
 from align.ppo.experience import RoleScores, minibatches, shape, tokens
-from align.ppo.rollout import EncodedPrompt, Rollout, prompts_of_update, repetition
+from align.ppo.rollout import Rollout, prompts_of_update, repetition
 
 QUICK = settings(deadline=None, max_examples=40)
 
