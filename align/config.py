@@ -5,8 +5,9 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_origin
 
 import yaml
 from trl import TrlParser
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound="DataclassInstance")
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 Overlong = Literal["error", "drop", "truncate"]
+YAML = "tag:yaml.org,2002:"  # what the tags of YAML's own types begin with
 
 
 def option(default: Any, help: str) -> Any:
@@ -126,15 +128,16 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     """
     words, names = list(arguments), [item.name for item in fields(config_class)]
     parser = _Parser(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
-    given: list[str] = []
+    given: dict[str, list[str]] = {}
     for path in _take_files(words):
-        given += _file_words(path, names, parser)
+        given |= _file_words(path, config_class, parser)
     for word in words:
         name = word.split("=", 1)[0]
         if name.startswith("--") and name != "--help" and name[2:].replace("-", "_") not in names:
             raise UserError(_unknown(f"option {name}", name[2:].replace("-", "_"), names, "--"))
+    parser.set_defaults(**{key: [] for key, said in given.items() if not said})  # an empty list: no words can say it
     try:
-        (config,) = parser.parse_args_and_config(given + words)
+        (config,) = parser.parse_args_and_config([*chain.from_iterable(given.values()), *_spelled(words)])
     except ValueError as error:  # words that belong to no option
         raise UserError(
             str(error).replace("Some specified arguments are not used by the HfArgumentParser", "unknown words")
@@ -155,43 +158,76 @@ def _take_files(words: list[str]) -> list[Path]:
     return found[::-1]
 
 
+def _spelled(words: Sequence[str]) -> list[str]:
+    """Words as argparse reads them: `--a-b` as `--a_b`, and `-1e-5`, which it takes for an option, joined to its option."""
+    spelled: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            spelled.append("--" + name[2:].replace("-", "_") + equals + value)
+        elif spelled and spelled[-1].startswith("--") and "=" not in spelled[-1] and _is_negative(word):
+            spelled[-1] += f"={word}"
+        else:
+            spelled.append(word)
+    return spelled
+
+
+def _is_negative(word: str) -> bool:
+    try:
+        return word.startswith("-") and float(word) <= 0
+    except ValueError:
+        return False
+
+
 def _unknown(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"unknown {what}" + (f"; did you mean {prefix}{near[0]}?" if near else "; --help lists the valid names")
 
 
-def _file_words(path: Path, names: Sequence[str], parser: _Parser) -> list[str]:
-    """A YAML file as command-line words, so that both are checked and converted alike."""
+def _file_words(path: Path, config_class: type[Settings], parser: _Parser) -> dict[str, list[str]]:
+    """The keys of a YAML file as command-line words, so that both are checked and converted alike; none: an empty list.
+
+    Values are taken as they were written: `model: 007` is the text 007, `output_dir: 2024-01-01` no date.
+    """
+    kinds = {item.name: item.type for item in fields(config_class)}
+    words: dict[str, list[str]] = {}
+    for name, value in _read_mapping(path).value:
+        key, where = str(name.value), f"{path}:{name.start_mark.line + 1}"
+        if key not in kinds:
+            raise UserError(f"{where}: " + _unknown(f"key '{key}'", key, list(kinds)))
+        if key in words:
+            raise UserError(f"{where}: key '{key}' is there twice; remove one")
+        if isinstance(value, yaml.SequenceNode) and get_origin(kinds[key]) is not list:
+            raise UserError(f"{where}: key '{key}': a list where one value belongs")
+        items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if not all(isinstance(item, yaml.ScalarNode) and item.tag.startswith(YAML) for item in items):
+            raise UserError(f"{where}: key '{key}': a nested mapping, a list in a list or a tag is not a value")
+        if value.tag == f"{YAML}bool" and kinds[key] is bool:  # YAML knows more words for it (on, off) than the command line
+            words[key] = [f"--{key}={yaml.safe_load(value.value)}"]
+        elif isinstance(value, yaml.SequenceNode):
+            words[key] = [f"--{key}", *(item.value for item in items)] if items else []
+        elif value.tag != f"{YAML}null":
+            words[key] = [f"--{key}={value.value}"]
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        parser.parse_known_args(list(chain.from_iterable(words.values())))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return words
+
+
+def _read_mapping(path: Path) -> yaml.MappingNode:
+    """The top of a YAML file, in which every value still stands as it was written."""
+    try:
+        top = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from error
-    if not isinstance(values, dict):
+    if not isinstance(top, yaml.MappingNode):
         raise UserError(f"{path}: must hold `key: value` lines")
-    words: list[str] = []
-    for key, value in values.items():
-        if key not in names:
-            raise UserError(f"{path}: " + _unknown(f"key '{key}'", str(key), names))
-        if isinstance(value, dict):
-            raise UserError(f"{path}: key '{key}': a nested mapping is not a value")
-        if value == []:
-            parser.set_defaults(**{key: []})  # no words can say it
-        elif isinstance(value, list):
-            words += [f"--{key}", *(str(item) for item in value)]
-        elif value is not None:
-            words.append(f"--{key}={value}")  # in one word, or argparse takes -1e-05 for an option
-    try:
-        left_over = parser.parse_known_args(words)[1]
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    if left_over:
-        keys = [key for key, value in values.items() if isinstance(value, list) and str(value[-1]) in left_over]
-        raise UserError(f"{path}: key '{' or '.join(keys)}': a list where one value belongs")
-    return words
+    return top
 
 
 def dump(config: RunConfig) -> str:

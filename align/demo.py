@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     models = sorted(folder.name for folder in CONFIGS.iterdir())
     parser = argparse.ArgumentParser(prog="align demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(models)}")
-    parser.add_argument("--output_dir", default="runs/demo", help="folder of the demo's runs and its report")
+    parser.add_argument("--output_dir", "--output-dir", default="runs/demo", help="folder of the demo's runs and its report")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     words = parser.parse_args(list(arguments))
     if words.model not in models:

@@ -130,18 +130,52 @@ def test_an_empty_list_in_yaml(from_yaml):
     assert from_yaml("log_to: []").log_to == []
 
 
+def test_an_empty_list_in_a_later_file_wins(tmp_path):
+    (tmp_path / "a.yaml").write_text("log_to: [wandb]\nseed: 1\n")
+    (tmp_path / "b.yaml").write_text("log_to: []\n")
+    one, two = (["--config", str(tmp_path / name)] for name in ("a.yaml", "b.yaml"))
+    assert read(SFTConfig, *one, *two).log_to == []
+    assert read(SFTConfig, *two, *one).log_to == ["wandb"]
+    assert read(SFTConfig, *one, *two, "--log_to", "trackio").log_to == ["trackio"]
+
+
 def test_negative_numbers(from_yaml):
     assert read(PPOConfig, "--missing_end_score", "-2.5").missing_end_score == -2.5
     assert from_yaml("missing_end_score: -2.5", stage=PPOConfig).missing_end_score == -2.5
 
 
-def test_negative_numbers_with_an_exponent(from_yaml):
-    assert from_yaml("missing_end_score: -0.00001", stage=PPOConfig).missing_end_score == -1e-5
+@pytest.mark.parametrize("number", ["-1e-5", "-.1E-4", "-0.00001", "-1e-05"])
+def test_negative_numbers_with_an_exponent(from_yaml, number):
+    assert from_yaml(f"missing_end_score: {number}", stage=PPOConfig).missing_end_score == -1e-5
+    for words in (["--missing_end_score", number], ["--missing-end-score", number], [f"--missing_end_score={number}"]):
+        assert read(PPOConfig, *words, "--seed", "3").missing_end_score == -1e-5
 
 
 def test_texts_that_look_like_something_else(from_yaml):
     config = from_yaml('model: "a b=c"\nvalidation_data: ""\noutput_dir: 2024-01-01\n')
     assert (config.model, config.validation_data, config.output_dir) == ("a b=c", "", "2024-01-01")
+
+
+@pytest.mark.parametrize("text", ["007", "1_000", "0x10", "1e3", "1:30", "yes", "Off", "2024-13-45", ".5", "~/model", "-1"])
+def test_texts_stay_as_they_were_written(from_yaml, text):
+    assert from_yaml(f"model: {text}").model == text
+    assert from_yaml(f"model: '{text}'").model == text
+    assert from_yaml(f"log_to: [none]\nmodel: {text}  # a name\n").model == text
+
+
+def test_a_number_means_its_digits(from_yaml):
+    assert from_yaml("seed: 010").seed == 10  # YAML 1.1 would read it as octal, and 1:30 as 90
+    refused(lambda: from_yaml("seed: 1:30"), "invalid int value: '1:30'")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_option_is_known_with_hyphens_too(stage):
+    """Whatever the spelling, the value arrives: each default is given on the command line, but for one that is empty."""
+    defaults = asdict(read(stage))
+    for spell in (str, lambda name: name.replace("_", "-"), lambda name: name.replace("_", "-", 1)):
+        for name, value in defaults.items():
+            values = value if isinstance(value, list) else [value]
+            assert asdict(read(stage, f"--{spell(name)}", *map(str, values))) == defaults
 
 
 # ---------------------------------------------------------------------------------------------------- wrong names
@@ -178,7 +212,11 @@ def test_words_that_belong_to_nothing(words):
 
 
 def test_a_list_where_one_value_belongs(from_yaml):
-    refused(lambda: from_yaml("seed: [1, 2]"), "seed")
+    refused(lambda: from_yaml("model: x\nseed: [1, 2]"), "a.yaml:2: key 'seed': a list where one value belongs")
+
+
+def test_a_key_that_is_there_twice(from_yaml):
+    refused(lambda: from_yaml("seed: 1\nepochs: 2\nseed: 1\n"), "a.yaml:3: key 'seed' is there twice; remove one")
 
 
 # ---------------------------------------------------------------------------------------------------- wrong values
@@ -214,6 +252,8 @@ def test_an_option_without_its_value():
 
 def test_a_mapping_is_not_a_value(from_yaml):
     refused(lambda: from_yaml("seed: {a: 1}"), "a.yaml", "'seed'", "mapping")
+    for text in ("[{a: 1}]", "[[wandb]]", "!own wandb", "[!own wandb]"):
+        refused(lambda: from_yaml(f"log_to: {text}"), "a.yaml:1: key 'log_to'")  # noqa: B023 called at once
 
 
 @pytest.mark.parametrize("text", ["", "- seed", "seed", "3"])
