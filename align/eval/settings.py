@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from align.config import option, require
+from align.config import Overlong, option, require
+from align.generation import Sampling
 
 
 @dataclass(kw_only=True)
@@ -37,3 +38,29 @@ class EvalConfig:
         """
         free = {"models", "output", "resamples", "batch_tokens", "skip_bad_rows", *leave_out}
         return {name: value for name, value in asdict(self).items() if name not in free}
+
+
+@dataclass(kw_only=True)
+class AnswerConfig(EvalConfig):
+    """For tasks that let the models answer prompts."""
+
+    prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
+    max_new_tokens: int = option(256, "longest response, in tokens")
+    max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
+    overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
+    temperature: float = option(1.0, "divides the logits; 0 takes the likeliest token")
+    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all")
+    top_p: float = option(1.0, "draw from the likeliest tokens that hold this share of the probability; 1: from all")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_new_tokens", "max_prompt_tokens"):
+            require(self, name, getattr(self, name) > 0, "above 0")
+        for name in ("temperature", "top_k"):
+            require(self, name, getattr(self, name) >= 0, "0 or more")
+        require(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How responses are drawn."""
+        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.batch_tokens)

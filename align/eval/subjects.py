@@ -73,18 +73,22 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 def fingerprint(source: str) -> str:
-    """12 hexadecimal digits of a SHA-256 over a model's folder; '' for what is no folder.
+    """12 hexadecimal digits of a SHA-256 over a model's folder or a file of data; '' for what is neither.
 
-    It reads small files whole, and of weights the size and both ends: training changes them all, and a fingerprint of
-    a large model takes no minutes.
+    It reads files of data whole. Of weights it reads the size and both ends: training changes them all, and a
+    fingerprint of a large model takes no minutes.
     """
-    folder, digest = Path(source), hashlib.sha256()
-    if not folder.is_dir():
+    place, digest = Path(source), hashlib.sha256()
+    if not place.exists():
         return ""
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in (*WEIGHTS, ".json")):
+    found = [place] if place.is_file() else [path for path in place.iterdir() if path.suffix in (*WEIGHTS, ".json")]
+    for path in sorted(found):
         size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
+        digest.update(f"{path.name} {size} ".encode() if place.is_dir() else b"")
         with open(path, "rb") as file:
+            if path.suffix not in WEIGHTS:
+                digest.update(file.read())
+                continue
             digest.update(file.read(ENDS))
             file.seek(max(0, size - ENDS))
             digest.update(file.read(ENDS))

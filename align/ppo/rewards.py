@@ -1,18 +1,16 @@
 """Where scores come from: a reward model, any Python callables, or both, each with a weight and logged by itself."""
 
-import importlib
 import itertools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from align.data.records import Conversation
 from align.errors import UserError
+from align.functions import import_function
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, add_adapter, base_of
 from align.ppo.rollout import Rollout
@@ -39,23 +37,17 @@ def load_functions(specifications: Sequence[str]) -> list[Weighted]:
     Raises:
         UserError: if a module, a function or a weight is not what it should be.
     """
-    found = []
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    found, form = [], "module:function or module:function=weight"
     for text in specifications:
         path, _, weight = text.partition("=")
-        module, _, name = path.partition(":")
         try:
-            function, factor = getattr(importlib.import_module(module), name), float(weight or 1.0)
-        except Exception as error:  # importing runs the user's module: whatever it raises is theirs to mend
-            named = isinstance(error, (ImportError, AttributeError, ValueError))  # these say what is wrong by themselves
-            what = first_line(error) if named else f"{type(error).__name__}: {first_line(error)}"
-            raise UserError(f"reward function '{text}': {what}; write module:function or module:function=weight") from error
+            factor = float(weight or 1.0)
+        except ValueError as error:
+            raise UserError(f"reward function '{text}': {error}; write {form}") from error
         if not math.isfinite(factor):
             raise UserError(f"reward function '{text}': its weight must be a finite number")
-        if not callable(function):
-            raise UserError(f"reward function '{text}': {name} is {type(function).__name__}, not a function")
-        found.append(Weighted(name, factor, function))
+        function = import_function(path, "reward function", form)
+        found.append(Weighted(path.partition(":")[2], factor, function))
     return found
 
 

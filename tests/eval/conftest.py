@@ -1,0 +1,21 @@
+"""What the tests of evaluation share: a reward model on a sharpened tiny model."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def reward_folders(load_sharp, tmp_path_factory):
+    """Folders of two reward models, on tiny-llama and tiny-gpt2, whose heads are drawn at random."""
+    import torch
+
+    from align.models.checkpoint import weights_of
+    from align.reward.checkpoint import save_reward_model
+
+    root, folders = tmp_path_factory.mktemp("rewards"), {}
+    for number, name in enumerate(("tiny-llama", "tiny-gpt2")):
+        loaded = load_sharp(name)
+        head = torch.randn(1, loaded.backbone.hidden_size, generator=torch.Generator().manual_seed(number))
+        card = {"title": "Reward model", "stage": "reward"}
+        save_reward_model(root / name, loaded, weights_of(loaded.backbone), head, {"mean": 0.5}, card)
+        folders[name] = str(root / name)
+    return folders
