@@ -1,4 +1,5 @@
 # make demo   installs what is needed into .venv, aligns a real model, writes runs/demo/report.html
+# make bench  measures against the peers (TRL, transformers) and writes the table into benchmarks/README.md
 # make test   the same set-up with the development tools, then all tests
 PYTHON ?= python3
 MODEL ?= smollm2-135m
@@ -7,8 +8,11 @@ OUTPUT ?= $(if $(filter smollm2-135m,$(MODEL)),runs/demo,runs/demo-$(MODEL))
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TESTS ?= tests
+ONLY ?=
+PAIRS ?= 3
+PEER := .venv-trl-1.12
 
-.PHONY: demo annotate test lint format clean
+.PHONY: demo annotate test lint format bench bench-gpu clean
 
 demo: $(VENV)/.core
 	@$(VENV)/bin/align demo --model $(MODEL) --seed $(SEED) --output_dir $(OUTPUT)
@@ -25,8 +29,14 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	@$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
 
+bench: $(VENV)/.core $(PEER)/.done
+	@$(VENV)/bin/python -m benchmarks.run --only $(ONLY) --pairs $(PAIRS)
+
+bench-gpu: $(VENV)/.core $(PEER)/.done
+	@$(VENV)/bin/python -m benchmarks.run --scale gpu --only $(ONLY) --pairs $(PAIRS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(PEER) build dist *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
@@ -43,3 +53,10 @@ $(VENV)/.ui: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) with the development tools (a few minutes)"
 	@$(PIP) -e '.[ui,deepspeed,dev]' && touch $@
+
+# The peer of PPO needs a TRL older than ours. Its torch comes from where ours does (pip's own settings decide).
+$(PEER)/.done: benchmarks/constraints-trl-1.12.txt | $(VENV)/bin/python
+	@echo "installing the peer into $(PEER) (a minute or two)"
+	@$(PYTHON) -m venv $(PEER)
+	@$(PEER)/bin/python -m pip install -qq --disable-pip-version-check -c $< torch && \
+	$(PEER)/bin/python -m pip install -qq --disable-pip-version-check -c $< trl==1.12.0 peft pandas rich && touch $@

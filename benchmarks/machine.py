@@ -1,0 +1,74 @@
+"""The machine that the numbers belong to: `python -m benchmarks.machine` prints it as JSON."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+MATMUL = 2048
+"""Rows and columns of the square matrices whose product is timed."""
+STREAM_BYTES = 2**28
+"""Size of the tensor that is read: far beyond any cache."""
+
+
+def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
+    """The shortest of several timings: what the machine can do, not what its neighbours let it do."""
+    found = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - begun)
+    return min(found)
+
+
+def matmul_flops(dtype: torch.dtype, device: str) -> float:
+    """FLOP/s of a product of square matrices as a linear layer computes it; a product has 2 n^3 operations."""
+    left, right = (torch.randn(MATMUL, MATMUL, device=device).to(dtype) for _ in range(2))
+    return 2 * MATMUL**3 / best_seconds(lambda: torch.nn.functional.linear(left, right))
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second of reading memory from one end to the other."""
+    data = torch.ones(STREAM_BYTES // 4, device=device)
+    return STREAM_BYTES / best_seconds(data.sum)
+
+
+def describe() -> dict[str, Any]:
+    """Processor or GPU, its measured limits, and the versions of what runs on it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "device": name,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1),
+        "bfloat16_tflops": round(matmul_flops(torch.bfloat16, device) / 1e12, 3),
+        "float32_tflops": round(matmul_flops(torch.float32, device) / 1e12, 3),
+        "bandwidth_gb": round(bandwidth(device) / 1e9, 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }
+
+
+def _processor() -> str:
+    """The processor's name and whether it multiplies bfloat16."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = dict(line.strip().split(":", 1) for line in file if ":" in line)
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = {key.strip(): value.strip() for key, value in lines.items()}
+    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in fields.get("flags", "").split()]
+    return f"{fields.get('model name', platform.machine())} ({', '.join(units) or 'no bfloat16 unit'})"
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe()))

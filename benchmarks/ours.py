@@ -1,0 +1,151 @@
+"""Our side of each piece of work, through the public functions alone; times come from the run's own metrics."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from align.config import ModelConfig
+from align.distributed import compute_dtype
+from align.generation import Sampling, noise, sample
+from align.models.loading import load
+from align.ppo import PPOConfig, run_ppo
+from align.reward import RewardConfig, run_reward
+from align.run import read_metrics
+from align.sft import SFTConfig, run_sft
+from benchmarks.measuring import Measurement, examples, finish_line
+from benchmarks.rewards import TOKENS, letters
+from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_UPDATES, Work
+
+
+def measure(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+    """Do the work once.
+
+    Args:
+        work: already scaled.
+        variant: `auto`; the learning rate in the race.
+        folder: what `benchmarks.data` has made.
+    """
+    sides: dict[str, Callable[[Work, str, Path, int], Measurement]] = {
+        "ppo": _ppo,
+        "reward": _reward,
+        "sft": _sft,
+        "sampling": _sampling,
+        "race": _race,
+    }
+    return sides[work.stage](work, variant, folder, seed)
+
+
+def _ppo(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+    with tempfile.TemporaryDirectory() as run:
+        config = PPOConfig(
+            model=str(folder / "model"),
+            chat_template="raw",
+            reward_model=str(folder / ("reward_lora" if work.settings.get("lora_rank") else "reward")),
+            prompts=str(folder / f"{work.name}.jsonl"),
+            max_prompt_tokens=work.prompt[1],
+            max_new_tokens=work.response[1],
+            rollout_size=work.rows,
+            updates=work.warmup + work.measured,
+            missing_end="keep",
+            learning_rate=LEARNING_RATE,
+            output_dir=f"{run}/run",
+            log_to=["none"],
+            seed=seed,
+            **({"epochs": PPO_EPOCHS} | work.settings),
+        )
+        run_ppo(config)
+        rows = read_metrics(Path(config.output_dir))[work.warmup :]
+    length = [row["text/length"] for row in rows]
+    figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"]}
+    for part in ("sample", "score", "learn"):
+        figures[part] = sum(row[f"time/{part}"] for row in rows) / len(rows)
+    return Measurement([row["time/update"] for row in rows], [round(each * work.rows) for each in length], figures)
+
+
+def _between(run: Path, work: Work) -> Measurement:
+    """Steps of a supervised run: from one line of its metrics to the next.
+
+    The first step also loads the model and the last one also saves it: neither is counted.
+    """
+    rows = [row for row in read_metrics(run) if row["update"] > 0]
+    clock, chosen = [row["seconds"] for row in rows], range(work.warmup, work.warmup + work.measured)
+    seconds = [clock[step] - clock[step - 1] for step in chosen]
+    figures = {"first_loss": rows[0]["loss"], "last_loss": rows[-1]["loss"]}
+    return Measurement(seconds, [int(rows[step]["tokens/read"]) for step in chosen], figures)
+
+
+def _reward(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+    with tempfile.TemporaryDirectory() as run:
+        config = RewardConfig(
+            model=str(folder / "model"),
+            chat_template="raw",
+            train_data=str(folder / f"{work.name}.jsonl"),
+            batch_size=work.rows,
+            learning_rate=LEARNING_RATE,
+            output_dir=f"{run}/run",
+            log_to=["none"],
+            seed=seed,
+        )
+        run_reward(config)
+        return _between(Path(config.output_dir), work)
+
+
+def _sft(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+    output = tempfile.mkdtemp() if work.processes == 1 else str(folder / f"{work.name}-run")  # one for all processes
+    config = SFTConfig(
+        model=str(folder / "model"),
+        chat_template="raw",
+        train_data=str(folder / f"{work.name}.jsonl"),
+        batch_size=work.rows,
+        learning_rate=LEARNING_RATE,
+        output_dir=f"{output}/run",
+        log_to=["none"],
+        seed=seed,
+    )
+    run_sft(config)
+    return _between(Path(config.output_dir), work)
+
+
+def _sampling(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+    loaded = load(ModelConfig(model=str(folder / "model"), chat_template="raw"), compute_dtype("auto"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded.backbone.to(device).eval().requires_grad_(False)
+    prompts = [row["prompt"] for row in examples(folder, work)]
+    sampling = Sampling(work.response[1])
+    seconds, tokens = [], []
+    for step in range(work.warmup + work.measured):
+        uniforms = noise(work.rows, sampling, seed, step)
+        begun = time.perf_counter()
+        part = prompts[step * work.rows : (step + 1) * work.rows]
+        found = sample(loaded.backbone, part, uniforms, sampling, loaded.tokenization.end_ids)
+        seconds.append(time.perf_counter() - begun)
+        tokens.append(sum(map(len, found.ids)))
+    return Measurement(seconds[work.warmup :], tokens[work.warmup :])
+
+
+def _race(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+    with tempfile.TemporaryDirectory() as run:
+        config = PPOConfig(
+            model=str(folder / "race"),
+            chat_template="raw",
+            prompts=str(folder / f"{work.name}.jsonl"),
+            reward_functions=[f"{letters.__module__}:{letters.__name__}"],
+            max_prompt_tokens=work.prompt[1],
+            max_new_tokens=TOKENS,
+            rollout_size=work.rows,
+            updates=RACE_UPDATES,
+            epochs=PPO_EPOCHS,
+            missing_end="keep",
+            kl_beta=RACE_KL_BETA,
+            learning_rate=float(variant),
+            schedule="constant",
+            output_dir=f"{run}/run",
+            log_to=["none"],
+            seed=seed,
+        )
+        run_ppo(config)
+        rows = read_metrics(Path(config.output_dir))
+    return finish_line([(row["time/update"], row["reward/mean"], row["kl/k1"]) for row in rows])

@@ -1,0 +1,179 @@
+"""Measure both sides in turn and write the table: `python -m benchmarks.run [--only ppo sft] [--pairs 3] [--scale cpu]`.
+
+Every measured run is a process of its own. A pair is one run of each side, one behind the other; which goes first
+alternates, so that a machine that slows down or speeds up favours nobody. The first pair tries all variants of a side (the
+peer's number formats), the later ones repeat the fastest. A line is written after each run: broken off, it goes on where it
+stopped. Runs of older code are dropped before their work is measured again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Line, best_variant, read, runs
+from benchmarks.table import update_readme
+from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, Work
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What all runs of one call share.
+
+    Attributes:
+        data: folder of models and texts.
+        results: file of lines.
+        pythons: the interpreter of each peer environment.
+        commit: the last commit of what is measured, with a + where files differ from it.
+    """
+
+    scale: str
+    data: Path
+    results: Path
+    pythons: dict[str, str]
+    commit: str
+
+    def add(self, line: Line) -> None:
+        """Keep a line."""
+        with open(self.results, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def drop(self, unwanted: Callable[[Line], bool]) -> None:
+        """Forget lines."""
+        kept = [line for line in read(self.results) if not unwanted(line)]
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        self.results.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+
+def measured_code() -> str:
+    """The commit that last touched what is measured or how."""
+    paths = ["align", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "benchmarks").glob("*.py")))]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words, "--", *paths], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    commit = git("log", "-1", "--format=%h") or "unknown"
+    return commit + ("+" if git("status", "--porcelain") else "")
+
+
+def environment() -> dict[str, str]:
+    """The processes' environment: this tree on the path, no network, no cap on threads but the caller's."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -> Line:
+    """One measured run; the line is also kept.
+
+    Raises:
+        SystemExit: if the process fails; its output says why.
+    """
+    python = sys.executable if side == "ours" else session.pythons[work.peer_environment]
+    with tempfile.TemporaryDirectory() as folder:
+        result, log = Path(folder) / "result.json", Path(folder) / "log"
+        words = [side, work.name, "--variant", variant, "--scale", session.scale, "--folder", str(session.data)]
+        words += ["--seed", str(pair), "--result", str(result)]
+        command = [python, *_launcher(work), "benchmarks.side", *words]
+        begun = time.monotonic()
+        with log.open("w") as file:
+            done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=file, stderr=subprocess.STDOUT, check=False)
+        if done.returncode or not result.exists():
+            raise SystemExit(f"{log.read_text(errors='replace')[-3000:]}\n{' '.join(command)}: failed ({done.returncode})")
+        found = json.loads(result.read_text(encoding="utf-8"))
+    head = {"work": work.name, "side": side, "variant": variant, "pair": pair, "scale": session.scale}
+    wall = round(time.monotonic() - begun, 1)
+    line = head | found | {"wall": wall, "commit": session.commit, "date": date.today().isoformat()}
+    session.add(line)
+    return line
+
+
+def _launcher(work: Work) -> list[str]:
+    """How Python starts a run: by itself, or several processes through accelerate, which share the cores."""
+    if work.processes == 1:
+        return ["-m"]
+    words = ["-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml", "--module"]
+    words += ["--num_processes", str(work.processes), "--num_cpu_threads_per_process"]
+    return [*words, str(max(1, (os.cpu_count() or 1) // work.processes))]
+
+
+def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, int]]:
+    """The runs that are still to be done: side, variant, pair. Asked for one at a time: the later depend on the earlier."""
+    for pair in range(1, pairs + 1):
+        for side in ("peer", "ours") if pair % 2 else ("ours", "peer"):
+            variants = work.ours if side == "ours" else () if work.compared_with else work.peer
+            if pair > 1 and variants:
+                lines = read(session.results)
+                first = {each: runs(lines, work.name, each, 1) for each in ("ours", "peer")}
+                best = best_variant(work, first[side], first["peer" if side == "ours" else "ours"])
+                variants = (best,) if best else ()
+            done = {line["variant"] for line in runs(read(session.results), work.name, side, pair)}
+            yield from ((side, variant, pair) for variant in variants if variant not in done)
+
+
+def measure(session: Session, work: Work, pairs: int) -> None:
+    """All runs of a piece of work that are not there yet; those of other code than there is now are made anew."""
+    session.drop(lambda line: line.get("work") == work.name and line["commit"] != session.commit)
+    for side, variant, pair in steps(session, work, pairs):
+        line = run_side(session, side, work, variant, pair)
+        seconds = ", ".join(f"{each:.2f}" for each in line["seconds"]) or "never"
+        about = f"{work.name} pair {pair} {side} {variant}"
+        print(f"{about:48} {seconds} s, peak {line['peak_gib']:.2f} GiB, {line['wall']:.0f} s in all", flush=True)
+
+
+def ask(python: str, *words: str) -> str:
+    """What a module prints, run by `python` from the project's root."""
+    command = [python, "-m", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def peer_versions(pythons: dict[str, str]) -> dict[str, str]:
+    """The version of TRL in each peer environment."""
+    code = "import importlib.metadata as m; print(m.version('trl'))"
+    return {
+        name: subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        for name, python in pythons.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(work.name for work in WORKS)}, curves")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--scale", choices=SCALES, default="cpu")
+    parser.add_argument("--ppo_python", default=".venv-trl-1.12/bin/python", help="the peer's environment with trl 1.12.0")
+    parser.add_argument("--supervised_python", default=sys.executable, help="the peer's environment with trl 1.16")
+    parser.add_argument("--data", type=Path, default=Path("runs/bench"), help="models and texts are made in it")
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--readme", type=Path, default=Path("benchmarks/README.md"))
+    words = parser.parse_args()
+    known = [work.name for work in WORKS] + ["curves"]
+    unknown = set(words.only) - set(known)
+    if unknown:
+        raise SystemExit(f"no such work: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    chosen = words.only or known
+    pythons = {"ppo": words.ppo_python, "supervised": words.supervised_python}
+    data = (words.data / words.scale).absolute()
+    session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code())
+    ask(sys.executable, "benchmarks.data", str(session.data), "--scale", words.scale)
+    machine: dict[str, Any] = json.loads(ask(sys.executable, "benchmarks.machine"))
+    session.drop(lambda line: "machine" in line)
+    session.add({"machine": machine | {"trl": peer_versions(pythons), "date": date.today().isoformat()}})
+    for name in chosen:
+        pieces = [work for points in CURVES.values() for _, work in points] if name == "curves" else [ALL[name]]
+        for work in pieces:
+            measure(session, work, 1 if name == "curves" else words.pairs)
+    print(update_readme(words.readme, session.results, words.scale, session.data / "model"))
+
+
+if __name__ == "__main__":
+    main()

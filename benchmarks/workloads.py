@@ -1,0 +1,169 @@
+"""What is measured: the shapes of each piece of work, and the models it is measured on. Plain Python: both sides read it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Stage = Literal["ppo", "reward", "sft", "sampling", "race"]
+
+PPO_EPOCHS = 4
+LEARNING_RATE = 3e-6
+LORA_RANK = 16
+# Where the race starts each side: a factor of 3 apart. The same grid for both.
+RACE_RATES = ("3e-4", "1e-3", "3e-3")
+RACE_UPDATES = 100
+RACE_TARGET = 0.8
+# At 0.05 the KL penalty would outweigh the reward long before the target: reaching it takes 22 nats at least.
+RACE_KL_BETA = 0.01
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work that both sides do.
+
+    Attributes:
+        rows: of one step: prompts of a PPO rollout, rankings of a reward update, demonstrations, or rows sampled at once.
+        prompt, response: shortest and longest, in tokens; a response includes the token that ends it.
+        responses: to each prompt, K of a ranking.
+        warmup, measured: steps before and under the clock.
+        settings: ours, beyond the shape.
+        ours, peer: variants; the first pair tries all of them, later pairs repeat the best.
+        compared_with: whose peer runs this is compared with; empty: its own.
+        pairs_read: pairs of a ranking that the peer reads under the clock; its time is scaled up to all of them. 0: all.
+        processes: that share our side's work.
+    """
+
+    name: str
+    title: str
+    stage: Stage
+    rows: int
+    prompt: tuple[int, int]
+    response: tuple[int, int]
+    responses: int = 1
+    warmup: int = 1
+    measured: int = 2
+    settings: dict[str, Any] = field(default_factory=dict)
+    ours: tuple[str, ...] = ("auto",)
+    peer: tuple[str, ...] = ("float32", "bfloat16")
+    compared_with: str = ""
+    pairs_read: int = 0
+    processes: int = 1
+
+    @property
+    def peer_environment(self) -> str:
+        """Which environment the peer lives in."""
+        return "ppo" if self.stage in ("ppo", "race") else "supervised"
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a ranking without ties."""
+        return self.responses * (self.responses - 1) // 2
+
+    @property
+    def unit(self) -> str:
+        """What the table shows."""
+        units = {"ppo": "s an update", "reward": "s a ranking", "race": "s to the target"}
+        return units.get(self.stage, "tokens/s")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A model, and by how much the shapes grow or shrink with it.
+
+    Attributes:
+        model: a built-in model, or `llama-1b` (its shape with random weights).
+        rows, tokens: factors of `Work.rows` and of all lengths.
+    """
+
+    name: str
+    model: str
+    rows: float = 1.0
+    tokens: float = 1.0
+
+
+SCALES = {
+    "cpu": Scale("cpu", "smollm2-135m"),
+    "gpu": Scale("gpu", "llama-1b", rows=4.0, tokens=4.0),
+    "tiny": Scale("tiny", "tiny-llama", rows=1 / 8, tokens=1 / 8),
+}
+
+_PPO = Work(
+    "ppo",
+    "PPO update: 32 prompts of 32 tokens, 32 new tokens each, 4 epochs, all weights",
+    "ppo",
+    rows=32,
+    prompt=(32, 32),
+    response=(32, 32),
+    warmup=0,  # an update of the peer takes minutes on a processor; the same for both sides
+    measured=1,
+)
+_RANKING = Work("reward_k4", "ranking of K=4, prompt and responses of 64 tokens", "reward", 1, (64, 64), (64, 64), 4)
+
+WORKS = (
+    _PPO,
+    replace(
+        _PPO,
+        name="ppo_separate",
+        title="the same, the critic a model of its own",
+        settings={"critic": "separate"},
+        compared_with="ppo",
+    ),
+    replace(_PPO, name="ppo_lora", title="the same with LoRA", settings={"lora_rank": LORA_RANK}, compared_with="ppo"),
+    replace(_RANKING, rows=2),
+    replace(_RANKING, name="reward_k9", title="ranking of K=9, prompt and responses of 64 tokens", responses=9, measured=1),
+    replace(
+        _RANKING,
+        name="reward_long",
+        title="ranking of K=9, prompt of 512 tokens, responses of 64",
+        prompt=(512, 512),
+        responses=9,
+        measured=1,
+        pairs_read=3,
+    ),
+    Work("sft", "SFT, prompts of 8-64 tokens, completions of 8-192", "sft", 16, (8, 64), (8, 192)),
+    Work("sampling_32", "sampling, 32 rows, 32 new tokens", "sampling", 32, (32, 32), (32, 32), measured=3),
+    Work("sampling_128", "sampling, 128 rows, 32 new tokens", "sampling", 128, (32, 32), (32, 32), measured=3),
+    Work(
+        "time_to_reward",
+        f"time to {RACE_TARGET:.0%} of a known optimum, tiny model",
+        "race",
+        64,
+        (8, 8),
+        (16, 16),
+        ours=RACE_RATES,
+        peer=RACE_RATES,
+    ),
+)
+
+
+def _curves() -> dict[str, tuple[tuple[int, Work], ...]]:
+    """By what varies: its values, each with the work that is measured there. Ours alone."""
+    update = replace(_PPO, warmup=1, peer=(), settings={"epochs": 1})
+    ranking = replace(_RANKING, rows=2, peer=())
+    sft = Work("sft", "", "sft", 4, (16, 64), (16, 64), peer=())
+    points = {
+        "batch": [(rows, replace(update, rows=rows)) for rows in (4, 8, 16, 32)],
+        "response": [(length, replace(update, rows=8, response=(length, length))) for length in (16, 32, 64, 128)],
+        "K": [(k, replace(ranking, responses=k)) for k in (2, 4, 8)],
+        # Each process brings its own rows while the cores stay the same: time grows with them, and by nothing else.
+        "processes": [(n, replace(sft, rows=4 * n, processes=n)) for n in (1, 2, 4)],
+    }
+    return {
+        axis: tuple((value, replace(work, name=f"curve_{axis}_{value}", measured=1)) for value, work in listed)
+        for axis, listed in points.items()
+    }
+
+
+CURVES = _curves()
+ALL = {work.name: work for work in (*WORKS, *(work for points in CURVES.values() for _, work in points))}
+
+
+def scaled(work: Work, scale: Scale) -> Work:
+    """The work at a scale: fewer or more rows and tokens. The race has one size, that of its tiny model."""
+    if work.stage == "race":
+        return work
+
+    def tokens(span: tuple[int, int]) -> tuple[int, int]:
+        return max(2, round(span[0] * scale.tokens)), max(2, round(span[1] * scale.tokens))
+
+    rows = max(work.processes, round(work.rows * scale.rows))
+    return replace(work, rows=rows, prompt=tokens(work.prompt), response=tokens(work.response))

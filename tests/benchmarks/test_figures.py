@@ -1,0 +1,210 @@
+"""The figures of the benchmarks' tables, against numbers worked out by hand."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks import run
+from benchmarks.arithmetic import Cost, Shape, cost
+from benchmarks.curves import exponent, exponents
+from benchmarks.measuring import finish_line
+from benchmarks.results import best_variant, summarize, value
+from benchmarks.table import row, update_readme
+from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, scaled
+
+
+def line(work, side, seconds, pair=1, variant="auto", tokens=(), gib=1.0, **figures):
+    return {
+        "work": work,
+        "side": side,
+        "variant": variant,
+        "pair": pair,
+        "scale": "cpu",
+        "seconds": list(seconds),
+        "tokens": list(tokens),
+        "figures": figures,
+        "peak_gib": gib,
+        "wall": 1.0,
+        "commit": "abc",
+        "date": "2026-01-01",
+    }
+
+
+MACHINE = {
+    "device": "a processor",
+    "cores": 2,
+    "memory_gib": 8.0,
+    "bfloat16_tflops": 1.0,
+    "float32_tflops": 0.5,
+    "bandwidth_gb": 10.0,
+    "python": "3",
+    "torch": "2",
+    "transformers": "5",
+    "trl": {"ppo": "1.12.0"},
+    "date": "2026-01-01",
+}
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "slope"),
+    [
+        ([1, 2, 4], [3, 12, 48], 2.0),
+        ([2, 4, 8], [5, 5, 5], 0.0),
+        ([10, 1000], [7, 70], 0.5),
+        # Logarithms to base 2 are 0, 1, 2 and 0, 2, 1: the slope is ((-1)(-1) + 0 + (1)(0)) / 2.
+        ([1, 2, 4], [1, 4, 2], 0.5),
+    ],
+)
+def test_the_exponent_is_the_slope_of_logarithms(x, y, slope):
+    assert exponent(x, y) == pytest.approx(slope, abs=1e-12)
+
+
+def test_one_point_has_no_exponent():
+    with pytest.raises(ValueError, match="two different points"):
+        exponent([3, 3], [1, 2])
+
+
+def test_exponents_come_from_the_points_that_were_measured():
+    lines = [line(work.name, "ours", [rows * 0.5]) for rows, work in CURVES["batch"]]
+    assert exponents(lines) == {"batch": pytest.approx(1.0)}
+
+
+def test_the_race_ends_at_the_first_rollout_that_is_good_enough():
+    won = finish_line([(2.0, 0.1, 0.0), (1.5, 0.79, 9.0), (1.0, 0.8, 20.0), (1.0, 0.9, 30.0)])
+    assert (won.seconds, won.figures) == ([4.5], {"kl": 20.0, "updates": 3})
+    lost = finish_line([(2.0, 0.1, 0.0), (1.0, 0.7, 9.0)])
+    assert (lost.seconds, lost.figures) == ([], {"best_reward": 0.7})
+
+
+def test_values_are_per_ranking_and_per_second():
+    assert ALL["reward_k4"].rows == 2
+    assert value(line("reward_k4", "ours", [3.0, 5.0])) == 2.0
+    assert value(line("sft", "ours", [1.0, 3.0], tokens=[100, 500])) == 150.0
+    assert value(line("ppo", "ours", [9.0])) == 9.0
+    assert value(line("time_to_reward", "ours", [])) == math.inf
+
+
+def test_later_pairs_repeat_the_fastest_variant():
+    sft = [line("sft", "peer", [1.0], variant=name, tokens=[n]) for name, n in (("float32", 10), ("bfloat16", 30))]
+    assert best_variant(ALL["sft"], sft, []) == "bfloat16"
+    ppo = [line("ppo", "peer", [n], variant=name) for name, n in (("float32", 10), ("bfloat16", 30))]
+    assert best_variant(ALL["ppo"], ppo, []) == "float32"
+    assert best_variant(ALL["ppo"], [], []) is None
+
+
+def test_a_run_that_goes_further_from_the_reference_does_not_win_the_race():
+    def raced(side, variant, seconds, kl):
+        return line("time_to_reward", side, [seconds], variant=variant, kl=kl, updates=1)
+
+    ours = [raced("ours", "slow", 9.0, 22.0), raced("ours", "middle", 5.0, 27.4), raced("ours", "fast", 2.0, 27.6)]
+    peer = [raced("peer", "slow", 30.0, 25.0), raced("peer", "fast", 20.0, 40.0)]
+    work = ALL["time_to_reward"]
+    assert best_variant(work, ours, peer) == "middle"  # the peer's lowest KL is 25, and 10 % more than that is 27.5
+    assert best_variant(work, peer, ours) == "slow"
+
+
+def test_the_table_takes_ratios_pair_by_pair():
+    lines = [line("ppo", "ours", [seconds], pair, gib=2.0) for pair, seconds in ((1, 2.0), (2, 4.0), (3, 5.0))]
+    lines += [
+        line("ppo", "peer", [seconds], pair, "float32", gib=8.0) for pair, seconds in ((1, 20.0), (2, 20.0), (3, 30.0))
+    ]
+    lines += [line("ppo", "peer", [90.0], 1, "bfloat16", gib=9.0)]
+    summary = summarize(ALL["ppo"], lines)
+    assert (summary.ours, summary.peer, summary.ratios) == (4.0, 20.0, (10.0, 5.0, 6.0))
+    assert " | s an update | 4 | 20 (float32) | 6.0 (5.0-10.0) | 2.00 | 8.00 | 0.25 | 3 |" in row(summary)
+    lora = summarize(ALL["ppo_lora"], [*lines, line("ppo_lora", "ours", [4.0], 2)])
+    assert lora is None  # without a first pair nothing says which variant counts
+    lora = summarize(ALL["ppo_lora"], [*lines, line("ppo_lora", "ours", [4.0], 1)])
+    assert lora.ratios == (5.0,)
+
+
+def test_what_is_still_to_be_done(tmp_path):
+    session = run.Session("cpu", tmp_path, tmp_path / "cpu.jsonl", {}, "abc")
+    done = []
+
+    def follow():
+        for side, variant, pair in run.steps(session, ALL["sft"], 2):
+            done.append((side, variant, pair))
+            tokens = {"float32": 10, "bfloat16": 30, "auto": 99}[variant]
+            session.add(line("sft", side, [1.0], pair, variant, [tokens]))
+            if len(done) == 2:
+                return
+
+    follow()  # broken off after two runs
+    follow()
+    assert done == [
+        ("peer", "float32", 1),
+        ("peer", "bfloat16", 1),
+        ("ours", "auto", 1),
+        ("ours", "auto", 2),
+        ("peer", "bfloat16", 2),
+    ]
+    assert list(run.steps(session, ALL["sft"], 2)) == []
+    assert [step[0] for step in run.steps(session, ALL["ppo_lora"], 1)] == ["ours"]
+
+
+def test_runs_of_older_code_are_made_anew(tmp_path, monkeypatch):
+    session = run.Session("cpu", tmp_path, tmp_path / "cpu.jsonl", {}, "new")
+    for work in ("sampling_32", "sampling_128"):
+        session.add(line(work, "ours", [1.0], tokens=[1]))
+    called = []
+    monkeypatch.setattr(
+        run, "run_side", lambda session, side, work, variant, pair: called.append(side) or line(work.name, side, [1.0])
+    )
+    run.measure(session, ALL["sampling_32"], 1)
+    assert called == ["peer", "peer", "ours"]
+    kept = [json.loads(text)["work"] for text in session.results.read_text().splitlines()]
+    assert kept == ["sampling_128"]
+
+
+def test_the_readme_changes_between_its_markers_alone(tmp_path):
+    readme, results, model = tmp_path / "README.md", tmp_path / "cpu.jsonl", tmp_path
+    sizes = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+    )
+    (model / "config.json").write_text(json.dumps(dict.fromkeys(sizes, 2)))
+    readme.write_text("before\n<!-- cpu: begin -->\nold\n<!-- cpu: end -->\nafter\n")
+    lines = [{"machine": MACHINE}, line("ppo", "ours", [2.0]), line("ppo", "peer", [8.0], variant="float32")]
+    results.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    update_readme(readme, results, "cpu", model)
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- cpu: begin -->\nModel smollm2-135m. a processor, 2 cores")
+    assert text.endswith("<!-- cpu: end -->\nafter\n")
+    assert "4.0 (4.0-4.0)" in text
+    assert "old" not in text
+    update_readme(readme, results, "cpu", model)
+    assert readme.read_text() == text
+
+
+def test_scales_keep_at_least_one_row_and_two_tokens():
+    tiny = scaled(ALL["reward_long"], SCALES["tiny"])
+    assert (tiny.rows, tiny.prompt, tiny.response, tiny.responses) == (1, (64, 64), (8, 8), 9)
+    assert scaled(ALL["ppo"], SCALES["gpu"]).rows == 128
+    assert scaled(ALL["curve_processes_4"], SCALES["tiny"]).rows == 4
+    assert scaled(ALL["time_to_reward"], SCALES["gpu"]) == ALL["time_to_reward"]
+    assert len({work.name for work in WORKS}) == len(WORKS)
+
+
+def test_operations_by_hand():
+    shape = Shape(layers=2, width=8, cached=4, body=1000, vocabulary=500)
+    # A prompt of 4 and two responses of 2: 8 tokens; they look at 4^2/2 + 2 (2 * 4 + 2^2/2) = 28 tokens.
+    body, attention = 2 * 1000 * 8, 4 * 2 * 8 * 28
+    assert shape.forward(4, 2, 2, False) == body + attention
+    assert shape.forward(4, 2, 2, True) == body + attention + 2 * 500 * 4
+    # Two steps read 1,500 weights each; the cache holds keys and values of 2 layers and 3 rows, of 4 and 4 + 1 tokens or so.
+    assert shape.decode_bytes(3, 4, 2) == 2 * (2 * 1500 + 2 * 2 * 4 * 3 * (4 * 2 + 2**2 / 2))
+    assert Cost(10.0, 30.0).seconds(5.0, 10.0) == 5.0
+
+
+def test_lora_and_a_critic_of_its_own_cost_what_they_should():
+    shape = Shape(layers=2, width=8, cached=4, body=1000, vocabulary=500)
+    shared, separate, lora = (cost(ALL[name], shape).flops for name in ("ppo", "ppo_separate", "ppo_lora"))
+    read = 32 * shape.forward(32, 1, 32, False)
+    assert separate - shared == pytest.approx(read * (4 * 3 + 1))  # 4 epochs of training, and one pass to score
+    assert shared - lora == pytest.approx(4 * 32 * shape.forward(32, 1, 32, True))  # a third of training

@@ -1,0 +1,106 @@
+"""Each side of each kind of work at a tiny size. TRL 1.12.0's PPO needs an environment of its own and is not among them."""
+
+import json
+
+import pytest
+
+from benchmarks import ours
+from benchmarks.arithmetic import Shape, rows
+from benchmarks.data import make_model, make_reward_model, make_texts
+from benchmarks.measuring import examples
+from benchmarks.workloads import ALL, SCALES, scaled
+
+TINY = SCALES["tiny"]
+NAMES = ("ppo", "ppo_lora", "reward_k4", "reward_long", "sft", "sampling_32", "time_to_reward")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What `benchmarks.data` makes, for some of the work."""
+    made = tmp_path_factory.mktemp("bench")
+    make_model(made / "model", TINY.model)
+    make_model(made / "race", "tiny-llama", endless=False)
+    for seed, name in enumerate(NAMES):
+        make_texts(made, scaled(ALL[name], TINY), made / ("race" if name == "time_to_reward" else "model"), seed)
+    make_reward_model(made, {})
+    make_reward_model(made, {"lora_rank": 2})
+    return made
+
+
+@pytest.mark.parametrize("name", ["reward_long", "sft", "ppo"])
+def test_texts_have_the_lengths_that_were_asked_for(folder, name):
+    work = scaled(ALL[name], TINY)
+    listed = examples(folder, work)
+    texts = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    assert len(listed) == len(texts) == work.rows * (work.warmup + work.measured + 1)
+    for row in listed:
+        assert work.prompt[0] <= len(row["prompt"]) <= work.prompt[1]
+        assert len(row["responses"]) == work.responses
+        assert all(work.response[0] <= len(ids) <= work.response[1] for ids in row["responses"])
+    assert len({len(row["prompt"]) for row in listed}) > 1 or work.prompt[0] == work.prompt[1]
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_lora"])
+def test_our_ppo(folder, name):
+    work = scaled(ALL[name], TINY)
+    found = ours.measure(work, "auto", folder, 1)
+    assert len(found.seconds) == work.measured
+    assert all(seconds > 0 for seconds in found.seconds)
+    assert found.figures["sample"] + found.figures["score"] + found.figures["learn"] == pytest.approx(1.0, abs=1e-5)
+    assert found.figures["response_tokens"] <= work.response[1]
+
+
+@pytest.mark.parametrize("name", ["reward_k4", "reward_long"])
+def test_a_ranking_is_read_by_us_once_and_by_the_peer_pair_by_pair(folder, name):
+    from benchmarks import peer_supervised
+
+    work = scaled(ALL[name], TINY)
+    mine = ours.measure(work, "auto", folder, 1)
+    assert mine.tokens == [work.rows * (work.prompt[0] + work.responses * work.response[0])] * work.measured
+    theirs = peer_supervised.measure(work, "float32", folder, 1)
+    read = work.pairs_read or work.pairs
+    assert theirs.tokens == [work.rows * read * 2 * (work.prompt[0] + work.response[0])] * work.measured
+    assert all(seconds > 0 for seconds in mine.seconds + theirs.seconds)
+
+
+def test_sft_counts_the_same_tokens_on_both_sides(folder):
+    from benchmarks import peer_supervised
+
+    work = scaled(ALL["sft"], TINY)
+    lengths = {len(row["prompt"]) + len(row["responses"][0]) for row in examples(folder, work)}
+    for side in (ours, peer_supervised):
+        found = side.measure(work, "float32", folder, 1)
+        assert len(found.seconds) == len(found.tokens) == work.measured
+        assert all(work.rows * min(lengths) <= tokens <= work.rows * max(lengths) for tokens in found.tokens)
+
+
+def test_sampling_counts_new_tokens(folder):
+    from benchmarks import peer_supervised
+
+    work = scaled(ALL["sampling_32"], TINY)
+    for side in (ours, peer_supervised):
+        found = side.measure(work, "float32", folder, 1)
+        assert len(found.seconds) == work.measured
+        # The untrained model says its end token now and then: a row may be shorter, never longer.
+        assert all(work.rows <= tokens <= work.rows * work.response[1] for tokens in found.tokens)
+
+
+def test_our_side_of_the_race_runs(folder, monkeypatch):
+    monkeypatch.setattr(ours, "RACE_UPDATES", 2)
+    found = ours.measure(scaled(ALL["time_to_reward"], TINY), "1e-3", folder, 1)
+    assert found.seconds == []
+    assert 0.0 < found.figures["best_reward"] < 0.5
+
+
+def test_the_arithmetic_knows_every_weight(folder):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    embeddings = model.get_input_embeddings().weight.numel()
+    shape = Shape.of(folder / "model")
+    assert shape.body + shape.vocabulary + embeddings == sum(weight.numel() for weight in model.parameters())
+    line = {"work": "ppo", "side": "ours", "variant": "auto", "pair": 1, "scale": "tiny", "seconds": [2.0], "tokens": [16]}
+    machine = {"machine": {"bfloat16_tflops": 1.0, "bandwidth_gb": 10.0}}
+    lines = [machine, line | {"figures": {}, "peak_gib": 1.0}]
+    ((_, _, least, seconds),) = rows(lines, folder / "model", "tiny")
+    assert 0 < least < seconds == 2.0
