@@ -4,6 +4,7 @@ Every conversation goes through a chat template, in all stages alike: the tokeni
 none, or none at all (`raw`) for text to be continued. A response always ends with the token that ends an assistant turn.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +119,24 @@ class Tokenization:
     def response_ids(self, text: str) -> list[int]:
         """The response and the token that ends it."""
         return [*self._encode(text), self.end_id]
+
+    def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """Token ids of a plain text, and of each of several texts that may follow it.
+
+        Text and continuation are tokenized as one and cut where the text's own ids end, because a byte-pair tokenizer
+        joins a space to the word behind it (lm-eval cuts at the same place). A tokenizer that closes every text with a
+        special token, such as T5's, reads them apart.
+
+        Raises:
+            UserError: if a continuation has no token of its own.
+        """
+        before, after = self._added()
+        alone = self._encode(text)
+        found = [self._encode(more) if after else self._encode(text + more)[len(alone) :] for more in following]
+        for more, ids in zip(following, found, strict=True):
+            if not ids:
+                raise UserError(f"{more!r} has no token of its own behind {text[-20:]!r}: nothing could be predicted")
+        return [*before, *alone, *after], found
 
     def text(self, ids: list[int]) -> str:
         """The words of a response, without special tokens."""
