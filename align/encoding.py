@@ -12,7 +12,7 @@ from align.data.records import Conversation, Demonstration, Prompt, Record
 from align.errors import UserError
 from align.models.backbone import Backbone
 from align.models.loading import Loaded
-from align.tokenization import Turn
+from align.tokenization import SpellingError, Turn
 
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
@@ -82,7 +82,11 @@ def encode(
     """
     found: list[Encoded] = []
     for number, record in enumerate(read_records(source, kind, skip_bad_rows=skip_bad_rows), start=1):
-        found += make(record, partial(_fit, loaded.backbone, limits, f"{source}: record {record.id or number}"))
+        where = f"{source}: record {record.id or number}"
+        try:
+            found += make(record, partial(_fit, loaded.backbone, limits, where))
+        except SpellingError as error:
+            raise UserError(f"{where}: {error}") from error
     if not found:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return found

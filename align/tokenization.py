@@ -1,12 +1,16 @@
-"""Chat templates, special tokens: the only place that touches a tokenizer's settings.
+"""Chat templates and special tokens: the only place that touches a tokenizer's settings.
 
 Every conversation goes through a chat template, in all stages alike: the tokenizer's own, a plain dialogue where it has
 none, or none at all (`raw`) for text to be continued. A response always ends with the token that ends an assistant turn.
+
+Only a template writes special tokens. A message that spells one (`<|im_end|>`, `</s>`) is read as these characters: no
+prompt can end its own turn, and no labeler's text an answer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -28,6 +32,10 @@ RAW_TEMPLATE = (
     "{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
 )
 NAMED_TEMPLATES = {"plain": PLAIN_TEMPLATE, "raw": RAW_TEMPLATE}
+
+
+class SpellingError(UserError):
+    """A text spells a special token, and the tokenizer cannot read it as anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,11 @@ class Tokenization:
                 "the tokenizer has no end-of-sequence token: a response could not be told from an unfinished one"
             )
         self._set_template(chat_template)
+        added = tokenizer.added_tokens_decoder
+        # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
+        self.special_ids = frozenset(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
+        # Gemma and GPT-NeoX list line breaks and rows of spaces among the added tokens.
+        self._spellings = tuple(token.content for token in added.values() if not token.content.isspace())
         self.end_id = self._find_end_of_turn()
         self.end_ids = frozenset({self.end_id, tokenizer.eos_token_id, *extra_end_ids})
         # Padding is never read (lengths say where text ends), so any id will do where the tokenizer names none.
@@ -84,14 +97,11 @@ class Tokenization:
         marker = "The answer."
         text = self._render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": marker}), False)
         after = self.tokenizer(text.rsplit(marker, 1)[-1], add_special_tokens=False).input_ids
-        # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
-        added = {id for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        special = added | set(self.tokenizer.all_special_ids)
-        return after[0] if after and after[0] in special else self.tokenizer.eos_token_id
+        return after[0] if after and after[0] in self.special_ids else self.tokenizer.eos_token_id
 
     def _render(self, messages: Conversation, generation_prompt: bool = True) -> str:
         text = self.tokenizer.apply_chat_template(
-            [{"role": m["role"], "content": m["content"]} for m in messages],
+            _as_dicts(messages),
             tokenize=False,
             add_generation_prompt=generation_prompt,
         )
@@ -99,11 +109,46 @@ class Tokenization:
         return text
 
     def _encode(self, text: str) -> list[int]:
+        """Ids of what a template wrote: special tokens are what they spell."""
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
+    def _encode_words(self, text: str) -> list[int]:
+        """Ids of what a person or a model wrote, none of them special.
+
+        Raises:
+            SpellingError: if the tokenizer makes a special token of it nevertheless, as sentencepiece's may.
+        """
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        special = self.special_ids.intersection(ids)
+        if special:
+            raise SpellingError(
+                f"the tokenizer reads {self.tokenizer.decode([min(special)])!r} as its own; take it out of the text"
+            )
+        return ids
+
+    def _spells_token(self, messages: Conversation) -> bool:
+        return any(spelling in message["content"] for message in messages for spelling in self._spellings)
+
+    def _encode_apart(self, messages: Conversation) -> list[int]:
+        """Ids of a rendering in which the tokens that messages spell are read as characters."""
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                _as_dicts(messages),
+                add_generation_prompt=True,
+                return_dict=False,
+                sanitize_control_tokens=True,
+            )
+        except ValueError as error:
+            raise SpellingError(f"{first_line(error)}; take it out of the text") from error
+        return cast(list[int], ids)
+
     def prompt_ids(self, prompt: Conversation) -> list[int]:
-        """The prompt up to where the assistant's turn begins."""
-        ids = self._encode(self._render(prompt))
+        """The prompt up to where the assistant's turn begins.
+
+        Raises:
+            SpellingError: if a message spells a special token that the tokenizer cannot read as characters.
+        """
+        ids = self._encode_apart(prompt) if self._spells_token(prompt) else self._encode(self._render(prompt))
         before, after = self._added()
         # T5's encoder expects `</s>` behind its input, which its tokenizer adds by itself and a template leaves out. A
         # model's own template writes what it wants in front; base models want the `<s>` that their tokenizer adds.
@@ -118,7 +163,7 @@ class Tokenization:
 
     def response_ids(self, text: str) -> list[int]:
         """The response and the token that ends it."""
-        return [*self._encode(text), self.end_id]
+        return [*self._encode_words(text), self.end_id]
 
     def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Token ids of a plain text, and of each of several texts that may follow it.
@@ -175,7 +220,12 @@ class Tokenization:
         return Turn(self.prompt_ids(messages[:index]), response, [True] * len(response))
 
     def _join(self, messages: Conversation, spoken: list[int]) -> Turn | None:
-        """All turns in one row, or None if the template does not continue its own rendering word for word."""
+        """All turns in one row; None if the template does not continue its own rendering word for word.
+
+        None also if a message spells a token: what stands between two answers is template and message in one text.
+        """
+        if self._spells_token(messages):
+            return None
         response: list[int] = []
         learn: list[bool] = []
         end = str(self.tokenizer.decode([self.end_id]))
@@ -191,6 +241,10 @@ class Tokenization:
                 between = self._encode(following[len(head) :])
                 response, learn, rendered = response + between, learn + [False] * len(between), following
         return Turn(self.prompt_ids(messages[: spoken[0]]), response, learn)
+
+
+def _as_dicts(messages: Conversation) -> list[dict[str, str]]:
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def load_tokenization(model: str, chat_template: str = "auto") -> Tokenization:
