@@ -11,6 +11,10 @@ from align.tensor_ops import cut_by_tokens
 
 Item = TypeVar("Item")
 
+PADDING_WORTH_A_BATCH = {"cpu": 64, "cuda": 4096}
+"""Tokens that a device computes in about the time that a batch of its own costs in calls: more padding than that in a
+batch is dearer than cutting it."""
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -36,7 +40,9 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
     plans = []
     for rank in range(world):
         mine = order[rank::world]
-        plans.append([[mine[i] for i in batch] for batch in cut_by_tokens([lengths[i] for i in mine], budget)])
+        padding = PADDING_WORTH_A_BATCH.get(accelerator.device.type)
+        cut = cut_by_tokens([lengths[i] for i in mine], budget, padding=padding)
+        plans.append([[mine[i] for i in batch] for batch in cut])
     most = max(len(plan) for plan in plans)
     plan = [MicroBatch([rows[i] for i in batch], 1.0) for batch in plans[accelerator.process_index]]
     filler = MicroBatch([rows[order[-1]]], 0.0)  # the shortest row

@@ -90,6 +90,7 @@ class RunConfig:
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
 
     def __post_init__(self) -> None:
+        require(self, "seed", 0 <= self.seed < 2**32, "0 or more and below 2**32")
         require(self, "learning_rate", self.learning_rate > 0, "above 0")
         require(self, "warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
         require(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")

@@ -55,6 +55,7 @@ class SampleConfig:
             require(self, name, getattr(self, name) > 0, "above 0")
         for name in ("temperature", "top_k"):
             require(self, name, getattr(self, name) >= 0, "0 or more")
+        require(self, "seed", 0 <= self.seed < 2**32, "0 or more and below 2**32")
         require(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         require(self, "best_of", self.best_of == 1 or bool(self.reward_model), "1, unless reward_model is given")
         require(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")

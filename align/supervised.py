@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from align.batching import micro_batches
@@ -60,7 +59,7 @@ def train(
         run.log(0, task.evaluate())
     for update in run.updates(done + 1, total):
         epoch, place = divmod(update - 1, updates_an_epoch)
-        order = torch.randperm(len(task.lengths), generator=generator(run.config.seed, ORDER, epoch)).tolist()
+        order = generator(run.config.seed, ORDER, epoch).permutation(len(task.lengths)).tolist()
         rows = order[place * batch_size : (place + 1) * batch_size]
         plan = micro_batches(rows, [task.lengths[row] for row in rows], run.config.micro_batch_tokens, run.accelerator)
         try:

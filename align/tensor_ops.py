@@ -5,7 +5,7 @@ apart where a mean would have to be taken over several processes: a mean of mean
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,46 +79,109 @@ def log_probs_of(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Te
 
     The temperature belongs to the policy that is trained: old, new and reference log-probs must all be divided alike.
     """
-    logits = logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return chosen - torch.logsumexp(logits, dim=-1)
+    return _LogProbs.apply(logits, tokens, temperature)
 
 
+class _LogProbs(torch.autograd.Function):
+    """A few rows at a time in float32: nothing but the logits, in their own format, is kept for the gradient.
+
+    Over a vocabulary of 50,000, float32 copies of all logits would be the largest tensors of a training step, and each
+    pass over them slower than the matrix product that they came from.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        flat, chosen = _rows_of(logits), tokens.reshape(-1)
+        normalizer = flat.new_empty(len(flat), dtype=_wide(logits))
+        result = torch.empty_like(normalizer)
+        for rows, scaled in _in_chunks(flat, temperature):
+            picked = scaled.gather(-1, chosen[rows, None]).squeeze(-1)
+            normalizer[rows] = _log_sum_exp_(scaled)
+            result[rows] = picked - normalizer[rows]
+        ctx.save_for_backward(logits, chosen, normalizer)
+        ctx.temperature = temperature
+        return result.view(tokens.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # (one-hot - softmax) / temperature
+        logits, chosen, normalizer = ctx.saved_tensors
+        share = gradients[0].reshape(-1, 1) / ctx.temperature
+        result = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        flat = _rows_of(result)
+        for rows, scaled in _in_chunks(_rows_of(logits), ctx.temperature):
+            scaled.sub_(normalizer[rows, None]).exp_().mul_(-share[rows])
+            flat[rows] = scaled.scatter_add_(-1, chosen[rows, None], share[rows]).to(logits.dtype)
+        return result, None, None
+
+
+@torch.no_grad()
 def entropy_of(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats of the distribution of `logits` [.., V] at `temperature`; float32 [..]."""
-    logits = logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    # log Z - E[x]: one pass over exp, without the log-probability of every token.
-    top = logits.amax(-1, keepdim=True)
-    weights = (logits - top).exp()
-    total = weights.sum(-1)
-    # A forbidden token weighs 0 at a logit of -inf, which would make NaN.
-    expected = (weights * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1) / total
-    return total.log() + top.squeeze(-1) - expected
+    """Entropy in nats of the distribution of `logits` [.., V] at `temperature`; float32 [..], without gradient."""
+    total = _rows_of(logits)
+    result = total.new_empty(len(total), dtype=_wide(logits))
+    for rows, scaled in _in_chunks(total, temperature):
+        # log Z - E[x], both taken relative to the largest logit.
+        scaled.sub_(scaled.amax(-1, keepdim=True))
+        weights = scaled.exp()
+        normalizer = weights.sum(-1)
+        # A forbidden token weighs 0 at a logit of -inf, which would make NaN.
+        expected = weights.mul_(scaled.clamp_(min=torch.finfo(scaled.dtype).min)).sum(-1) / normalizer
+        result[rows] = normalizer.log() - expected
+    return result.view(logits.shape[:-1])
 
 
-def cut_by_tokens(lengths: Sequence[int], budget: int, largest: int | None = None) -> Iterator[list[int]]:
+def _rows_of(logits: Tensor) -> Tensor:
+    return logits.reshape(-1, logits.shape[-1])
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _in_chunks(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the rows of `logits` [n, V], each with a copy of its logits, divided and at least float32, to write over.
+
+    8 MB at a time stay in a processor's cache; a GPU wants work for all its cores.
+    """
+    elements = 2**21 if logits.device.type == "cpu" else 2**27
+    count = max(1, elements // logits.shape[-1])
+    for start in range(0, len(logits), count):
+        rows = slice(start, min(start + count, len(logits)))
+        copied = logits[rows].to(_wide(logits), copy=True)
+        yield rows, copied.div_(temperature) if temperature != 1.0 else copied
+
+
+def _log_sum_exp_(scaled: Tensor) -> Tensor:
+    """Log of the summed exponentials of each row of `scaled` [n, V], which is written over."""
+    top = scaled.amax(-1, keepdim=True)
+    return scaled.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))
+
+
+def cut_by_tokens(
+    lengths: Sequence[int], budget: int, largest: int | None = None, padding: int | None = None
+) -> Iterator[list[int]]:
     """Cut rows into batches of at most `budget` padded tokens, after sorting by length so that little is padding.
 
     Args:
         lengths: tokens of each row.
         budget: padded tokens a batch may hold (rows x longest row); a longer single row gets a batch of its own.
         largest: most rows in one batch.
+        padding: most tokens of padding in one batch; None: as many as the budget allows.
 
     Yields:
         Lists of row numbers, longest rows first (memory peaks at once, not after an hour). Every row is in one list.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batch: list[int] = []
+    padded = 0
     for row in order:
         # Rows come longest first, so the first row of a batch is its width.
-        full = batch and lengths[batch[0]] * (len(batch) + 1) > budget
-        if full or (largest is not None and len(batch) >= largest):
+        width = lengths[batch[0]] if batch else lengths[row]
+        padded += width - lengths[row]
+        full = width * (len(batch) + 1) > budget or (padding is not None and padded > padding)
+        if batch and (full or (largest is not None and len(batch) >= largest)):
             yield batch
-            batch = []
+            batch, padded = [], 0
         batch.append(row)
     if batch:
         yield batch

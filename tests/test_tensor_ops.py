@@ -268,3 +268,49 @@ def test_cut_by_tokens_properties(lengths, budget, largest):
     for before, after in pairwise(batches):  # no batch was closed early
         fits = (len(before) + 1) * lengths[before[0]] <= budget and (largest is None or len(before) < largest)
         assert not fits, (before, after)
+
+
+# ------------------------------------------------------------------------------------------------- log-probs in chunks
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradient_of_log_probs_is_that_of_finite_differences(temperature):
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([[0, 6, 3], [2, 2, 5]])
+    assert torch.autograd.gradcheck(lambda x: log_probs_of(x, tokens, temperature), (logits,))
+
+
+def test_log_probs_and_entropy_over_several_chunks_are_those_of_one_row_each():
+    rows, vocabulary = 5, 2**20  # two rows fill a chunk
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    tokens = torch.tensor([0, 5, 2**20 - 1, 17, 99])
+    found = log_probs_of(logits, tokens, 0.5)
+    plain = torch.log_softmax(logits.detach() / 0.5, -1)
+    torch.testing.assert_close(found.detach(), plain.gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy_of(logits, 0.5), -(plain.exp() * plain).sum(1), atol=1e-4, rtol=0)
+    found.sum().backward()
+    # (one-hot - softmax) / temperature: each row's gradient sums to 0, its largest entry is the token's own.
+    torch.testing.assert_close(logits.grad.sum(1), torch.zeros(rows), atol=1e-4, rtol=0)
+    assert logits.grad.argmax(1).tolist() == tokens.tolist()
+    own = 2 * (1 - math.exp(found[1].item()))
+    assert float(logits.grad[1, 5]) == pytest.approx(own, abs=1e-5)
+
+
+def test_logits_are_left_as_they_were():
+    logits = torch.randn(3, 11, generator=torch.Generator().manual_seed(3))
+    kept = logits.clone()
+    log_probs_of(logits, torch.tensor([1, 2, 3]), 0.5)
+    entropy_of(logits, 0.5)
+    assert torch.equal(logits, kept)
+
+
+# ---------------------------------------------------------------------------------------------- batches without padding
+
+
+def test_a_batch_ends_where_padding_would_cost_more_than_a_batch():
+    # Rows of 10 9 8 | 5 5 4 | 1: the fourth would bring the padding of the first batch from 3 to 8, above 5.
+    lengths = [5, 10, 1, 9, 5, 8, 4]
+    assert list(cut_by_tokens(lengths, 1000, padding=5)) == [[1, 3, 5], [0, 4, 6, 2]]
+    assert list(cut_by_tokens(lengths, 1000, padding=4)) == [[1, 3, 5], [0, 4, 6], [2]]
+    assert list(cut_by_tokens(lengths, 1000, padding=0)) == [[1], [3], [5], [0, 4], [6], [2]]
+    assert list(cut_by_tokens(lengths, 1000)) == [[1, 3, 5, 0, 4, 6, 2]]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from accelerate import Accelerator
 
+from align.batching import over_rows
 from align.models.backbone import Backbone
 from align.tensor_ops import Padded, log_probs_of
-from align.training import over_rows
 
 LOGITS_AT_ONCE = 512
 """Response tokens whose logits are in memory together: [512, 50,000] in float32 is 100 MB."""

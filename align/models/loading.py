@@ -14,6 +14,7 @@ from align.config import ModelConfig
 from align.errors import UserError
 from align.files import read_json
 from align.models.backbone import Backbone, attention_kernel, model_class, task_type
+from align.models.lora import speed_up
 from align.models.zoo import resolve_model
 from align.tokenization import Tokenization, first_line, load_tokenization
 
@@ -75,7 +76,7 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", may_b
             raise UserError(f"lora_targets '{config.lora_targets}': {first_line(error)}") from error
     else:
         return _finish(config, Loaded(Backbone.of(model), tokenization, base))
-    backbone = Backbone.of(model, peft_model)
+    backbone = Backbone.of(model, speed_up(peft_model))
     return _finish(config, Loaded(backbone, tokenization, base, adapter, "start" if start else None))
 
 

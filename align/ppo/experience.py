@@ -51,7 +51,7 @@ class Experience:
 
 def minibatches(config: PPOConfig, rollout: Rollout, update: int, epoch: int) -> list[list[int]]:
     """The rows of each minibatch of an epoch over the rollout, shuffled anew each time."""
-    order = torch.randperm(len(rollout), generator=generator(config.seed, MINIBATCH, update, epoch)).tolist()
+    order = generator(config.seed, MINIBATCH, update, epoch).permutation(len(rollout)).tolist()
     return [order[number :: config.minibatches] for number in range(config.minibatches)]
 
 

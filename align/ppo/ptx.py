@@ -1,6 +1,5 @@
 """InstructGPT's ptx: language-model loss on demonstrations, added to PPO's so that old skills are not lost."""
 
-import torch
 from torch import Tensor
 
 from align.batching import micro_batches
@@ -24,7 +23,7 @@ class Pretraining:
 
     def accumulate(self, optimisation: Optimisation, count: int, place: tuple[int, ...]) -> Sums:
         """Add the gradient of ptx_weight times the mean loss of `count` demonstrations drawn for `place`."""
-        rows = torch.randint(len(self.turns), (count,), generator=generator(self.config.seed, PTX, *place)).tolist()
+        rows = generator(self.config.seed, PTX, *place).integers(len(self.turns), size=count).tolist()
         learned = sum(sum(self.turns[row].learn) for row in rows)
         device = optimisation.accelerator.device
 

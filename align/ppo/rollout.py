@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from align.distributed import map_shared, whole_weights
 from align.encoding import EncodedPrompt
 from align.generation import Responses, Sampling, generator, noise, sample
@@ -50,7 +48,7 @@ def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], updat
     first = (update - 1) * count
     while len(rows) < count:
         epoch, place = divmod(first + len(rows), len(prompts))
-        order = torch.randperm(len(prompts), generator=generator(config.seed, ORDER, epoch)).tolist()
+        order = generator(config.seed, ORDER, epoch).permutation(len(prompts)).tolist()
         rows += order[place : place + count - len(rows)]
     return [prompts[row] for row in rows for _ in range(config.samples_per_prompt)]
 

@@ -61,7 +61,7 @@ def bootstrap(values: Tensor, group: Tensor, groups: int, resamples: int, level:
     """Percentile interval of the mean of `values` when whole groups are drawn again: pairs of a ranking hang together."""
     sums = torch.zeros(groups, dtype=torch.float64).index_add(0, group, values.double())
     counts = torch.zeros(groups, dtype=torch.float64).index_add(0, group, torch.ones_like(values, dtype=torch.float64))
-    drawn = torch.randint(groups, (resamples, groups), generator=generator(20220304))
+    drawn = torch.from_numpy(generator(20220304).integers(groups, size=(resamples, groups)))
     means = sums[drawn].sum(1) / counts[drawn].sum(1).clamp(min=1)
     tail = (1 - level) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
