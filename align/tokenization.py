@@ -176,8 +176,8 @@ class Tokenization:
             UserError: if a continuation has no token of its own.
         """
         before, after = self._added()
-        alone = self._encode(text)
-        found = [self._encode(more) if after else self._encode(text + more)[len(alone) :] for more in following]
+        alone, words = self._encode_words(text), self._encode_words
+        found = [words(more) if after else words(text + more)[len(alone) :] for more in following]
         for more, ids in zip(following, found, strict=True):
             if not ids:
                 raise UserError(f"{more!r} has no token of its own behind {text[-20:]!r}: nothing could be predicted")
