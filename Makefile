@@ -1,5 +1,6 @@
 # make demo   installs what is needed into .venv, aligns a real model, writes runs/demo/report.html
 # make bench  measures against the peers (TRL, transformers) and writes the table into benchmarks/README.md
+# make bench-eval  runs TruthfulQA by lm-eval and by ours in turn: how far the numbers are apart, and how fast
 # make test   the same set-up with the development tools, then all tests
 PYTHON ?= python3
 MODEL ?= smollm2-135m
@@ -10,9 +11,11 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c cons
 TESTS ?= tests
 ONLY ?=
 PAIRS ?= 3
+QUESTIONS ?= 50
 PEER := .venv-trl-1.12
+LM_EVAL := .venv-lm-eval-0.4.13
 
-.PHONY: demo annotate test lint format bench bench-gpu clean
+.PHONY: demo annotate test lint format bench bench-gpu bench-eval clean
 
 demo: $(VENV)/.core
 	@$(VENV)/bin/align demo --model $(MODEL) --seed $(SEED) --output_dir $(OUTPUT)
@@ -35,8 +38,11 @@ bench: $(VENV)/.core $(PEER)/.done
 bench-gpu: $(VENV)/.core $(PEER)/.done
 	@$(VENV)/bin/python -m benchmarks.run --scale gpu --only $(ONLY) --pairs $(PAIRS)
 
+bench-eval: $(VENV)/.core $(LM_EVAL)/.done
+	@$(VENV)/bin/python -m benchmarks.eval_parity --python $(LM_EVAL)/bin/python --questions $(QUESTIONS) --pairs $(PAIRS)
+
 clean:
-	rm -rf $(VENV) $(PEER) build dist *.egg-info
+	rm -rf $(VENV) $(PEER) $(LM_EVAL) build dist *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
@@ -60,3 +66,10 @@ $(PEER)/.done: benchmarks/constraints-trl-1.12.txt | $(VENV)/bin/python
 	@$(PYTHON) -m venv $(PEER)
 	@$(PEER)/bin/python -m pip install -qq --disable-pip-version-check -c $< torch && \
 	$(PEER)/bin/python -m pip install -qq --disable-pip-version-check -c $< trl==1.12.0 peft pandas rich && touch $@
+
+# lm-eval stays in an environment of its own: nothing of it is imported here.
+$(LM_EVAL)/.done: benchmarks/constraints-lm-eval-0.4.13.txt | $(VENV)/bin/python
+	@echo "installing lm-eval into $(LM_EVAL) (a minute or two)"
+	@$(PYTHON) -m venv $(LM_EVAL)
+	@$(LM_EVAL)/bin/python -m pip install -qq --disable-pip-version-check -c $< torch && \
+	$(LM_EVAL)/bin/python -m pip install -qq --disable-pip-version-check -c $< 'lm_eval[hf]==0.4.13' && touch $@
