@@ -1,5 +1,6 @@
 """From one row of another project's layout to records: one function a layout, each with where the layout comes from."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -123,7 +124,7 @@ def open_transcript(row: Row) -> Row:
 
 
 def hh_pair(row: Row) -> list[Record]:
-    """Two transcripts that differ in the assistant's last turn."""
+    """Two transcripts that differ in the assistant's last turn (Anthropic/hh-rlhf: `chosen`, `rejected`)."""
     chosen = read_transcript(require(row, "chosen", "write the transcript"), "chosen")
     rejected = read_transcript(require(row, "rejected", "write the transcript"), "rejected")
     prompt, answers = _cut(chosen, rejected)
@@ -152,7 +153,7 @@ def alpaca_prompt(row: Row) -> list[Record]:
 
 
 def alpaca(row: Row) -> list[Record]:
-    """An Alpaca row as a demonstration."""
+    """A row of tatsu-lab/alpaca as a demonstration; its `text`, all three fields in a template, is not read."""
     continuation = check_continuation(check_text(row.get("output"), "output"), "output")
     return [Demonstration(prompt=_instruction(row, "input"), continuation=continuation)]
 
@@ -178,20 +179,21 @@ def ultrafeedback_prompt(row: Row) -> list[Record]:
 
 
 def ultrafeedback(row: Row) -> list[Record]:
-    """The raw form: several completions, ranked by the mean of their aspects, or else by `overall_score`.
+    """The raw form (openbmb/UltraFeedback): completions, ranked by the mean of their aspects, or else by `overall_score`.
 
-    The mean comes first because `overall_score` is known to be wrong for some rows (a 10 read as 1; see the card of
-    argilla/ultrafeedback-binarized-preferences).
+    The mean comes first because `overall_score` was wrong for many rows (a 1 stored as 10; see the update in the README
+    of OpenBMB/UltraFeedback and the card of argilla/ultrafeedback-binarized-preferences). It goes from 1 to 5 and the
+    other to 10: where one completion has no mean (null, or NaN in the published files), all are ranked by the other.
     """
     completions = check_list(row["completions"], "completions")
-    scores, responses, models = [], [], []
     for i, completion in enumerate(completions):
         if not isinstance(completion, Mapping):
             raise field_error(f"completions[{i}]", f"is {shown(completion)}", "write {response, overall_score, ...}")
-        name = "fine-grained_score" if completion.get("fine-grained_score") is not None else "overall_score"
-        scores.append(check_score(completion.get(name), f"completions[{i}].{name}"))
-        responses.append(check_text(completion.get("response"), f"completions[{i}].response"))
-        models.append(own_text(completion.get("model")))
+    has_means = not any(_is_missing(completion.get("fine-grained_score")) for completion in completions)
+    name = "fine-grained_score" if has_means else "overall_score"
+    scores = [check_score(each.get(name), f"completions[{i}].{name}") for i, each in enumerate(completions)]
+    responses = [check_text(each.get("response"), f"completions[{i}].response") for i, each in enumerate(completions)]
+    models = [own_text(completion.get("model")) for completion in completions]
     return [
         Ranking(
             prompt=_instruction(row),
@@ -203,8 +205,12 @@ def ultrafeedback(row: Row) -> list[Record]:
     ]
 
 
+def _is_missing(score: object) -> bool:
+    return score is None or (isinstance(score, float) and math.isnan(score))
+
+
 def ultrafeedback_pair(row: Row) -> list[Record]:
-    """The binarized form of argilla/ultrafeedback-binarized-preferences: instruction and two named responses."""
+    """The binarized form: instruction and two named responses (card of argilla/ultrafeedback-binarized-preferences)."""
     prompt = _instruction(row)
     names = ("chosen_response", "rejected_response")
     return make_pair(row, prompt, row["chosen_response"], row.get("rejected_response"), names)
@@ -214,12 +220,12 @@ def ultrafeedback_pair(row: Row) -> list[Record]:
 
 
 def shp_prompt(row: Row) -> list[Record]:
-    """The post is `history`; its forum, without the split that SHP writes behind it, is the category."""
+    """The post is `history`, title and body; its forum, without the split that `domain` ends with, is the category."""
     return [Prompt(prompt=check_prompt(row.get("history"), "history"), category=_forum(row))]
 
 
 def shp(row: Row) -> list[Record]:
-    """Two comments; `labels` is 1 where A is preferred and 0 where B is."""
+    """Two comments; `labels` is 1 where A is preferred and 0 where B is (card of stanfordnlp/SHP, "Data Structure")."""
     answers = [check_text(row.get(field), field) for field in ("human_ref_A", "human_ref_B")]
     label = row.get("labels")
     if label not in (0, 1) or isinstance(label, bool):
@@ -243,8 +249,8 @@ def scored_prompt(row: Row) -> list[Record]:
 def scored_answers(row: Row) -> list[Record]:
     """A question and answers with votes; of more than nine, nine spread evenly over the order, kept as they stood.
 
-    Answers are {text, pm_score} (HuggingFaceH4/stack-exchange-preferences); `score` or `votes`, and lists by column
-    ({"text": [...], "score": [...]}, as ELI5 has them), are read too.
+    Answers are {text, pm_score} (HuggingFaceH4/stack-exchange-preferences: log2 of 1 + votes, 1 more if accepted, -1 for
+    a negative number). `score` or `votes`, and lists by column ({"text": [...], "score": [...]}), are read too.
     """
     answers = _answer_rows(row["answers"])
     texts = [check_text(answer.get("text"), f"answers[{i}].text") for i, answer in enumerate(answers)]

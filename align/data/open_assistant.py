@@ -1,6 +1,7 @@
 """OpenAssistant message trees: prompter turns with several answers, ranked by volunteers, and replies to each answer.
 
-Source: the `.trees.jsonl.gz` files of OpenAssistant/oasst1 and oasst2 (Koepf et al. 2023); rank 0 is the best sibling.
+Source: the `.trees.jsonl.gz` files of OpenAssistant/oasst1 and oasst2 (Koepf et al. 2023), whose fields are in
+oasst-data/oasst_data/schemas.py of LAION-AI/Open-Assistant; rank 0 is the best sibling.
 Messages that were deleted or that reviewers refused (`review_result` false) are left out with all that hangs on them.
 """
 

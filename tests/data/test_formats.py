@@ -39,35 +39,68 @@ BINARIZED = {
     "score_chosen": 8.0,
     "score_rejected": 5.5,
 }
+# Other people's rows have all fields of the published files, in their types; what they say is written for the test.
+
+
+def completion(model, response, overall, mean):
+    rating = {"Rating": "N/A", "Rationale": "."}
+    return {
+        "model": model,
+        "principle": "helpfulness",
+        "custom_system_prompt": "Be of use.",
+        "response": response,
+        "critique": "Fine.",
+        "annotations": {"honesty": rating, "helpfulness": {**rating, "Type": ["1"], "Rationale For Rating": "."}},
+        "overall_score": overall,
+        "fine-grained_score": mean,
+    }
+
+
 ULTRAFEEDBACK = {
     "source": "evol_instruct",
     "instruction": "Hi",
     "models": ["m1", "m2", "m3"],
     "completions": [
-        {"model": "m1", "response": "a", "overall_score": 9.0, "fine-grained_score": 2.5},
-        {"model": "m2", "response": "b", "overall_score": 1.0, "fine-grained_score": 4.75},
-        {"model": "m3", "response": "c", "overall_score": 7.0, "fine-grained_score": None},
+        completion("m1", "a", 9.0, 2.5),
+        completion("m2", "b", 1.0, 4.75),
+        completion("m3", "c", 7.0, 4.0),
     ],
+    "correct_answers": ["None"],
+    "incorrect_answers": ["None"],
 }
+UNRATED = {**ULTRAFEEDBACK, "completions": [*ULTRAFEEDBACK["completions"][:2], completion("m3", "c", 7.0, float("nan"))]}
 SHP = {
     "post_id": "qt3nxl",
     "domain": "askculinary_train",
+    "upvote_ratio": 0.98,
     "history": "Hi",
+    "c_root_id_A": "hkh25sc",
+    "c_root_id_B": "hkh25lp",
+    "created_at_utc_A": 1636822112,
+    "created_at_utc_B": 1636822110,
+    "score_A": 2,
+    "score_B": 9,
     "human_ref_A": "a",
     "human_ref_B": "b",
     "labels": 0,
-    "score_A": 2,
-    "score_B": 9,
+    "seconds_difference": 2.0,
+    "score_ratio": 4.5,
 }
+
+
+def answer(text, pm_score, selected=False):
+    who = {"author": "Ann", "author_id": 7, "author_profile": "https://example.org/users/7"}
+    return {"answer_id": 35, **who, "pm_score": pm_score, "selected": selected, "text": text}
+
+
 STACK = {
     "qid": 31,
     "question": "Hi",
-    "answers": [
-        {"text": "a", "pm_score": 1, "selected": False},
-        {"text": "b", "pm_score": 5, "selected": True},
-        {"text": "c", "pm_score": 1, "selected": False},
-    ],
+    "answers": [answer("a", 1), answer("b", 5, True), answer("c", 1)],
+    "date": "2016/03/24",
+    "metadata": ["https://example.org/questions/31", "https://example.org", "https://example.org/users/9/"],
 }
+STACK_PAIR = {key: STACK[key] for key in ("qid", "question", "date", "metadata")}
 ALPACA = {"instruction": "Sort.", "input": "b a", "output": "a b", "text": "Below is ..."}
 DOLLY = {"instruction": "When?", "context": "", "response": "Now.", "category": "open_qa"}
 
@@ -137,7 +170,20 @@ ROWS = [
             Ranking(
                 prompt=HI,
                 responses=("a", "b", "c"),
-                ranks=(3, 2, 1),
+                ranks=(3, 1, 2),  # by the means
+                model=("m1", "m2", "m3"),
+                category="evol_instruct",
+            )
+        ],
+    ),
+    (
+        "UltraFeedback",
+        UNRATED,
+        [
+            Ranking(
+                prompt=HI,
+                responses=("a", "b", "c"),
+                ranks=(1, 3, 2),  # by the scores up to 10: 7 of 10 is not more than a mean of 4.75 of 5
                 model=("m1", "m2", "m3"),
                 category="evol_instruct",
             )
@@ -145,7 +191,15 @@ ROWS = [
     ),
     (
         "UltraFeedback pair",
-        {"instruction": "Hi", "chosen_response": "yes", "rejected_response": "no", "chosen_avg_rating": 4.5},
+        {
+            "source": "flan_v2_niv2",
+            "instruction": "Hi",
+            "chosen_response": "yes",
+            "rejected_response": "no",
+            "chosen_avg_rating": 4.5,
+            "rejected_avg_rating": 2.0,
+            "chosen_model": "m1",
+        },
         [pair(HI, "yes", "no")],
     ),
     (
@@ -162,8 +216,8 @@ ROWS = [
     ),
     (
         "StackExchange pair",
-        {"qid": 5, "question": "Hi", "response_j": "yes", "response_k": "no"},
-        [pair(HI, "yes", "no", id="5")],
+        {**STACK_PAIR, "response_j": "yes", "response_k": "no"},
+        [pair(HI, "yes", "no", id="31")],
     ),
 ]
 

@@ -16,13 +16,16 @@ def assistant(text):
 
 
 def node(text, *replies, role=None, rank=None, **fields):
-    """A message; texts that begin with q are the prompter's."""
+    """A message with the fields of the published trees; texts that begin with q are the prompter's."""
     role = role or ("prompter" if text.startswith("q") else "assistant")
-    return {"message_id": f"id-{text}", "text": text, "role": role, "rank": rank, "replies": list(replies), **fields}
+    known = {"message_id": f"id-{text}", "user_id": "u", "text": text, "role": role, "lang": "en", "rank": rank}
+    reviewed = {"review_count": 3, "review_result": True, "deleted": False, "synthetic": False, "model_name": None}
+    marks = {"emojis": {"+1": 2}, "labels": {"spam": {"value": 0.0, "count": 3}}}
+    return {**known, **reviewed, **marks, "replies": list(replies), **fields}
 
 
 def tree(root):
-    return {"message_tree_id": "t", "tree_state": "ready_for_export", "prompt": root}
+    return {"message_tree_id": "t", "tree_state": "ready_for_export", "prompt": root, "origin": None}
 
 
 #  q ── worse (rank 1) ── q-lost ── late
