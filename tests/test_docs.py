@@ -107,6 +107,7 @@ def runs(tmp_path_factory):
         max_new_tokens=4,
         missing_end="keep",
         evaluate_every=1,
+        keep_policies=True,
     )
     run_ppo(ppo)
     return {stage: root / stage for stage in STAGES}

@@ -46,6 +46,8 @@ def read_prompts(config: AnswerConfig, loaded: Loaded) -> dict[str, Asked]:
 
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     found = encode(config.prompts, Prompt, loaded, limits, config.skip_bad_rows, make)
+    if 0 < config.limit < len(found):
+        found = [found[place * len(found) // config.limit] for place in range(config.limit)]
     return {str(each.number): each for each in found}
 
 

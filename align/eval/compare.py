@@ -79,8 +79,9 @@ def compare(
     said = [answers(policy, reward, prompts, sampling, seed, accelerator) for policy in policies]
     difference = torch.tensor(said[1].rewards, dtype=torch.float64) - torch.tensor(said[0].rewards, dtype=torch.float64)
     low, high = bootstrap(difference, torch.arange(len(difference)), len(difference), 2000)
-    kl = _kl(policies[1], policies[0], prompts, said[1].ids, sampling.temperature, accelerator)
-    return Comparison(list(prompts), said[0], said[1], float(difference.mean()), low, high, kl)
+    contexts = [policies[1].tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
+    kl = response_kl(policies[1], policies[0], contexts, said[1].ids, sampling.temperature, accelerator)
+    return Comparison(list(prompts), said[0], said[1], float(difference.mean()), low, high, sum(kl) / len(kl))
 
 
 def answers(
@@ -97,16 +98,19 @@ def answers(
     return Said(texts, rewards, found.ids, found.ended)
 
 
-def _kl(
+def response_kl(
     policy: Loaded,
     reference: Loaded,
-    prompts: Sequence[Prompt],
-    ids: list[list[int]],
+    contexts: Sequence[list[int]],
+    ids: Sequence[list[int]],
     temperature: float,
     accelerator: Accelerator,
-) -> float:
-    """Mean KL of a response, summed over its tokens, by k3."""
-    contexts = [policy.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
+) -> list[float]:
+    """KL(policy || reference) of each response, summed over its tokens, by k3 on the policy's own responses.
+
+    Args:
+        contexts, ids: token ids of prompts and of the responses that the policy gave at `temperature`.
+    """
 
     @torch.no_grad()
     def work(batch: list[int]) -> list[float]:
@@ -118,5 +122,5 @@ def _kl(
         ]
         return kl_estimates(both[0], both[1])[1].sum(1).tolist()
 
-    per_row = over_rows([len(c) + len(r) for c, r in zip(contexts, ids, strict=True)], BATCH_TOKENS, accelerator, work)
-    return sum(per_row) / len(per_row)
+    costs = [len(context) + len(response) for context, response in zip(contexts, ids, strict=True)]
+    return over_rows(costs, BATCH_TOKENS, accelerator, work)

@@ -45,6 +45,7 @@ class AnswerConfig(EvalConfig):
     """For tasks that let the models answer prompts."""
 
     prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
+    limit: int = option(0, "take only so many prompts, at equal distances in the file; 0: all")
     max_new_tokens: int = option(256, "longest response, in tokens")
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
     overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
@@ -56,7 +57,7 @@ class AnswerConfig(EvalConfig):
         super().__post_init__()
         for name in ("max_new_tokens", "max_prompt_tokens"):
             require(self, name, getattr(self, name) > 0, "above 0")
-        for name in ("temperature", "top_k"):
+        for name in ("limit", "temperature", "top_k"):
             require(self, name, getattr(self, name) >= 0, "0 or more")
         require(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
 

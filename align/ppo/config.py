@@ -52,6 +52,8 @@ class PPOConfig(ModelConfig, RunConfig):
     evaluate_every: int = option(10, "updates between evaluations on validation_prompts")
     max_kl: float = option(25.0, "the best checkpoint is the one of highest held-out reward with a KL of at most this")
 
+    keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         positive = ("updates", "rollout_size", "samples_per_prompt", "epochs", "minibatches", "max_new_tokens")

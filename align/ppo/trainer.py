@@ -83,7 +83,7 @@ class PPOTrainer:
                 self._checkpoint(update)
         if not self.folder.exists():
             self.run.say("no evaluation chose a best policy; the last one is kept")
-            self.save({})
+            self.save(self.folder, {})
         return self.folder
 
     def step(self, update: int) -> dict[str, float]:
@@ -246,11 +246,13 @@ class PPOTrainer:
         self.run.record("samples", rows, update)
         if update and figures["kl"] <= self.config.max_kl and figures["reward"] > self.best:
             self.best = figures["reward"]
-            self.save(figures | {"update": update})
+            self.save(self.folder, figures | {"update": update})
+        if update and self.config.keep_policies:
+            self.save(self.run.folder / "policies" / f"update-{update:06d}", figures | {"update": update})
         return {f"validation/{name}": value for name, value in figures.items()}
 
-    def save(self, figures: dict[str, float]) -> None:
-        """Save the policy as the run's result."""
+    def save(self, folder: Path, figures: dict[str, float]) -> None:
+        """Save the policy as it is now; in `self.folder`, as the run's result."""
         state = self.optimisation.model_state()
         if self.run.is_main:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
@@ -260,7 +262,7 @@ class PPOTrainer:
                 "reward model": self.config.reward_model or "none",
             }
             card |= {name: f"{value:.4g}" for name, value in figures.items()}
-            save_model(self.folder, self.loaded, weights, card)
+            save_model(folder, self.loaded, weights, card)
         self.run.accelerator.wait_for_everyone()
 
     def _checkpoint(self, update: int) -> None:

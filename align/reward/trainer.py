@@ -46,8 +46,11 @@ def run_reward(config: RewardConfig) -> Path:
     run = Run(config, "reward")
     loaded = load(config, run.dtype, adapter="reward", may_be_classifier=True)
     loaded.backbone.require_classifier()
-    items = encode_rankings(config, loaded, config.train_data)
-    held_out = encode_rankings(config, loaded, config.validation_data) if config.validation_data else []
+    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
+    items, held_out = (
+        encode_rankings(loaded, source, limits, config.skip_bad_rows) if source else []
+        for source in (config.train_data, config.validation_data)
+    )
     demonstrations = encode_demonstrations(config, loaded) if config.demonstrations else []
     run.say(f"reward: {len(items)} rankings to learn from, {len(held_out)} held out; model {config.model}")
     hidden_size = loaded.backbone.hidden_size
@@ -71,7 +74,7 @@ def _freeze_unused(loaded: Loaded) -> None:
         out.requires_grad_(False)
 
 
-def encode_rankings(config: RewardConfig, loaded: Loaded, source: str) -> list[Item]:
+def encode_rankings(loaded: Loaded, source: str, limits: Limits, skip_bad_rows: bool) -> list[Item]:
     """Read rankings and turn them into token ids.
 
     Raises:
@@ -87,8 +90,7 @@ def encode_rankings(config: RewardConfig, loaded: Loaded, source: str) -> list[I
             responses = [response for _, response in whole]
             yield Item(whole[0][0], responses, list(record.ranks), record.margin or 0.0, record.category)
 
-    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-    return encode(source, Ranking, loaded, limits, config.skip_bad_rows, make)
+    return encode(source, Ranking, loaded, limits, skip_bad_rows, make)
 
 
 def encode_demonstrations(config: RewardConfig, loaded: Loaded) -> list[Item]:
