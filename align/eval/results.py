@@ -11,6 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -137,33 +138,44 @@ def grid(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]
     return ["figure", *models, "n", "scorer"], rows
 
 
+def grids(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
+    """A grid for each set of models: tasks that evaluate the same ones share it, and no column stays empty."""
+    of_task: dict[str, set[str]] = {}
+    for each in evaluations:
+        of_task.setdefault(each.task, set()).add(each.model)
+    kinds = dict.fromkeys(frozenset(models) for models in of_task.values())
+    return [grid([each for each in evaluations if of_task[each.task] == models]) for models in kinds]
+
+
 def print_table(evaluations: Sequence[Evaluation]) -> None:
     """Print the figures side by side, and under them what they are noted with."""
-    heads, rows = grid(evaluations)
-    table = Table(*heads, caption="in brackets: 95 % bootstrap interval")
-    for row in rows:
-        table.add_row(*row)
     out = Console(width=None if sys.stdout.isatty() else 160)
-    out.print(table, markup=False)
+    for heads, rows in grids(evaluations):
+        table = Table(*heads, caption="in brackets: 95 % bootstrap interval")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        out.print(table)
     for line in notes(evaluations):
         out.print(line, markup=False, highlight=False)
 
 
 def notes(evaluations: Sequence[Evaluation]) -> list[str]:
     """What is noted at figures, each once."""
-    return list(
-        dict.fromkeys(
-            f"{each.task}: {figure.name}: {figure.note}" for each in evaluations for figure in each.figures if figure.note
-        )
-    )
+    found = (f"{each.task}: {figure.name}: {figure.note}" for each in evaluations for figure in each.figures if figure.note)
+    return list(dict.fromkeys(found))
 
 
 def markdown_table(evaluations: Sequence[Evaluation]) -> str:
-    """The same as a Markdown table."""
-    heads, rows = grid(evaluations)
-    lines = [heads, ["---"] * len(heads), *rows]
-    text = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-    return text + "".join(f"\n{line}\n" for line in ("In brackets: 95 % bootstrap interval.", *notes(evaluations)))
+    """The same as Markdown tables."""
+    text = ""
+    for heads, rows in grids(evaluations):
+        lines = [heads, ["---"] * len(heads), *rows]
+        text += "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines) + "\n"
+    return (
+        text
+        + "".join(f"{line}\n\n" for line in ("In brackets: 95 % bootstrap interval.", *notes(evaluations))).rstrip("\n")
+        + "\n"
+    )
 
 
 class Rows:

@@ -84,10 +84,11 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
         found.append([best_of_n(config, subject, judges, accelerator) for subject in subjects(config, accelerator)])
     if config.frontier:
         found.append(frontier(config, judges, accelerator))
-    for evaluations in found if accelerator.is_main_process else ():
-        save(config.output, evaluations)
-        print_table(evaluations)
-    return [each for evaluations in found for each in evaluations]
+    flat = [each for evaluations in found for each in evaluations]
+    if accelerator.is_main_process:
+        save(config.output, flat)
+        print_table(flat)
+    return flat
 
 
 def open_judges(config: RewardEvalConfig) -> list[Judge]:

@@ -1,0 +1,68 @@
+"""`align eval all`: the settings reach each task, and the tables come together."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from align.config import parse
+from align.errors import UserError
+from align.eval.all import AllConfig, run_all, words
+from align.eval.results import Evaluation, Figure, grids
+from align.eval.reward import RewardEvalConfig
+from align.eval.tasks import TASKS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_all_tasks_share_reaches_each(tmp_path):
+    (tmp_path / "r.yaml").write_text("reward_model: x\nsamples: 4\nlimit: 9\noutput: elsewhere\n")
+    config = AllConfig(models=["a", "b"], reward_model="rm", output="out", seed=3, skip_bad_rows=True)
+    found = parse(RewardEvalConfig, words(config, "reward", str(tmp_path / "r.yaml")))
+    assert (found.models, found.output, found.seed, found.skip_bad_rows) == (["a", "b"], "out", 3, True)
+    assert (found.reward_model, found.samples, found.limit) == ("rm", 4, 9)
+    assert parse(RewardEvalConfig, words(AllConfig(models=["a"], reward_model="r", limit=2), "reward", "")[2:]).limit == 2
+
+
+def test_tasks_on_the_same_models_share_a_table():
+    def of(task, *models):
+        return [Evaluation(task, model, {}, [Figure("x", 1.0, None, None, 3)]) for model in models]
+
+    first, second = grids([*of("truth", "a", "b"), *of("reward", "rm"), *of("tox", "a", "b")])
+    assert first[0] == ["figure", "a", "b", "n", "scorer"]
+    assert [row[0] for row in first[1]] == ["truth: x", "tox: x"]
+    assert second[0] == ["figure", "rm", "n", "scorer"]
+
+
+def test_nothing_to_do_and_no_model():
+    with pytest.raises(UserError, match="models is"):
+        AllConfig()
+    with pytest.raises(UserError, match="truthfulness is '', but must be given"):
+        AllConfig(models=["a"], truthfulness="", toxicity="")
+
+
+@pytest.mark.parametrize("name", ("truthfulness", "winrate", "reward", "all"))
+def test_every_task_has_a_ready_file_and_a_script(name):
+    written = yaml.safe_load((ROOT / "configs" / "eval" / f"{name}.yaml").read_text())
+    config_class, _ = TASKS[name].load()
+    if name == "winrate":
+        written["judge"] = "a:b"  # the file leaves open who judges
+    config = config_class(**written)
+    assert all(getattr(config, key) == value for key, value in written.items())
+    script = ROOT / (TASKS[name].function.split(":")[0].replace(".", "/") + ".py")
+    assert "run_stage(" in script.read_text()
+
+
+def test_a_tiny_model_through_all_of_it(sharp_folders, reward_folders, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"{word} is"}) + "\n" for word in ("One", "Two", "Three")))
+    (tmp_path / "reward.yaml").write_text(f"samples: 2\nmax_new_tokens: 4\nprompts: {prompts}\n")
+    model = sharp_folders["tiny-llama"]
+    shared = {"models": [model], "output": str(tmp_path / "out"), "dtype": "float32", "resamples": 100, "limit": 2}
+    config = AllConfig(**shared, toxicity="", reward=str(tmp_path / "reward.yaml"), reward_model=reward_folders["tiny-gpt2"])
+    found = run_all(config)
+    assert [each.task for each in found] == ["truthfulness", "reward", "best-of-n"]
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| figure | tiny-llama | n | scorer |" in table
+    assert "truthfulness: mc1" in capsys.readouterr().out
