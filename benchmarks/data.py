@@ -1,17 +1,19 @@
 """The models and texts that both sides read, made once: `python -m benchmarks.data --scale cpu FOLDER`."""
 
 import argparse
+import hashlib
 import json
 import re
+import shutil
 import tempfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from align.files import new_folder, write_text
-from align.generation import generator
 from align.models.zoo import resolve_model
 from align.reward import RewardConfig, run_reward
 from align.tokenization import load_tokenization
@@ -31,16 +33,20 @@ LLAMA_1B = {
 
 
 def make(folder: Path, scale: str) -> None:
-    """Write everything that the runs at a scale read, unless it is there already."""
-    if (folder / "made").exists():
+    """Write everything that the runs at a scale read, unless it is there already, made by this very code."""
+    here = Path(__file__).parent
+    recipe = hashlib.sha256((here / "data.py").read_bytes() + (here / "workloads.py").read_bytes()).hexdigest()
+    made = folder / "made"
+    if made.exists() and made.read_text(encoding="utf-8") == recipe:
         return
+    shutil.rmtree(folder, ignore_errors=True)
     make_model(folder / "model", SCALES[scale].model)
     make_model(folder / "race", "tiny-llama", endless=False)
     for seed, work in enumerate(ALL.values()):
         make_texts(folder, scaled(work, SCALES[scale]), folder / ("race" if work.stage == "race" else "model"), seed)
     make_reward_model(folder, {})
     make_reward_model(folder, {"lora_rank": LORA_RANK})
-    (folder / "made").touch()
+    made.write_text(recipe, encoding="utf-8")
 
 
 def make_model(folder: Path, name: str, endless: bool = True) -> None:
@@ -79,21 +85,18 @@ def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
         AssertionError: if a text has another number of tokens than it was meant to have.
     """
     tokenization = load_tokenization(str(model), "raw")
-    vocabulary, random = words(tokenization.tokenizer), generator(seed)
-
-    def drawn(low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=random))
+    vocabulary, random = words(tokenization.tokenizer), Random(seed)
 
     def text(count: int) -> str:
-        return "".join(vocabulary[drawn(0, len(vocabulary) - 1)] for _ in range(count))
+        return "".join(random.choices(vocabulary, k=count))
 
     rows: list[dict[str, Any]] = []
     ids: list[dict[str, Any]] = []
     for _ in range(work.rows * (work.warmup + work.measured + 1)):
-        prompt_tokens = drawn(*work.prompt)
+        prompt_tokens = random.randint(*work.prompt)
         prompt = text(prompt_tokens)
         prompt_ids = tokenization.prompt_ids(({"role": "user", "content": prompt},))
-        lengths = [drawn(*work.response) for _ in range(work.responses)]
+        lengths = [random.randint(*work.response) for _ in range(work.responses)]
         responses = [text(length - 1) for length in lengths]
         response_ids = [tokenization.response_ids(response) for response in responses]
         assert len(prompt_ids) == prompt_tokens
@@ -131,5 +134,4 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scale", choices=SCALES, default="cpu")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
     make(arguments.folder, arguments.scale)

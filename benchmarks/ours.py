@@ -1,6 +1,5 @@
 """Our side of each piece of work, through the public functions alone; times come from the run's own metrics."""
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,44 +19,44 @@ from benchmarks.rewards import TOKENS, letters
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_UPDATES, Work
 
 
-def measure(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     """Do the work once.
 
     Args:
         work: already scaled.
         variant: `auto`; the learning rate in the race.
         folder: what `benchmarks.data` has made.
+        scratch: an empty folder for what the run writes.
     """
-    sides: dict[str, Callable[[Work, str, Path, int], Measurement]] = {
+    sides: dict[str, Callable[[Work, str, Path, int, Path], Measurement]] = {
         "ppo": _ppo,
         "reward": _reward,
         "sft": _sft,
         "sampling": _sampling,
         "race": _race,
     }
-    return sides[work.stage](work, variant, folder, seed)
+    return sides[work.stage](work, variant, folder, seed, scratch)
 
 
-def _ppo(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
-    with tempfile.TemporaryDirectory() as run:
-        config = PPOConfig(
-            model=str(folder / "model"),
-            chat_template="raw",
-            reward_model=str(folder / ("reward_lora" if work.settings.get("lora_rank") else "reward")),
-            prompts=str(folder / f"{work.name}.jsonl"),
-            max_prompt_tokens=work.prompt[1],
-            max_new_tokens=work.response[1],
-            rollout_size=work.rows,
-            updates=work.warmup + work.measured,
-            missing_end="keep",
-            learning_rate=LEARNING_RATE,
-            output_dir=f"{run}/run",
-            log_to=["none"],
-            seed=seed,
-            **({"epochs": PPO_EPOCHS} | work.settings),
-        )
-        run_ppo(config)
-        rows = read_metrics(Path(config.output_dir))[work.warmup :]
+def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    config = PPOConfig(
+        model=str(folder / "model"),
+        chat_template="raw",
+        reward_model=str(folder / ("reward_lora" if work.settings.get("lora_rank") else "reward")),
+        prompts=str(folder / f"{work.name}.jsonl"),
+        max_prompt_tokens=work.prompt[1],
+        max_new_tokens=work.response[1],
+        rollout_size=work.rows,
+        updates=work.warmup + work.measured,
+        missing_end="keep",
+        learning_rate=LEARNING_RATE,
+        output_dir=str(scratch / "run"),
+        log_to=["none"],
+        seed=seed,
+        **({"epochs": PPO_EPOCHS} | work.settings),
+    )
+    run_ppo(config)
+    rows = read_metrics(Path(config.output_dir))[work.warmup :]
     length = [row["text/length"] for row in rows]
     figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"]}
     for part in ("sample", "score", "learn"):
@@ -77,31 +76,29 @@ def _between(run: Path, work: Work) -> Measurement:
     return Measurement(seconds, [int(rows[step]["tokens/read"]) for step in chosen], figures)
 
 
-def _reward(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
-    with tempfile.TemporaryDirectory() as run:
-        config = RewardConfig(
-            model=str(folder / "model"),
-            chat_template="raw",
-            train_data=str(folder / f"{work.name}.jsonl"),
-            batch_size=work.rows,
-            learning_rate=LEARNING_RATE,
-            output_dir=f"{run}/run",
-            log_to=["none"],
-            seed=seed,
-        )
-        run_reward(config)
-        return _between(Path(config.output_dir), work)
+def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    config = RewardConfig(
+        model=str(folder / "model"),
+        chat_template="raw",
+        train_data=str(folder / f"{work.name}.jsonl"),
+        batch_size=work.rows,
+        learning_rate=LEARNING_RATE,
+        output_dir=str(scratch / "run"),
+        log_to=["none"],
+        seed=seed,
+    )
+    run_reward(config)
+    return _between(Path(config.output_dir), work)
 
 
-def _sft(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
-    output = tempfile.mkdtemp() if work.processes == 1 else str(folder / f"{work.name}-run")  # one for all processes
+def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = SFTConfig(
         model=str(folder / "model"),
         chat_template="raw",
         train_data=str(folder / f"{work.name}.jsonl"),
         batch_size=work.rows,
         learning_rate=LEARNING_RATE,
-        output_dir=f"{output}/run",
+        output_dir=str(scratch / "run"),
         log_to=["none"],
         seed=seed,
     )
@@ -109,7 +106,7 @@ def _sft(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
     return _between(Path(config.output_dir), work)
 
 
-def _sampling(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     loaded = load(ModelConfig(model=str(folder / "model"), chat_template="raw"), compute_dtype("auto"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded.backbone.to(device).eval().requires_grad_(False)
@@ -126,26 +123,26 @@ def _sampling(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
     return Measurement(seconds[work.warmup :], tokens[work.warmup :])
 
 
-def _race(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
-    with tempfile.TemporaryDirectory() as run:
-        config = PPOConfig(
-            model=str(folder / "race"),
-            chat_template="raw",
-            prompts=str(folder / f"{work.name}.jsonl"),
-            reward_functions=[f"{letters.__module__}:{letters.__name__}"],
-            max_prompt_tokens=work.prompt[1],
-            max_new_tokens=TOKENS,
-            rollout_size=work.rows,
-            updates=RACE_UPDATES,
-            epochs=PPO_EPOCHS,
-            missing_end="keep",
-            kl_beta=RACE_KL_BETA,
-            learning_rate=float(variant),
-            schedule="constant",
-            output_dir=f"{run}/run",
-            log_to=["none"],
-            seed=seed,
-        )
-        run_ppo(config)
-        rows = read_metrics(Path(config.output_dir))
+def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    config = PPOConfig(
+        model=str(folder / "race"),
+        chat_template="raw",
+        prompts=str(folder / f"{work.name}.jsonl"),
+        reward_functions=[f"{letters.__module__}:{letters.__name__}"],
+        max_prompt_tokens=work.prompt[1],
+        max_new_tokens=TOKENS,
+        rollout_size=work.rows,
+        updates=RACE_UPDATES,
+        epochs=PPO_EPOCHS,
+        missing_end="keep",
+        kl_beta=RACE_KL_BETA,
+        learning_rate=float(variant),
+        schedule="constant",
+        dtype="float32",  # a tiny model gains nothing from bfloat16, on either side
+        output_dir=str(scratch / "run"),
+        log_to=["none"],
+        seed=seed,
+    )
+    run_ppo(config)
+    rows = read_metrics(Path(config.output_dir))
     return finish_line([(row["time/update"], row["reward/mean"], row["kl/k1"]) for row in rows])

@@ -8,7 +8,6 @@ in bfloat16.
 
 import itertools
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,9 @@ from benchmarks.rewards import TOKENS, letters
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_TARGET, RACE_UPDATES, Work
 
 
-def measure(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     """Do the work once; `variant` is the format that is computed in, or the race's learning rate."""
-    return (_race if work.stage == "race" else _update)(work, variant, folder, seed)
+    return (_race if work.stage == "race" else _update)(work, variant, folder, seed, scratch)
 
 
 class Log(TrainerCallback):
@@ -61,11 +60,11 @@ class Log(TrainerCallback):
         return [after - before for before, after in itertools.pairwise(self.times)]
 
 
-def _config(work: Work, output: str, seed: int, **more: Any) -> PPOConfig:
+def _config(work: Work, scratch: Path, seed: int, **more: Any) -> PPOConfig:
     # Four micro-batches: as fast as one, and the logits of 32 rows over 49,152 tokens are never held at once.
     micro = max(1, work.rows // 4)
     return PPOConfig(
-        output_dir=output,
+        output_dir=str(scratch / "run"),
         seed=seed,
         use_cpu=not torch.cuda.is_available(),
         per_device_train_batch_size=micro,
@@ -102,7 +101,7 @@ def _train(
         assert log.target is not None
 
 
-def _update(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def _update(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     # The trainer makes its Accelerator without asking the config for a format; this is how accelerate is told.
     os.environ["ACCELERATE_MIXED_PRECISION"] = {"float32": "no", "bfloat16": "bf16"}[variant]
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
@@ -114,11 +113,10 @@ def _update(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
         "value_model": AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=torch.float32),
     }
     log, steps = Log(), work.warmup + work.measured
-    with tempfile.TemporaryDirectory() as output:
-        config = _config(
-            work, output, seed, learning_rate=LEARNING_RATE, total_episodes=work.rows * steps, bf16=variant == "bfloat16"
-        )
-        _train(config, tokenizer, models, [row["prompt"] for row in examples(folder, work)], log)
+    config = _config(
+        work, scratch, seed, learning_rate=LEARNING_RATE, total_episodes=work.rows * steps, bf16=variant == "bfloat16"
+    )
+    _train(config, tokenizer, models, [row["prompt"] for row in examples(folder, work)], log)
     tokens = [work.rows * work.response[1]] * work.measured  # without a stop token every response has full length
     return Measurement(log.seconds[work.warmup :], tokens, {"kl": log.rows[-1]["objective/kl"]})
 
@@ -148,7 +146,7 @@ class _LettersOf(nn.Module):
         return BaseModelOutput(hidden_states=(scores[:, None, None].expand(*input_ids.shape, 1),))
 
 
-def _race(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # a tiny model gains nothing from bfloat16
     tokenizer = AutoTokenizer.from_pretrained(folder / "race", padding_side="left")
     models = {
@@ -158,19 +156,18 @@ def _race(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
         "value_model": AutoModelForSequenceClassification.from_pretrained(folder / "race", num_labels=1),
     }
     log = Log(RACE_TARGET)
-    with tempfile.TemporaryDirectory() as output:
-        config = _config(
-            work,
-            output,
-            seed,
-            learning_rate=float(variant),
-            lr_scheduler_type="constant",
-            total_episodes=work.rows * RACE_UPDATES,
-            kl_coef=RACE_KL_BETA,
-            stop_token="eos",
-            bf16=False,
-        )
-        assert config.response_length == TOKENS
-        _train(config, tokenizer, models, [row["prompt"] for row in examples(folder, work)], log)
+    config = _config(
+        work,
+        scratch,
+        seed,
+        learning_rate=float(variant),
+        lr_scheduler_type="constant",
+        total_episodes=work.rows * RACE_UPDATES,
+        kl_coef=RACE_KL_BETA,
+        stop_token="eos",
+        bf16=False,
+    )
+    assert config.response_length == TOKENS
+    _train(config, tokenizer, models, [row["prompt"] for row in examples(folder, work)], log)
     rows = zip(log.seconds, log.rows, strict=True)
     return finish_line([(seconds, row["objective/scores"], row["objective/kl"]) for seconds, row in rows])

@@ -6,7 +6,6 @@ which is what a Trainer's `bf16` means; weights that are themselves bfloat16 wou
 """
 
 import itertools
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +22,14 @@ from benchmarks.workloads import LEARNING_RATE, Work
 ON_CPU = not torch.cuda.is_available()
 
 
-def measure(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     """Do the work once; `variant` is the format that is computed in. The rest as in `ours.measure`."""
-    sides: dict[str, Callable[[Work, str, Path, int], Measurement]] = {
+    sides: dict[str, Callable[[Work, str, Path, int, Path], Measurement]] = {
         "reward": _reward,
         "sft": _sft,
         "sampling": _sampling,
     }
-    return sides[work.stage](work, variant, folder, seed)
+    return sides[work.stage](work, variant, folder, seed, scratch)
 
 
 class Clock(TrainerCallback):
@@ -55,9 +54,9 @@ class Clock(TrainerCallback):
         return Measurement(seconds[work.warmup :], tokens[work.warmup :])
 
 
-def _settings(variant: str, seed: int, output: str) -> dict[str, Any]:
+def _settings(variant: str, seed: int, scratch: Path) -> dict[str, Any]:
     return {
-        "output_dir": output,
+        "output_dir": str(scratch / "run"),
         "seed": seed,
         "bf16": variant == "bfloat16",
         "use_cpu": ON_CPU,
@@ -73,7 +72,7 @@ def _settings(variant: str, seed: int, output: str) -> dict[str, Any]:
     }
 
 
-def _reward(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     """A ranking is all of its pairs, as InstructGPT's one batch element is; an update is `rows` rankings.
 
     With `pairs_read` the steps under the clock hold that many of the pairs, and the time is scaled to all of them: a pair
@@ -87,27 +86,26 @@ def _reward(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
     ]
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1, dtype=torch.float32)
     clock = Clock()
-    with tempfile.TemporaryDirectory() as output:
-        micro = min(read, 6)  # pairs, so 12 texts at once: faster than 36 pairs, and in a sixth of the memory
-        config = RewardConfig(
-            **_settings(variant, seed, output),
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=work.rows * read // micro,
-            max_steps=work.warmup + work.measured,
-        )
-        RewardTrainer(
-            model=model,
-            args=config,
-            train_dataset=Dataset.from_list(pairs),
-            processing_class=AutoTokenizer.from_pretrained(folder / "model"),
-            callbacks=[clock],
-        ).train()
+    micro = min(read, 6)  # pairs, so 12 texts at once: faster than 36 pairs, and in a sixth of the memory
+    config = RewardConfig(
+        **_settings(variant, seed, scratch),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=work.rows * read // micro,
+        max_steps=work.warmup + work.measured,
+    )
+    RewardTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(pairs),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        callbacks=[clock],
+    ).train()
     found = clock.measurement(work)
     found.seconds = [seconds * work.pairs / read for seconds in found.seconds]
     return found
 
 
-def _sft(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     rows = [
         {
             "input_ids": row["prompt"] + row["responses"][0],
@@ -117,26 +115,25 @@ def _sft(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
     ]
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     clock = Clock()
-    with tempfile.TemporaryDirectory() as output:
-        micro = min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
-        config = SFTConfig(
-            **_settings(variant, seed, output),
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=max(1, work.rows // micro),
-            max_steps=work.warmup + work.measured,
-            completion_only_loss=True,
-        )
-        SFTTrainer(
-            model=model,
-            args=config,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=AutoTokenizer.from_pretrained(folder / "model"),
-            callbacks=[clock],
-        ).train()
+    micro = min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
+    config = SFTConfig(
+        **_settings(variant, seed, scratch),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=max(1, work.rows // micro),
+        max_steps=work.warmup + work.measured,
+        completion_only_loss=True,
+    )
+    SFTTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        callbacks=[clock],
+    ).train()
     return clock.measurement(work)
 
 
-def _sampling(work: Work, variant: str, folder: Path, seed: int) -> Measurement:
+def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=getattr(torch, variant)).eval()
     model = model.to("cpu" if ON_CPU else "cuda")

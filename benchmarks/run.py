@@ -24,6 +24,8 @@ from benchmarks.table import update_readme
 from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, Work
 
 ROOT = Path(__file__).parents[1]
+MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "rewards", "side", "workloads")))
+"""What our numbers depend on."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,9 @@ class Session:
 
 def measured_code() -> str:
     """The commit that last touched what is measured or how."""
-    paths = ["align", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "benchmarks").glob("*.py")))]
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words, "--", *paths], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *words, "--", *MEASURED], cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
     commit = git("log", "-1", "--format=%h") or "unknown"

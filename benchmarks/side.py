@@ -28,7 +28,8 @@ def main() -> None:
     parser.add_argument("--result", type=Path, required=True)
     words = parser.parse_args()
     work = scaled(ALL[words.work], SCALES[words.scale])
-    found = importlib.import_module(module_of(words.side, work)).measure(work, words.variant, words.folder, words.seed)
+    module, scratch = importlib.import_module(module_of(words.side, work)), words.result.parent
+    found = module.measure(work, words.variant, words.folder, words.seed, scratch)
     if os.environ.get("RANK", "0") != "0":
         return
     import torch

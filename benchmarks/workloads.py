@@ -8,8 +8,8 @@ Stage = Literal["ppo", "reward", "sft", "sampling", "race"]
 PPO_EPOCHS = 4
 LEARNING_RATE = 3e-6
 LORA_RANK = 16
-# Where the race starts each side: a factor of 3 apart. The same grid for both.
-RACE_RATES = ("3e-4", "1e-3", "3e-3")
+# The learning rates that each side tries in the race, a factor of 3 apart.
+RACE_RATES = ("1e-3", "3e-3", "1e-2")
 RACE_UPDATES = 100
 RACE_TARGET = 0.8
 # At 0.05 the KL penalty would outweigh the reward long before the target: reaching it takes 22 nats at least.

@@ -41,9 +41,9 @@ def test_texts_have_the_lengths_that_were_asked_for(folder, name):
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_lora"])
-def test_our_ppo(folder, name):
+def test_our_ppo(folder, name, tmp_path):
     work = scaled(ALL[name], TINY)
-    found = ours.measure(work, "auto", folder, 1)
+    found = ours.measure(work, "auto", folder, 1, tmp_path)
     assert len(found.seconds) == work.measured
     assert all(seconds > 0 for seconds in found.seconds)
     assert found.figures["sample"] + found.figures["score"] + found.figures["learn"] == pytest.approx(1.0, abs=1e-5)
@@ -51,43 +51,43 @@ def test_our_ppo(folder, name):
 
 
 @pytest.mark.parametrize("name", ["reward_k4", "reward_long"])
-def test_a_ranking_is_read_by_us_once_and_by_the_peer_pair_by_pair(folder, name):
+def test_a_ranking_is_read_by_us_once_and_by_the_peer_pair_by_pair(folder, name, tmp_path):
     from benchmarks import peer_supervised
 
     work = scaled(ALL[name], TINY)
-    mine = ours.measure(work, "auto", folder, 1)
+    mine = ours.measure(work, "auto", folder, 1, tmp_path)
     assert mine.tokens == [work.rows * (work.prompt[0] + work.responses * work.response[0])] * work.measured
-    theirs = peer_supervised.measure(work, "float32", folder, 1)
+    theirs = peer_supervised.measure(work, "float32", folder, 1, tmp_path)
     read = work.pairs_read or work.pairs
     assert theirs.tokens == [work.rows * read * 2 * (work.prompt[0] + work.response[0])] * work.measured
     assert all(seconds > 0 for seconds in mine.seconds + theirs.seconds)
 
 
-def test_sft_counts_the_same_tokens_on_both_sides(folder):
+def test_sft_counts_the_same_tokens_on_both_sides(folder, tmp_path):
     from benchmarks import peer_supervised
 
     work = scaled(ALL["sft"], TINY)
     lengths = {len(row["prompt"]) + len(row["responses"][0]) for row in examples(folder, work)}
     for side in (ours, peer_supervised):
-        found = side.measure(work, "float32", folder, 1)
+        found = side.measure(work, "float32", folder, 1, tmp_path)
         assert len(found.seconds) == len(found.tokens) == work.measured
         assert all(work.rows * min(lengths) <= tokens <= work.rows * max(lengths) for tokens in found.tokens)
 
 
-def test_sampling_counts_new_tokens(folder):
+def test_sampling_counts_new_tokens(folder, tmp_path):
     from benchmarks import peer_supervised
 
     work = scaled(ALL["sampling_32"], TINY)
     for side in (ours, peer_supervised):
-        found = side.measure(work, "float32", folder, 1)
+        found = side.measure(work, "float32", folder, 1, tmp_path)
         assert len(found.seconds) == work.measured
         # The untrained model says its end token now and then: a row may be shorter, never longer.
         assert all(work.rows <= tokens <= work.rows * work.response[1] for tokens in found.tokens)
 
 
-def test_our_side_of_the_race_runs(folder, monkeypatch):
+def test_our_side_of_the_race_runs(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(ours, "RACE_UPDATES", 2)
-    found = ours.measure(scaled(ALL["time_to_reward"], TINY), "1e-3", folder, 1)
+    found = ours.measure(scaled(ALL["time_to_reward"], TINY), "1e-3", folder, 1, tmp_path)
     assert found.seconds == []
     assert 0.0 < found.figures["best_reward"] < 0.5
 
