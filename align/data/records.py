@@ -45,6 +45,13 @@ def _settle(record: object, **values: object) -> None:
         object.__setattr__(record, name, value)
 
 
+def _fields_of(row: Mapping[str, Any], kind: type, **needed: str) -> dict[str, Any]:
+    """The values of a record's fields. `needed` says of each field that must be there what to do where it is missing."""
+    row, names = check_row(row), [field.name for field in fields(kind)]
+    check_spelling(row, names)
+    return {name: require(row, name, needed[name]) if name in needed else row.get(name) for name in names}
+
+
 def _without_none(row: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in row.items() if value is not None}
 
@@ -175,13 +182,15 @@ class Ranking(Record):
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """From `prompt`, `responses`, `ranks` and the optional fields. Other fields are ignored, misspelt refused."""
-        row = check_row(row)
-        check_spelling(row, cls.__dataclass_fields__)
-        values: dict[str, Any] = {field: row.get(field) for field in cls.__dataclass_fields__}
-        values["prompt"] = require(row, "prompt", "write the text that the responses answer")
-        values["responses"] = require(row, "responses", "list the responses that were compared")
-        values["ranks"] = require(row, "ranks", "give one rank for each response, 1 for the best")
-        return cls(**values)
+        return cls(
+            **_fields_of(
+                row,
+                cls,
+                prompt="write the text that the responses answer",
+                responses="list the responses that were compared",
+                ranks="give one rank for each response, 1 for the best",
+            )
+        )
 
     def to_row(self) -> dict[str, Any]:
         """The row of DESIGN section 6; absent fields are left out."""
@@ -241,11 +250,7 @@ class RuleJudgment(Record):
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """From `prompt`, `response`, `rule`, `verdict` and the optional fields; misspelt ones are refused."""
-        row = check_row(row)
-        check_spelling(row, cls.__dataclass_fields__)
-        values: dict[str, Any] = {field: row.get(field) for field in cls.__dataclass_fields__}
-        values |= {field: require(row, field, "add it") for field in ("prompt", "response", "rule", "verdict")}
-        return cls(**values)
+        return cls(**_fields_of(row, cls, prompt="add it", response="add it", rule="add it", verdict="add it"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,10 +87,13 @@ def byte_tokenizer(append_eos: bool = False) -> PreTrainedTokenizerFast:
     )
 
 
+_IDS: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS}
+
+
 def _gpt2() -> PreTrainedModel:
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCABULARY,
+            **_IDS,
             n_positions=CONTEXT,
             n_embd=HIDDEN,
             n_layer=LAYERS,
@@ -100,8 +103,6 @@ def _gpt2() -> PreTrainedModel:
             embd_pdrop=0.0,
             attn_pdrop=0.0,
             summary_first_dropout=0.0,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
             bos_token_id=BOS,
         )
     )
@@ -110,7 +111,7 @@ def _gpt2() -> PreTrainedModel:
 def _llama() -> PreTrainedModel:
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY,
+            **_IDS,
             max_position_embeddings=CONTEXT,
             hidden_size=HIDDEN,
             intermediate_size=INNER,
@@ -118,8 +119,6 @@ def _llama() -> PreTrainedModel:
             num_attention_heads=HEADS,
             num_key_value_heads=HEADS // 2,
             tie_word_embeddings=False,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
             bos_token_id=BOS,
         )
     )
@@ -127,7 +126,7 @@ def _llama() -> PreTrainedModel:
 
 def _t5() -> PreTrainedModel:
     settings: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
+        **_IDS,
         "d_model": HIDDEN,
         "d_kv": HIDDEN // HEADS,
         "d_ff": INNER,
@@ -137,8 +136,6 @@ def _t5() -> PreTrainedModel:
         "dropout_rate": 0.0,
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
-        "pad_token_id": PAD,
-        "eos_token_id": EOS,
         "decoder_start_token_id": PAD,
     }
     model = T5ForConditionalGeneration(T5Config(**settings))

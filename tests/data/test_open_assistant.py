@@ -6,13 +6,7 @@ from align.data.formats import convert_row
 from align.data.records import Demonstration, Prompt, Ranking
 from align.errors import UserError
 
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
+from .rows import assistant, user
 
 
 def node(text, *replies, role=None, rank=None, **fields):

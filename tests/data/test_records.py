@@ -5,17 +5,7 @@ import pytest
 from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 from align.errors import UserError
 
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
-
-def system(text):
-    return {"role": "system", "content": text}
+from .rows import assistant, system, user
 
 
 def ranking(**changes):

@@ -8,18 +8,7 @@ from hypothesis import strategies as st
 
 from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
-
-def system(text):
-    return {"role": "system", "content": text}
-
+from .rows import assistant, system, user
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(lambda text: text.strip() != "")
 NAMES = st.text(string.ascii_letters, min_size=1, max_size=8)

@@ -11,31 +11,8 @@ from pathlib import Path
 import pytest
 
 from align.data import Prompt, Ranking, read_records
-from align.errors import UserError
 
-ROWS = [{"prompt": "one"}, {"prompt": "two", "id": "2"}, {"prompt": "drei ä\u2028b", "category": "c"}]
-RECORDS = [Prompt.from_row(row) for row in ROWS]
-
-
-def lines(rows):
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
-
-
-def write_parquet(path, rows):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-def error_of(source, kind=Prompt, **options):
-    with pytest.raises(UserError) as caught:
-        read_records(str(source), kind, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
+from .rows import RECORDS, ROWS, error_of, lines, write_parquet
 
 # --- Ways in ---
 

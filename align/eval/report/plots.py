@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from align.eval.report.compare import Share, accuracy_by_category, accuracy_by_distance, grouped, pair_differences
@@ -20,7 +21,7 @@ from align.eval.report.drawing import (
     panels_plot,
     percent_axis,
 )
-from align.eval.report.runs import StageRun
+from align.eval.report.runs import Series, StageRun
 from align.reward.metrics import Scored, calibration
 
 
@@ -46,6 +47,14 @@ def reward_plots(run: StageRun, rankings: Sequence[Scored]) -> list[Plot]:
     return [plot for plot in plots if plot]
 
 
+def _both(figure: Figure, train: Series, held_out: Series) -> Axes:
+    """Training and validation as two lines."""
+    axes = figure.subplots()
+    line(axes, train, "training", BLUE)
+    line(axes, held_out, "validation", ORANGE, "--", "o")
+    return axes
+
+
 def loss_plot(run: StageRun, name: str, metric: str, title: str, unit: str, chance: float | None) -> Plot | None:
     """Training and validation loss over updates, with the loss of a coin toss where there is one."""
     train, held_out = run.series(metric), run.series("validation/loss")
@@ -53,9 +62,7 @@ def loss_plot(run: StageRun, name: str, metric: str, title: str, unit: str, chan
         return None
 
     def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        line(axes, train, "training", BLUE)
-        line(axes, held_out, "validation", ORANGE, "--", "o")
+        axes = _both(figure, train, held_out)
         if chance is not None:
             axes.axhline(chance, color=INK, linewidth=1, linestyle=":", label="coin toss")
         over_updates(axes, unit)
@@ -86,9 +93,7 @@ def accuracy_plot(run: StageRun) -> Plot | None:
         return None
 
     def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        line(axes, train, "training", BLUE)
-        line(axes, held_out, "validation", ORANGE, "--", "o")
+        axes = _both(figure, train, held_out)
         if low and low.updates == high.updates:
             axes.fill_between(
                 low.updates, low.values, high.values, color=ORANGE, alpha=0.2, linewidth=0, label="95 % interval"
