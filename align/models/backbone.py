@@ -7,10 +7,11 @@ response tokens are predicted (`hidden[:, t]` predicts token t) and after which 
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -27,10 +28,13 @@ from transformers import (
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from align.errors import UserError
-from align.tensor_ops import Padded, length_mask
+from align.models.decoding import DecodingState
+from align.models.layout import lay_out, segment_mask
+from align.models.verification import verify
+from align.tensor_ops import Padded
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """A language model behind one contract for decoders and encoder-decoders.
 
     Use `Backbone.of(model)`: it picks the kind and checks on a few tokens that hidden states and logits computed here
@@ -62,7 +66,7 @@ class Backbone(nn.Module):
         kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
         backbone = kind(model, peft_model)
         if check:
-            backbone._check()
+            backbone.shares_prompts = verify(backbone)
         return backbone
 
     @property
@@ -85,14 +89,15 @@ class Backbone(nn.Module):
         """Most tokens in one row (prompt and response together for a decoder), or None where the model sets no limit."""
         return getattr(self.model.config, "max_position_embeddings", None) or getattr(self.model.config, "n_positions", None)
 
+    @abstractmethod
     def fits(self, prompt_length: int, response_length: int) -> bool:
         """Whether the model can read a prompt and a response of these lengths."""
-        raise NotImplementedError
 
+    @abstractmethod
     def row_tokens(self, prompt_length: int, response_lengths: list[int]) -> int:
         """Tokens that are held in memory for a prompt and its responses."""
-        raise NotImplementedError
 
+    @abstractmethod
     def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
         """Save the backbone with a reward head in the form that other libraries load.
 
@@ -100,7 +105,6 @@ class Backbone(nn.Module):
             state: whole weights by their names in `self.model`.
             head: [1, H] weight.
         """
-        raise NotImplementedError
 
     def require_classifier(self) -> None:
         """Refuse to train a reward model that could not be saved at the end.
@@ -125,6 +129,7 @@ class Backbone(nn.Module):
                 f"{self.context_length}; lower the limits and set overlong to drop or truncate"
             )
 
+    @abstractmethod
     def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None) -> Tensor:
         """Hidden states [R, T+1, H] of R responses.
 
@@ -137,15 +142,14 @@ class Backbone(nn.Module):
             `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Positions past a response's length
             hold values without meaning.
         """
-        raise NotImplementedError
 
-    def start(self, prompt: Padded) -> tuple["DecodingState", Tensor]:
+    @abstractmethod
+    def start(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling: the state to go on from and the hidden state [B, H] that predicts token 0."""
-        raise NotImplementedError
 
-    def step(self, state: "DecodingState", tokens: Tensor) -> Tensor:
+    @abstractmethod
+    def step(self, state: DecodingState, tokens: Tensor) -> Tensor:
         """Append one token [B] to each row; the hidden state [B, H] that predicts the next."""
-        raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[.., H] -> [.., V]; call it on response positions only, prompts need no vocabulary product.
@@ -197,76 +201,9 @@ class Backbone(nn.Module):
         """
         return nullcontext(), self.adapter(*self._chosen) if self._chosen else nullcontext()
 
-    @torch.no_grad()
-    def _check(self) -> None:
-        """Compare with the model's own forward on a few tokens; find out whether responses can share a prompt's row."""
-        was_training, dtype = self.model.training, self.model.dtype
-        self.model.eval()
-        size = self.model.config.vocab_size
-        prompt = Padded(torch.tensor([[5, 6, 7]], device=self.device) % size, torch.tensor([3], device=self.device))
-        one = Padded(torch.tensor([[8, 9]], device=self.device) % size, torch.tensor([2], device=self.device))
-        # bfloat16 keeps 8 bits: products summed in another order differ by a few units in the last place.
-        tolerance = 1e-3 if dtype == torch.float32 else 0.1
-        if self.model.get_output_embeddings() is not None:  # a classifier has none: it is read, never sampled from
-            ours, theirs = self.logits(self.hidden(prompt, one))[:, :-1].float(), self._plain_logits(prompt, one).float()
-            if not torch.allclose(ours, theirs, atol=tolerance * max(1.0, theirs.abs().max().item())):
-                raise UserError(
-                    f"model type '{self.model.config.model_type}': its logits are not a plain function of its last hidden "
-                    f"state (off by {(ours - theirs).abs().max().item():.3g}); this architecture is not supported"
-                )
-            self._check_cache(prompt)
-        self.shares_prompts = self._accepts_shared_prompts(prompt, tolerance)
-        self.model.train(was_training)
-
-    def _check_cache(self, prompt: Padded) -> None:
-        """Sampling takes rows out of the cache when they end; recurrent states (Mamba) know no rows to take out."""
-        try:
-            self.start(prompt)[0].select(torch.zeros(1, dtype=torch.long, device=self.device))
-        except AttributeError as error:
-            name = self.model.config.model_type
-            raise UserError(f"model type '{name}': its cache cannot drop rows that ended; it is not supported") from error
-
-    def _plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
+    @abstractmethod
+    def plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
         """The model's own logits [B, T, V] for the response tokens; no padding allowed."""
-        raise NotImplementedError
-
-    def _accepts_shared_prompts(self, prompt: Padded, tolerance: float) -> bool:
-        return True
-
-
-class DecodingState:
-    """What sampling carries from token to token: the cache, and which of its columns are padding."""
-
-    def __init__(self, cache: Any, attention_mask: Tensor, positions: Tensor, encoded: Tensor | None = None) -> None:
-        self.cache = cache
-        self.attention_mask = attention_mask
-        """[B, columns so far]: 1 on real tokens (for an encoder-decoder: of the prompt)."""
-        self.positions = positions
-        """[B] position of the next token."""
-        self.encoded = encoded
-
-    def select(self, rows: Tensor) -> None:
-        """Keep only `rows` [kept] (int64): those that have not ended."""
-        self.cache.batch_select_indices(rows)
-        self.attention_mask = self.attention_mask[rows]
-        self.positions = self.positions[rows]
-        if self.encoded is not None:
-            self.encoded = self.encoded[rows]
-
-
-class _Rows(NamedTuple):
-    """Prompts and responses laid end to end, and where each response's states are found."""
-
-    ids: Tensor
-    """[N, L] padded on the right."""
-    positions: Tensor
-    """[N, L] restarting after the prompt for every response."""
-    segments: Tensor
-    """[N, L] 0 on the prompt, 1.. on the responses of a row, -1 on padding."""
-    row: Tensor
-    """[R, 1] the row of each response."""
-    column: Tensor
-    """[R, T+1] the column of each hidden state."""
 
 
 class DecoderBackbone(Backbone):
@@ -319,19 +256,12 @@ class DecoderBackbone(Backbone):
         packed = packed and self._can_pack(int((prompt.lengths[owner] + response.lengths).max()))
         if owner is not None and not packed:
             prompt, owner = prompt.rows(owner), None
-        rows = _lay_out(prompt, response, owner)
-        # Without padding on the left, positions are 0..n-1, which is what every model assumes when told nothing.
-        extra = {"position_ids": rows.positions, "attention_mask": self._mask(rows.segments)} if packed else {}
+        rows = lay_out(prompt, response, owner)
+        extra: dict[str, Tensor] = {}
+        if packed:  # else, without padding on the left, positions are 0..n-1, as every model assumes when told nothing
+            extra = {"position_ids": rows.positions, "attention_mask": segment_mask(rows.segments, self.model.dtype)}
         states = self.model.base_model(input_ids=rows.ids, use_cache=False, **extra).last_hidden_state
         return states[rows.row, rows.column]
-
-    def _mask(self, segments: Tensor) -> Tensor:
-        """[N, 1, L, L] additive: a token sees the prompt and its own response, up to itself."""
-        length, query, key = segments.shape[1], segments[:, :, None], segments[:, None, :]
-        causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-        allowed = causal & ((key == query) | (key == 0))
-        mask = torch.zeros(allowed.shape, dtype=self.model.dtype, device=segments.device)
-        return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)[:, None]
 
     def start(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         width = prompt.ids.shape[1]
@@ -361,62 +291,9 @@ class DecoderBackbone(Backbone):
         state.positions = state.positions + 1
         return states[:, -1]
 
-    def _plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
+    def plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
         ids = torch.cat([prompt.ids, response.ids], dim=1)
         return self.model(input_ids=ids, use_cache=False).logits[:, prompt.ids.shape[1] - 1 : -1]
-
-    def _accepts_shared_prompts(self, prompt: Padded, tolerance: float) -> bool:
-        """Two responses in one row must give the states of two rows; with ALiBi they do not."""
-        if getattr(self.model.config, "window_size", None):  # GPT-Neo counts its local window in columns of the row
-            return False
-        size = self.model.config.vocab_size
-        two = Padded(
-            torch.tensor([[8, 9, 4], [3, 5, 0]], device=self.device) % size, torch.tensor([3, 2], device=self.device)
-        )
-        owner = torch.zeros(2, dtype=torch.long, device=self.device)
-        apart = self.hidden(prompt, two, owner)
-        self.shares_prompts = True
-        try:
-            together = self.hidden(prompt, two, owner)
-        except (ValueError, RuntimeError, TypeError, IndexError):
-            return False
-        finally:
-            self.shares_prompts = False
-        real = length_mask(two.lengths + 1, apart.shape[1])
-        bound = tolerance * max(1.0, apart.abs().max().item())
-        return bool(torch.allclose(apart[real].float(), together[real].float(), atol=bound))
-
-
-def _lay_out(prompt: Padded, response: Padded, owner: Tensor | None) -> _Rows:
-    """Lay each prompt and its responses end to end, without padding between them."""
-    device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
-    if owner is None:
-        owner = torch.arange(count, device=device)
-    before = torch.cumsum(response.lengths, 0) - response.lengths  # response tokens before each, over all rows
-    first = torch.searchsorted(owner, torch.arange(len(prompt.lengths), device=device))  # each row's first response
-    start = prompt.lengths[owner] + before - before[first][owner]  # [R] column where a response begins
-    row_lengths = prompt.lengths.index_add(0, owner, response.lengths)
-    length = int(row_lengths.max())
-
-    shape = (len(prompt.lengths), length)
-    ids = torch.zeros(shape, dtype=torch.long, device=device)
-    positions, segments = torch.zeros_like(ids), torch.full_like(ids, -1)
-    ids[:, : prompt.ids.shape[1]] = prompt.ids[:, :length].masked_fill(~prompt.mask()[:, :length], 0)
-    positions[:] = torch.arange(length, device=device)
-    segments[length_mask(prompt.lengths, length)] = 0
-
-    real = response.mask()
-    offsets = torch.arange(width, device=device)[None, :].expand(count, width)
-    rows, columns = owner[:, None].expand(count, width)[real], (start[:, None] + offsets)[real]
-    ids[rows, columns] = response.ids[real]
-    positions[rows, columns] = (prompt.lengths[owner][:, None] + offsets)[real]
-    segments[rows, columns] = (torch.arange(count, device=device) - first[owner] + 1)[:, None].expand(-1, width)[real]
-
-    # The columns of a shared row outnumber the positions that a model has a table for; padding must not point past it.
-    positions = positions.masked_fill(segments < 0, 0)
-    after = (start[:, None] + offsets).clamp(max=length - 1)
-    column = torch.cat([prompt.lengths[owner][:, None] - 1, after], dim=1)
-    return _Rows(ids, positions, segments, owner[:, None], column)
 
 
 class EncoderDecoderBackbone(Backbone):
@@ -472,7 +349,7 @@ class EncoderDecoderBackbone(Backbone):
         state.positions = state.positions + 1
         return states[:, -1]
 
-    def _plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
+    def plain_logits(self, prompt: Padded, response: Padded) -> Tensor:
         decoder_ids = torch.cat([self._start_tokens(1), response.ids[:, :-1]], dim=1)
         return self.model(input_ids=prompt.ids, decoder_input_ids=decoder_ids, use_cache=False).logits
 

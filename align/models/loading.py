@@ -102,7 +102,12 @@ def base_of(source: str) -> tuple[str, bool]:
     base = read_json(Path(source) / "adapter_config.json").get("base_model_name_or_path")
     if not base:
         raise UserError(f"{source}/adapter_config.json: base_model_name_or_path is empty; name the model under the adapter")
-    return str(resolve_model(base)), True
+    if Path(base).exists() or Path(base).is_absolute():
+        return str(resolve_model(base)), True
+    # The adapter may have been trained in another working directory, with its base beside it: runs/sft, runs/reward.
+    beside = (parent / base for parent in Path(source).resolve().parents)
+    found = next((folder for folder in beside if (folder / "config.json").exists()), None)
+    return str(found or resolve_model(base)), True
 
 
 def load_config(source: str) -> PreTrainedConfig:

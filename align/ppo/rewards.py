@@ -75,7 +75,7 @@ def shares_base(folder: str, policy: Loaded) -> bool:
     if policy.adapter is None or not is_reward_model(folder):
         return False
     base, is_adapter = base_of(folder)
-    return is_adapter and base == policy.base
+    return is_adapter and Path(base).resolve() == Path(policy.base).resolve()
 
 
 def mount_reward(folder: str, policy: Loaded) -> tuple[ScalarHead, float]:

@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from align.config import ModelConfig
 from align.models.checkpoint import save_model, weights_of
 from align.models.heads import ScalarHead
-from align.models.loading import copy_adapter, load
+from align.models.loading import base_of, copy_adapter, load
 from align.models.roles import RewardModel
 from align.ppo.experience import minibatches, plan_minibatch, score_roles, shape
 from align.ppo.rewards import mount_reward, shares_base
@@ -310,3 +310,16 @@ def test_an_adapter_with_whole_modules_of_its_own_is_switched_with_them(foreign_
             hidden = loaded.backbone.hidden(Padded.from_lists([[9, 10, 11]]), Padded.from_lists([[20, 21]]))
             found = loaded.backbone.logits(hidden)
         torch.testing.assert_close(found[0], logits[0, 2:], atol=1e-5, rtol=0)
+
+
+def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypatch):
+    """A run names its base as it was given, `runs/sft/model`, seen from where it was started."""
+    base, adapter = tmp_path / "work" / "runs" / "sft" / "model", tmp_path / "work" / "runs" / "reward" / "model"
+    for folder in (base, adapter, tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+    (base / "config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/sft/model"}')
+    monkeypatch.chdir(tmp_path / "work")
+    assert base_of("runs/reward/model") == ("runs/sft/model", True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert base_of("../work/runs/reward/model") == (str(base), True)

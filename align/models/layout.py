@@ -1,0 +1,68 @@
+"""Prompts and responses laid end to end in the rows of a decoder."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from align.tensor_ops import Padded, length_mask
+
+
+class Rows(NamedTuple):
+    """Prompts and responses laid end to end, and where each response's states are found."""
+
+    ids: Tensor
+    """[N, L] padded on the right."""
+    positions: Tensor
+    """[N, L] restarting after the prompt for every response."""
+    segments: Tensor
+    """[N, L] 0 on the prompt, 1.. on the responses of a row, -1 on padding."""
+    row: Tensor
+    """[R, 1] the row of each response."""
+    column: Tensor
+    """[R, T+1] the column of each hidden state."""
+
+
+def lay_out(prompt: Padded, response: Padded, owner: Tensor | None) -> Rows:
+    """Lay each prompt and its responses end to end, without padding between them."""
+    device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
+    if owner is None:
+        owner = torch.arange(count, device=device)
+    before = torch.cumsum(response.lengths, 0) - response.lengths  # response tokens before each, over all rows
+    first = torch.searchsorted(owner, torch.arange(len(prompt.lengths), device=device))  # each row's first response
+    start = prompt.lengths[owner] + before - before[first][owner]  # [R] column where a response begins
+    row_lengths = prompt.lengths.index_add(0, owner, response.lengths)
+    length = int(row_lengths.max())
+
+    shape = (len(prompt.lengths), length)
+    ids = torch.zeros(shape, dtype=torch.long, device=device)
+    positions, segments = torch.zeros_like(ids), torch.full_like(ids, -1)
+    ids[:, : prompt.ids.shape[1]] = prompt.ids[:, :length].masked_fill(~prompt.mask()[:, :length], 0)
+    positions[:] = torch.arange(length, device=device)
+    segments[length_mask(prompt.lengths, length)] = 0
+
+    real = response.mask()
+    offsets = torch.arange(width, device=device)[None, :].expand(count, width)
+    rows, columns = owner[:, None].expand(count, width)[real], (start[:, None] + offsets)[real]
+    ids[rows, columns] = response.ids[real]
+    positions[rows, columns] = (prompt.lengths[owner][:, None] + offsets)[real]
+    segments[rows, columns] = (torch.arange(count, device=device) - first[owner] + 1)[:, None].expand(-1, width)[real]
+
+    # The columns of a shared row outnumber the positions that a model has a table for; padding must not point past it.
+    positions = positions.masked_fill(segments < 0, 0)
+    after = (start[:, None] + offsets).clamp(max=length - 1)
+    column = torch.cat([prompt.lengths[owner][:, None] - 1, after], dim=1)
+    return Rows(ids, positions, segments, owner[:, None], column)
+
+
+def segment_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, 1, L, L] additive: a token sees the prompt and its own response, up to itself.
+
+    Args:
+        segments: [N, L] of `Rows`.
+    """
+    length, query, key = segments.shape[1], segments[:, :, None], segments[:, None, :]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    allowed = causal & ((key == query) | (key == 0))
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
+    return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
