@@ -67,6 +67,28 @@ class ModelConfig:
 
 
 @dataclass(kw_only=True)
+class EngineConfig:
+    """What samples the responses of a rollout; docs/clusters.md says how to start vLLM."""
+
+    engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
+        "transformers",
+        "what samples: transformers with the model in training, a vLLM server on GPUs of its own, or vLLM in the training "
+        "processes, on their GPUs",
+    )
+    vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
+    vllm_timeout: float = option(300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers")
+    vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)")
+
+    def __post_init__(self) -> None:
+        require(self, "vllm_url", self.vllm_url.startswith(("http://", "https://")), "an address such as http://host:8000")
+        require(self, "vllm_timeout", 0 < self.vllm_timeout <= 1500, "above 0 and at most 1500")
+        require(self, "vllm_memory_share", 0 < self.vllm_memory_share < 1, "between 0 and 1")
+        following = getattr(super(), "__post_init__", None)
+        if following is not None:  # RunConfig's
+            following()
+
+
+@dataclass(kw_only=True)
 class RunConfig:
     """Where a run writes, and how its weights are optimised."""
 

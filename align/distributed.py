@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
 from transformers.integrations import unset_hf_deepspeed_config
 
@@ -145,6 +145,21 @@ def map_shared(items: Sequence[Item], work: Callable[[list[Item]], list[Any]], a
     for number, result in gather_rows(list(zip(numbers, mine, strict=True)), accelerator):
         results[number] = result
     return results
+
+
+def on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
+    """Do `work` on the first process; its result, or its UserError, on every process. Results are plain Python objects."""
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = work()
+        except UserError as error:
+            outcome[1] = str(error)
+    if accelerator.num_processes > 1:
+        broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise UserError(outcome[1])
+    return outcome[0]
 
 
 def all_sum(values: Tensor, accelerator: Accelerator) -> Tensor:

@@ -44,11 +44,18 @@ class Responses:
 
     ids: list[list[int]]
     ended: list[bool]
+    log_probs: list[list[float]] | None = None
+    """Of each token, as an engine that is not the trained model saw them; None where it is."""
 
 
 def noise(rows: int, sampling: Sampling, *seed: int) -> Tensor:
     """Uniform numbers [rows, max_new_tokens], float64, that decide every token, from a seed of several parts."""
     return torch.from_numpy(generator(*seed).random((rows, sampling.max_new_tokens)))
+
+
+def row_seeds(rows: int, *seed: int) -> list[int]:
+    """A seed for each row, for an engine that draws its random numbers itself; see `noise`."""
+    return generator(*seed).integers(2**62, size=rows).tolist()
 
 
 def generator(seed: int, *purpose: int) -> numpy.random.Generator:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
@@ -222,3 +224,35 @@ def hand_rollout() -> Rollout:
     prompts = [EncodedPrompt(({"role": "user", "content": "x"},), prompt) for prompt, _ in rows]
     responses = [response for _, response in rows]
     return Rollout(prompts, responses, [True, True, False, True, False, True], [str(row) for row in range(6)])
+
+
+# --------------------------------------------------------------------------------------------------- a stand-in for vLLM
+
+STAND_IN = Path(__file__).parent / "engines" / "stand_in"
+
+
+@pytest.fixture(scope="module")
+def stand_in_vllm() -> Iterator[None]:
+    """For a module's tests, `import vllm` gives the stand-in, and TRL's own client and generation run over it."""
+    with pytest.MonkeyPatch.context() as path, patch.dict(os.environ):  # TRL sets RANK and its like for vLLM
+        path.syspath_prepend(STAND_IN)
+        yield
+    bound = [name for name in sys.modules if name.startswith(("vllm", "trl.generation", "align.engines.vllm_"))]
+    for name in bound:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def serve(stand_in_vllm) -> Iterator[Callable]:
+    """`serve(folder)`: a stand-in server for a folder's model, stopped when the module's tests are over."""
+    from vllm.server import Server
+
+    made = []
+
+    def of(folder: str) -> Server:
+        made.append(Server(folder))
+        return made[-1]
+
+    yield of
+    for server in made:
+        server.stop()

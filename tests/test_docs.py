@@ -70,7 +70,7 @@ def test_files_that_are_named_exist(path):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, serve):
     """The folders of two updates of each stage on tiny-llama, with everything on that writes a metric."""
     from align.ppo import run_ppo
     from align.reward import run_reward
@@ -108,6 +108,8 @@ def runs(tmp_path_factory):
         missing_end="keep",
         evaluate_every=1,
         keep_policies=True,
+        engine="vllm-server",
+        vllm_url=serve(start).url,
     )
     run_ppo(ppo)
     return {stage: root / stage for stage in STAGES}

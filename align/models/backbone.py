@@ -117,6 +117,13 @@ class Backbone(nn.Module, ABC):
         """What a saved reward adapter holds beside its weights: changes to its config, further tensors."""
         return {}, {}
 
+    def require_prompt_in_row(self, engine: str) -> None:
+        """Refuse a model for which `engine` is not made: vLLM continues a row of tokens and knows no separate encoder.
+
+        Raises:
+            UserError: for an encoder-decoder.
+        """
+
     def require_fit(self, prompt_length: int, response_length: int, where: str) -> None:
         """Refuse what the model cannot read.
 
@@ -308,6 +315,10 @@ class EncoderDecoderBackbone(Backbone):
 
     def row_tokens(self, prompt_length: int, response_lengths: list[int]) -> int:
         return prompt_length + len(response_lengths) * (1 + max(response_lengths))
+
+    def require_prompt_in_row(self, engine: str) -> None:
+        name = self.model.config.model_type
+        raise UserError(f"{engine}: vLLM cannot sample from an encoder-decoder ({name}); use engine transformers")
 
     def save_classifier(self, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
         """As the language model it is: transformers' T5 classifier reads one text with both halves, another model."""

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.config import ModelConfig, RunConfig, option, require
+from align.config import EngineConfig, ModelConfig, RunConfig, option, require
 
 
 @dataclass(kw_only=True)
-class PPOConfig(ModelConfig, RunConfig):
+class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     """Clipped-ratio PPO with a KL penalty to the reference, which is the model that training starts from."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")

@@ -8,14 +8,19 @@ from torch import Tensor
 
 from align.batching import MicroBatch, micro_batches
 from align.distributed import gather_rows
+from align.errors import UserError
 from align.generation import generator
 from align.models.roles import Prediction
 from align.ppo.advantages import advantages_and_returns
 from align.ppo.config import PPOConfig
+from align.ppo.kl import kl_estimates
 from align.ppo.rollout import MINIBATCH, Rollout
 from align.ppo.shaping import settle_scores, shape_rewards
-from align.tensor_ops import Padded, length_mask, whiten
+from align.tensor_ops import Padded, length_mask, masked_mean, whiten
 from align.training import Optimisation
+
+MISMATCH_LIMIT = 0.1
+"""Nats a token; bfloat16 and other kernels cost a hundredth of it or less, another model or temperature far more."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,30 @@ def score_roles(
     whole = [columns for _, columns in sorted(gather_rows(found, optimisation.accelerator), key=lambda pair: pair[0])]
     padded = [torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True) for column in zip(*whole, strict=True)]
     return RoleScores(*padded)
+
+
+def engine_mismatch(rollout: Rollout, log_probs: Tensor) -> dict[str, float]:
+    """How far the engine that sampled is from the policy: `sampling/mismatch`, in nats a token; nothing if they are one.
+
+    Args:
+        log_probs: [B, T] of the policy.
+
+    Raises:
+        UserError: if they are further apart than number formats and kernels can bring them.
+    """
+    if rollout.log_probs is None:
+        return {}
+    rows = [torch.tensor(row) for row in rollout.log_probs]
+    theirs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = length_mask(torch.tensor([len(row) for row in rows]), theirs.shape[1])
+    mismatch = float(masked_mean(kl_estimates(theirs, log_probs)[1], mask))
+    if not mismatch <= MISMATCH_LIMIT:
+        raise UserError(
+            f"the engine samples from another distribution than the policy ({mismatch:.2g} nats a token): does it serve the "
+            "policy's architecture and configuration, and does it report log-probs at the sampling temperature "
+            "(--logprobs-mode processed_logprobs)?"
+        )
+    return {"sampling/mismatch": mismatch}
 
 
 def shape(config: PPOConfig, rollout: Rollout, raw_scores: Tensor, roles: RoleScores, beta: float) -> Experience:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from align.distributed import map_shared, whole_weights
 from align.encoding import EncodedPrompt
-from align.generation import Responses, Sampling, generator, noise, sample
-from align.models.loading import Loaded
+from align.engines import SamplingEngine
+from align.generation import Sampling, generator
 from align.ppo.config import PPOConfig
 from align.reward.scoring import Answer
-from align.training import Optimisation
+from align.tokenization import Tokenization
 
 ORDER, ROLLOUT, EVALUATION, MINIBATCH, PTX = 1, 2, 3, 4, 5
 """What random numbers are for: the second part of a seed, see `align.generation.generator`."""
@@ -23,6 +22,8 @@ class Rollout:
     responses: list[list[int]]
     ended: list[bool]
     texts: list[str]
+    log_probs: list[list[float]] | None = None
+    """Of each response token, as the engine saw them; None where it is the policy itself that sampled."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -54,35 +55,20 @@ def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], updat
 
 
 def respond(
-    optimisation: Optimisation,
-    loaded: Loaded,
+    engine: SamplingEngine,
+    tokenization: Tokenization,
     prompts: list[EncodedPrompt],
     sampling: Sampling,
     seed: tuple[int, ...],
-    adapter: str | None,
 ) -> Rollout:
-    """Sample a response to each prompt; processes share the work, and the texts do not depend on how many there are.
+    """Sample a response to each prompt; the texts do not depend on how many processes there are.
 
     Args:
-        seed: parts of the seed; the noise of row i is the same however rows are spread.
-        adapter: the adapter to sample with.
+        seed: parts of the seed; what decides row i is the same however rows are spread.
     """
-    uniforms = noise(len(prompts), sampling, *seed)
-    accelerator = optimisation.accelerator
-
-    def work(rows: list[int]) -> list[tuple[list[int], bool]]:
-        if not rows:
-            return []
-        found: Responses = sample(
-            loaded.backbone, [prompts[row].ids for row in rows], uniforms[rows], sampling, loaded.tokenization.end_ids
-        )
-        return list(zip(found.ids, found.ended, strict=True))
-
-    with whole_weights(optimisation.module, accelerator), loaded.backbone.adapter(adapter):
-        results = map_shared(range(len(prompts)), work, accelerator)
-    responses = [ids for ids, _ in results]
-    texts = [loaded.tokenization.text(ids) for ids in responses]
-    return Rollout(prompts, responses, [ended for _, ended in results], texts)
+    found = engine.sample([prompt.ids for prompt in prompts], sampling, seed)
+    texts = [tokenization.text(ids) for ids in found.ids]
+    return Rollout(prompts, found.ids, found.ended, texts, found.log_probs)
 
 
 def repetition(ids: Sequence[int], n: int = 3) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from align.distributed import place_frozen
 from align.encoding import Limits, encode_prompts
+from align.engines import make_engine
 from align.models.backbone import Backbone
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, copy_adapter, load, load_config
@@ -74,8 +75,11 @@ def run_ppo(config: PPOConfig) -> Path:
             run.say(f"{config.reward_model}: reads other token ids than the policy; texts are tokenized again for it")
     run.say(f"ppo: {len(prompts)} prompts, {len(validation)} held out; model {config.model}")
     rewards = Rewards(model, functions)
-    trainer = PPOTrainer(run, config, loaded, optimisation, reference, rewards, prompts, validation, ptx)
+    longest = max(len(prompt.ids) for prompt in (*prompts, *validation)) + config.max_new_tokens
+    engine = make_engine(config, optimisation, loaded, longest)
+    trainer = PPOTrainer(run, config, loaded, optimisation, reference, rewards, prompts, validation, ptx, engine)
     folder = trainer.train()
+    engine.close()
     run.close()
     return folder
 

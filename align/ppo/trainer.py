@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from align.encoding import EncodedPrompt
+from align.engines.base import SamplingEngine, TransformersEngine
 from align.errors import UserError
 from align.generation import Sampling
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import Loaded
 from align.ppo.config import PPOConfig
-from align.ppo.experience import Experience, minibatches, plan_minibatch, score_roles, shape, tokens
+from align.ppo.experience import Experience, engine_mismatch, minibatches, plan_minibatch, score_roles, shape, tokens
 from align.ppo.kl import AdaptiveKL, FixedKL, KLController, kl_estimates
 from align.ppo.objective import policy_losses, value_losses
 from align.ppo.ptx import Pretraining
@@ -39,6 +40,7 @@ class PPOTrainer:
     Args:
         reference: the frozen model that KL is taken to, or None where the policy's backbone plays it too.
         ptx: demonstrations whose language-model loss is added, or None.
+        engine: what samples; None: transformers with the policy itself.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class PPOTrainer:
         prompts: list[EncodedPrompt],
         validation: list[EncodedPrompt],
         ptx: Pretraining | None = None,
+        engine: SamplingEngine | None = None,
     ) -> None:
         self.run, self.config, self.loaded, self.optimisation = run, config, loaded, optimisation
         self.reference, self.rewards, self.ptx = reference, rewards, ptx
         self.prompts, self.validation = prompts, validation
+        self.engine = engine or TransformersEngine(optimisation, loaded)
         self.sampling = Sampling(config.max_new_tokens, config.temperature)
         self.controller: KLController = FixedKL(config.kl_beta)
         if config.kl_target:
@@ -98,6 +102,7 @@ class PPOTrainer:
         experience = shape(self.config, rollout, scores, roles, self.controller.beta)
         with self._timed("learn"):
             learned = self.learn(experience, update)
+        self.engine.weights_changed()
         figures = self.figures(experience, parts) | learned
         self.controller.adapt(figures["kl/k1"], len(rollout))
         return figures | self._shares(rollout)
@@ -195,6 +200,7 @@ class PPOTrainer:
         spread = masked_mean((experience.returns - masked_mean(experience.returns, mask)) ** 2, mask)
         rollout = experience.rollout
         return {
+            **engine_mismatch(rollout, roles.log_probs),
             **{f"reward/{name}": float(values.mean()) for name, values in parts.items()},
             "reward/mean": float(experience.scores.mean()),
             "reward/std": float(experience.scores.std(correction=0)),
@@ -210,7 +216,7 @@ class PPOTrainer:
         }
 
     def _respond(self, prompts: list[EncodedPrompt], seed: tuple[int, ...]) -> Rollout:
-        return respond(self.optimisation, self.loaded, prompts, self.sampling, seed, self.loaded.adapter)
+        return respond(self.engine, self.loaded.tokenization, prompts, self.sampling, seed)
 
     @torch.no_grad()
     def evaluate(self, update: int) -> dict[str, float]:
