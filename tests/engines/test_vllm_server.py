@@ -122,7 +122,7 @@ def test_a_server_that_dies_costs_nothing_but_the_update_it_died_in(serve, setti
     with pytest.raises(UserError, match=rf"vLLM server {dying.url}: sampling failed \(.*; .*--resume true") as caught:
         run_ppo(PPOConfig(**settings, vllm_url=dying.url))
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     resumed = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url, resume=True)).parent
     assert metrics(resumed) == metrics(whole)
     assert (resumed / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
@@ -136,7 +136,7 @@ def make_engine_of(make_ppo, load_sharp):
     """`make_engine_of(server, longest)`: an engine alone, around the sharpened tiny-llama."""
     from align.engines import make_engine
 
-    def of(url, longest=16, timeout=2.0, **loading):
+    def of(url, longest=16, timeout=30.0, **loading):
         trainer = make_ppo(load_sharp("tiny-llama", **loading), engine="vllm-server", vllm_url=url, vllm_timeout=timeout)
         return make_engine(trainer.config, trainer.optimisation, trainer.loaded, longest)
 
@@ -144,22 +144,21 @@ def make_engine_of(make_ppo, load_sharp):
 
 
 def test_responses_end_where_an_end_token_stands_or_at_the_limit(serve, settings, make_engine_of):
-    server = serve(settings["model"])
-    engine = make_engine_of(server.url)
-    prompts = [[9 + row, 40, 41] for row in range(40)]
-    found = engine.sample(prompts, Sampling(8), (1, 2))
-    engine.close()
-    ends = engine.loaded.tokenization.end_ids
-    assert 0 < sum(found.ended) < 40, "some of each"
+    engine = make_engine_of(serve(settings["model"]).url)
+    tokenization = engine.loaded.tokenization
+    tokenization.end_ids = ends = frozenset(range(8, 60))  # about every fifth token
+    prompts = [[9 + row, 40, 41] for row in range(12)]
+    found = engine.sample(prompts, Sampling(4), (1, 2))
+    assert 0 < sum(found.ended) < 12, "some of each"
     for ids, ended, seen in zip(found.ids, found.ended, found.log_probs, strict=True):
         assert ended == (ids[-1] in ends)
         assert not ends & set(ids[:-1])
-        assert ended or len(ids) == 8
+        assert ended or len(ids) == 4
         assert len(seen) == len(ids)
-    again = make_engine_of(server.url).sample(prompts[::-1], Sampling(8), (1, 2))
-    assert again.ids != found.ids[::-1], "a row's seed is that of its number"
-    alone = make_engine_of(server.url).sample(prompts, Sampling(8), (1, 2))
-    assert (alone.ids, alone.ended) == (found.ids, found.ended)
+    again = engine.sample(prompts, Sampling(4), (1, 2))
+    assert (again.ids, again.ended) == (found.ids, found.ended)
+    assert engine.sample(prompts, Sampling(4), (1, 3)).ids != found.ids
+    engine.close()
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input
@@ -204,7 +203,7 @@ def refuses_to_join(server):
         (small_context, ["its context is 15 tokens, but prompts and responses need 16; start it with --max-model-len 16"]),
         (no_development_mode, ["VLLM_SERVER_DEV_MODE=1"]),
         (no_weight_transfer, ["--weight-transfer-config"]),
-        (still_loading, ["not up after 2 s (it answers 503)", "vllm_url"]),
+        (still_loading, ["not up after 1 s (it answers 503)", "vllm_url"]),
         (refuses_to_join, ["joining the server's weight transfer failed", "no workers", "docs/clusters.md"]),
     ],
 )
@@ -212,7 +211,7 @@ def test_a_server_that_will_not_do_is_refused_at_the_start(serve, settings, make
     server = serve(settings["model"])
     spoil(server)
     with pytest.raises(UserError) as caught:
-        make_engine_of(server.url)
+        make_engine_of(server.url, timeout=1.0 if spoil is still_loading else 30.0)
     message = str(caught.value)
     assert "\n" not in message
     assert server.url in message
@@ -252,18 +251,20 @@ def test_an_error_of_the_server_is_one_line_that_quotes_it(serve, settings, make
 def test_a_server_that_never_answers_is_given_up_on(serve, settings, make_engine_of):
     server = serve(settings["model"])
     server.silent = "/v1/completions"
-    engine = make_engine_of(server.url, timeout=0.5)
+    engine = make_engine_of(server.url)
+    for adapter in engine.client.session.adapters.values():
+        adapter.limit = 0.5
     begun = time.monotonic()
-    with pytest.raises(UserError, match="sampling failed"):
+    with pytest.raises(UserError, match=r"sampling failed \(.*Read timed out"):
         engine.sample([[9, 10]], Sampling(4), (1,))
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < server.seconds_silent
     engine.close()
 
 
 def test_a_broadcast_that_hangs_ends_the_process_with_a_line(serve, settings, make_engine_of, capfd):
     """NCCL cannot be interrupted from Python: a child process stands in for the run."""
     engine = make_engine_of(serve(settings["model"]).url)
-    engine.timeout = -9.5  # the limit is 10 s beyond it
+    engine.timeout = -9.5  # the limit is 10 s beyond what an answer may take
     child = os.fork()
     if child == 0:
         with engine._deadline("sending it the weights"):

@@ -23,10 +23,11 @@ class Server(ThreadingHTTPServer):
         paths: what was asked for, in order; completions are left out.
         answers: path to a (status, body) that is given instead of the true answer.
         dies_after: completions after which nobody is there any more.
-        silent: a path that is never answered.
+        silent: a path that is answered only after `seconds_silent`.
     """
 
     daemon_threads = True
+    seconds_silent = 10.0
 
     def __init__(self, folder: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -131,7 +132,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, path: str, known: dict) -> None:
         if path == self.server.silent:
-            time.sleep(3)
+            time.sleep(self.server.seconds_silent)
             return
         try:
             status, answer = self.server.answers.get(path) or (200, known[path]() or {})
