@@ -118,7 +118,7 @@ class VLLMServer:
         # Our ends alone: the server would add those of its checkpoint's generation_config.json.
         own = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(self.loaded.tokenization.end_ids)}
         with self._telling("sampling"):
-            found = self.client.generate(
+            found: Any = self.client.generate(
                 [prompt],
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
