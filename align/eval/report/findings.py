@@ -1,6 +1,7 @@
 """What a run achieved and what it cost, found in its files."""
 
 from align.eval.report.compare import accuracy, first_and_kept
+from align.eval.report.evaluations import evaluation_findings
 from align.eval.report.ppo_findings import ppo_findings
 from align.eval.report.runs import Runs, StageRun
 from align.eval.report.summary import Digest, Line, mood_of, number, percent
@@ -23,6 +24,7 @@ def digest(runs: Runs) -> Digest:
         _reward(result, runs)
     if "ppo" in runs.stages:
         ppo_findings(result, runs)
+    evaluation_findings(result, runs.evaluations)
     if not result.headline:
         stages = " and ".join(STAGE_WORDS[stage] for stage in runs.stages)
         result.headline = f"This run has {stages}; a policy before and after PPO cannot be compared yet."

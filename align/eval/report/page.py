@@ -18,6 +18,7 @@ from align.eval.report.plots import reward_plots, sft_plots
 from align.eval.report.ppo_plots import ppo_plots
 from align.eval.report.runs import Runs, StageRun, visible
 from align.eval.report.summary import Digest, line_of, number
+from align.eval.results import Evaluation, grids, notes
 
 HERE = Path(__file__).parent
 MOST_SAMPLES = 300
@@ -44,31 +45,47 @@ class Section:
 def render(runs: Runs) -> str:
     """The whole page as HTML text; everything that comes from a run is escaped."""
     found = digest(runs)
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["number"] = number
-    script = (HERE / "page.js").read_text(encoding="utf-8")
-    digest_of_script = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("page.html").render(
+    return fill(
+        "page.html",
         title=visible(f"Run report: {runs.folder.resolve().name}"),
         folder=visible(runs.folder),
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup(script),
-        # Only this very script may run: what a model wrote never can, even if escaping failed.
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest_of_script}'",
         runs=runs,
         found=found,
         good=found.texts("good"),
         bad=found.texts("bad"),
         notes=found.texts("note"),
+        grids=shown_grids(runs.evaluations),
+        notes_of_figures=[visible(note) for note in notes(runs.evaluations)],
         measured=[line_of(row) for row in runs.summary],
         sections=[_section(run, runs, found) for run in runs.stages.values()],
         pairs=found.pairs[:MOST_SAMPLES],
         versions=versions(list(runs.stages.values())),
         commands=[visible(command) for command in commands(runs)],
     )
+
+
+def fill(template: str, **values: Any) -> str:
+    """A page from a template, with its styles and its script in it."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = number
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    digest_of_script = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        # Only this very script may run: what a model wrote never can, even if escaping failed.
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest_of_script}'",
+        **values,
+    )
+
+
+def shown_grids(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
+    """Figures side by side as text that a page can show."""
+    found = grids(evaluations) if evaluations else []
+    return [(list(map(visible, heads)), [list(map(visible, row)) for row in rows]) for heads, rows in found]
 
 
 def _section(run: StageRun, runs: Runs, found: Digest) -> Section:

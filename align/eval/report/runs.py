@@ -10,11 +10,15 @@ from typing import Any, TypeVar
 import yaml
 
 from align.errors import UserError
+from align.eval.results import Evaluation, read
 from align.reward.metrics import Scored
 
 STAGES = ("sft", "reward", "ppo")
 OWN_SETTING = {"prompt_loss_weight": "sft", "centring_weight": "reward", "rollout_size": "ppo"}
 """A setting that only one stage has: tells which stage a run folder of another name belongs to."""
+
+EVALUATIONS = "eval"
+"""The folder in which a run keeps what `align eval` says of it."""
 
 Row = TypeVar("Row")
 
@@ -101,6 +105,7 @@ class Runs:
         rankings: the reward model's held-out rankings with its rewards.
         samples: update to the responses of that evaluation.
         summary: the rows of summary.json.
+        evaluations: what `align eval` wrote into the folder's `eval`.
         problems: what is missing or unreadable, one sentence each.
     """
 
@@ -109,6 +114,7 @@ class Runs:
     rankings: list[Scored] = field(default_factory=list)
     samples: dict[int, list[Sample]] = field(default_factory=dict)
     summary: list[SummaryRow] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -139,7 +145,19 @@ def load_runs(folder: Path) -> Runs:
     path = folder / "summary.json"
     if path.exists():
         runs.summary = _records(path, _json_rows(path, runs.problems), read_summary_row, runs.problems)
+    runs.evaluations = _load_evaluations(folder / EVALUATIONS, runs.problems)
     return runs
+
+
+def _load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
+    """The evaluations in the files `folder/*.json`; what cannot be read is a sentence in `problems`."""
+    found: list[Evaluation] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found += read(path)
+        except UserError as error:
+            problems.append(f"{error}.")
+    return found
 
 
 def _stage_folders(folder: Path) -> dict[str, Path]:
