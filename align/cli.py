@@ -210,12 +210,26 @@ def _eval(words: list[str]) -> None:
 
 def _report(words: list[str]) -> None:
     parser = _parser("report")
-    parser.add_argument("run", metavar="RUN", help="folder of a stage's run, or a folder that holds sft, reward and ppo")
-    parser.add_argument("--output", type=Path, help="file to write (default: report.html in RUN)")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="folder of a stage's run, or of sft, reward and ppo"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="file to write (default: report.html in RUN, or beside the first of several)"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the results of align eval in RUN as Markdown tables instead"
+    )
+    parser.add_argument("--card", action="store_true", help="put them into the card of RUN's last model instead")
     given = parser.parse_args(words)
-    from align.eval.report import write_report
+    from align.eval import report
 
-    print(write_report(Path(given.run), given.output))
+    if given.markdown:
+        print(report.results_as_markdown(given.runs), end="")
+    elif given.card:
+        for run in given.runs:
+            print(report.write_model_card(run))
+    else:
+        print(report.write_reports(given.runs, given.output))
 
 
 def _data(words: list[str]) -> None:
@@ -289,7 +303,7 @@ COMMANDS = {
     "sample": Command("write a model's responses to a file of prompts", _sample),
     "demo": Command("align a small model in all three stages and write a report", _demo),
     "eval": Command("eval TASK: evaluate models side by side; align eval --help lists the tasks", _eval),
-    "report": Command("write the report of a run again", _report),
+    "report": Command("write the report of a run, or of several side by side", _report),
     "data": Command("data check FILE: say what is in a file of records, and which rows are bad", _data),
     "model": Command("model list, model fetch NAME: built-in models, and downloads ahead of time", _model),
     "annotate": Command("start the labelling app", _annotate),

@@ -145,11 +145,11 @@ def load_runs(folder: Path) -> Runs:
     path = folder / "summary.json"
     if path.exists():
         runs.summary = _records(path, _json_rows(path, runs.problems), read_summary_row, runs.problems)
-    runs.evaluations = _load_evaluations(folder / EVALUATIONS, runs.problems)
+    runs.evaluations = load_evaluations(folder / EVALUATIONS, runs.problems)
     return runs
 
 
-def _load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
+def load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
     """The evaluations in the files `folder/*.json`; what cannot be read is a sentence in `problems`."""
     found: list[Evaluation] = []
     for path in sorted(folder.glob("*.json")):
