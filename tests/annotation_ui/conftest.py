@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from annotation_ui.database import Database
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
 
 from . import postgres
+from .client import Client
 from .running import Server
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -42,16 +44,21 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
+def empty_database(request: pytest.FixtureRequest, kind: str, folder: Path) -> str:
+    """The URL of a new database."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'annotations.db'}"
+    cluster = request.getfixturevalue("postgres_url")
+    name = f"test_{secrets.token_hex(4)}"
+    with psycopg.connect(f"{cluster}/postgres", autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+    return f"{cluster}/{name}"
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database, on SQLite and on PostgreSQL."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'annotations.db'}"
-    server = request.getfixturevalue("postgres_url")
-    name = f"test_{secrets.token_hex(4)}"
-    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
-    return f"{server}/{name}"
+    return empty_database(request, request.param, tmp_path)
 
 
 @pytest.fixture
@@ -73,18 +80,31 @@ def judgments(leases: Leases) -> Judgments:
 
 
 @pytest.fixture(scope="session")
-def app_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One app on SQLite for all tests that go through HTTP; use `server`."""
-    folder = tmp_path_factory.mktemp("annotate")
-    with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as running:
-        yield running
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """`servers("sqlite")`, `servers("postgresql")`: one app of each kind for all tests; use `server` or `any_server`."""
+    running: dict[str, Server] = {}
+    with ExitStack() as stack:
+
+        def of(kind: str) -> Server:
+            if kind not in running:
+                folder = tmp_path_factory.mktemp("annotate")
+                running[kind] = stack.enter_context(Server(empty_database(request, kind, folder), folder).started())
+            running[kind].close_all_batches()
+            return running[kind]
+
+        yield of
 
 
 @pytest.fixture
-def server(app_server: Server) -> Server:
-    """The running app with nothing to do in it."""
-    app_server.close_all_batches()
-    return app_server
+def server(servers: Callable[[str], Server]) -> Server:
+    """The running app on SQLite with nothing to do in it."""
+    return servers("sqlite")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
+    """The same on each of the two databases."""
+    return servers(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +112,23 @@ def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         missing("chromium")
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    expect.set_options(timeout=20_000)  # a loaded machine takes its time
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_ARGUMENTS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def ann(server: Server) -> Client:
+    return Client(server, server.token("sec-ann"))
+
+
+@pytest.fixture
+def bob(server: Server) -> Client:
+    return Client(server, server.token("sec-bob"))
+
+
+@pytest.fixture
+def boss(server: Server) -> Client:
+    return Client(server, server.token("sec-boss", "lead"))

@@ -22,7 +22,9 @@ from annotation_ui.auth import Auth
 from annotation_ui.database import Database
 from annotation_ui.guard import COOKIE
 from annotation_ui.importing import NewBatch, import_rows
+from annotation_ui.judgments import Judgments
 from annotation_ui.schema import Batch, User
+from annotation_ui.tasks import TASKS
 
 from .postgres import free_port
 
@@ -59,6 +61,14 @@ def add_batch(database: Database, rows: list[tuple[str, dict[str, Any]]] | int =
     rows = rank_rows(rows) if isinstance(rows, int) else rows
     import_rows(database, NewBatch(name=name, task=task, **more), rows)
     return str(name)
+
+
+def do(judgments: Judgments, user: int, task: str, answer: dict[str, Any]) -> None:
+    """Answer the labeler's next item in the item's own order."""
+    assignment = judgments.leases.next(user, task)
+    assert assignment is not None
+    shown = TASKS[task].shown(answer, assignment.shown_order)
+    judgments.submit(user, assignment.id, f"{user}-{assignment.id}-{task}", shown, 3.0)
 
 
 class Server:

@@ -10,7 +10,7 @@ from annotation_ui.aggregate import combine
 from annotation_ui.agreement import alpha, each_against_rest, kappa, pairwise, ranking_units
 from annotation_ui.tasks.rank import pairwise_agreement
 
-# Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", section C: 4 observers, 12 units, some missing.
+# Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability": 4 observers, 12 units, some missing.
 _ = None
 OBSERVERS = {
     "A": [1, 2, 3, 3, 2, 1, 4, 1, 2, _, _, _],
@@ -28,25 +28,33 @@ def test_alpha_of_krippendorffs_own_example(level: str, published: float) -> Non
     assert math.isclose(found, published, abs_tol=0.0006)
 
 
-def test_kappa_of_fleiss_own_example() -> None:
-    """Fleiss (1971), "Measuring nominal scale agreement among many raters", table 1: 30 patients, 6 raters, 0.430."""
-    counts = [
-        (0, 0, 0, 6, 0), (0, 3, 0, 0, 3), (0, 1, 4, 0, 1), (0, 0, 0, 0, 6), (0, 3, 0, 3, 0), (2, 0, 4, 0, 0),
-        (0, 0, 4, 0, 2), (2, 0, 3, 1, 0), (2, 0, 0, 4, 0), (0, 0, 0, 0, 6), (1, 0, 0, 5, 0), (1, 1, 0, 4, 0),
-        (0, 3, 3, 0, 0), (1, 0, 0, 5, 0), (0, 2, 0, 3, 1), (0, 0, 5, 0, 1), (3, 0, 0, 1, 2), (5, 1, 0, 0, 0),
-        (0, 2, 0, 4, 0), (1, 0, 2, 0, 3), (0, 0, 0, 0, 6), (0, 1, 0, 5, 0), (0, 2, 0, 1, 3), (2, 0, 0, 4, 0),
-        (1, 0, 0, 4, 1), (0, 5, 0, 1, 0), (4, 0, 0, 0, 2), (0, 2, 0, 4, 0), (1, 0, 5, 0, 0), (0, 0, 0, 0, 6),
-    ]  # fmt: skip
+# Fleiss (1971), "Measuring nominal scale agreement among many raters", table 1: 30 patients, 6 raters, 5 diagnoses.
+DIAGNOSES = [
+    (0, 0, 0, 6, 0), (0, 3, 0, 0, 3), (0, 1, 4, 0, 1), (0, 0, 0, 0, 6), (0, 3, 0, 3, 0), (2, 0, 4, 0, 0),
+    (0, 0, 4, 0, 2), (2, 0, 3, 1, 0), (2, 0, 0, 4, 0), (0, 0, 0, 0, 6), (1, 0, 0, 5, 0), (1, 1, 0, 4, 0),
+    (0, 3, 3, 0, 0), (1, 0, 0, 5, 0), (0, 2, 0, 3, 1), (0, 0, 5, 0, 1), (3, 0, 0, 1, 2), (5, 1, 0, 0, 0),
+    (0, 2, 0, 4, 0), (1, 0, 2, 0, 3), (0, 0, 0, 0, 6), (0, 1, 0, 5, 0), (0, 2, 0, 1, 3), (2, 0, 0, 4, 0),
+    (1, 0, 0, 4, 1), (0, 5, 0, 1, 0), (4, 0, 0, 0, 2), (0, 2, 0, 4, 0), (1, 0, 5, 0, 0), (0, 0, 0, 0, 6),
+]  # fmt: skip
+# The worked example of Wikipedia's "Fleiss' kappa": 10 subjects, 14 raters, 5 categories.
+SUBJECTS = [
+    (0, 0, 0, 0, 14), (0, 2, 6, 4, 2), (0, 0, 3, 5, 6), (0, 3, 9, 2, 0), (2, 2, 8, 1, 1),
+    (7, 7, 0, 0, 0), (3, 2, 6, 3, 0), (2, 5, 3, 2, 2), (6, 5, 2, 1, 0), (0, 2, 2, 3, 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counts", "published"), [(DIAGNOSES, 0.430), (SUBJECTS, 0.210)])
+def test_kappa_of_published_examples(counts: list[tuple[int, ...]], published: float) -> None:
     values = {
-        patient: {
+        subject: {
             f"rater {number}": str(category)
             for number, category in enumerate(c for c, count in enumerate(row) for _ in range(count))
         }
-        for patient, row in enumerate(counts)
+        for subject, row in enumerate(counts)
     }
     found = kappa(values)
     assert found is not None
-    assert math.isclose(found, 0.430, abs_tol=0.0006)
+    assert math.isclose(found, published, abs_tol=0.0006)
 
 
 def test_kappa_and_alpha_say_nothing_where_there_is_nothing() -> None:

@@ -39,10 +39,10 @@ def handed_in(page: Page, how: str) -> None:
 
 
 @BOTH
-def test_judge_rules(server: Server, browser: Browser, how: str) -> None:
+def test_judge_rules(any_server: Server, browser: Browser, how: str) -> None:
     row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": "who"}
-    batch = server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
-    page = open_task(server, browser, f"rules-{how}", "rules", ".rule")
+    batch = any_server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
+    page = open_task(any_server, browser, f"rules-{how}", "rules", ".rule")
     assert page.locator(".rule").count() == 23
     if how == "mouse":
         for rule in page.locator(".rule").all():
@@ -61,7 +61,7 @@ def test_judge_rules(server: Server, browser: Browser, how: str) -> None:
         page.keyboard.press("a")
     page.screenshot(path=SCREENSHOTS / f"rules-{how}.png")
     handed_in(page, how)
-    rows = rows_of(server.database, Selection("rule_judgments", batches=(batch,)))
+    rows = rows_of(any_server.database, Selection("rule_judgments", batches=(batch,)))
     assert len(rows) == 23
     labeler = rows[0]["labeler"]
     assert [row for row in rows if row["verdict"] != "follows"] == [
@@ -83,12 +83,12 @@ def test_one_rule_alone(server: Server, browser: Browser) -> None:
 
 
 @BOTH
-def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(server: Server, browser: Browser, how: str) -> None:
+def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server: Server, browser: Browser, how: str) -> None:
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
             {"role": "user", "content": "Bold?"}]  # fmt: skip
     settings = {"min_words": 3, "max_words": 5}
-    batch = server.add_batch([("t:1", {"prompt": talk, "id": "d"})], "demonstrate", settings=settings)
-    page = open_task(server, browser, f"demo-{how}", "demonstrate", "textarea")
+    batch = any_server.add_batch([("t:1", {"prompt": talk, "id": "d"})], "demonstrate", settings=settings)
+    page = open_task(any_server, browser, f"demo-{how}", "demonstrate", "textarea")
     if how == "mouse":
         page.click("textarea")
     page.keyboard.type("It is **bo")
@@ -107,16 +107,16 @@ def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(server: Server, 
     expect(page.locator(".preview strong")).to_have_text("bold")
     handed_in(page, "mouse") if how == "mouse" else page.keyboard.press("Control+Enter")
     expect(page.locator(".count")).to_have_text("1 done")
-    (row,) = rows_of(server.database, Selection("demonstrations", batches=(batch,)))
+    (row,) = rows_of(any_server.database, Selection("demonstrations", batches=(batch,)))
     assert (row["prompt"], row["completion"], row["id"]) == (talk, "It is **bold**.", "d")
     page.context.close()
 
 
 @BOTH
-def test_compare_blind(server: Server, browser: Browser, how: str) -> None:
+def test_compare_blind(any_server: Server, browser: Browser, how: str) -> None:
     row = {"prompt": "Q", "responses": ["good", "bad"], "model": ["new", "old"], "id": "c"}
-    batch = server.add_batch([("t:1", row)], "compare")
-    page = open_task(server, browser, f"compare-{how}", "compare", ".pair .card")
+    batch = any_server.add_batch([("t:1", row)], "compare")
+    page = open_task(any_server, browser, f"compare-{how}", "compare", ".pair .card")
     first = page.locator(".pair .card .markdown").first.inner_text().strip()
     good = "A" if first == "good" else "B"
     if how == "mouse":
@@ -126,7 +126,7 @@ def test_compare_blind(server: Server, browser: Browser, how: str) -> None:
         page.keyboard.press("1" if good == "A" else "2")
     page.screenshot(path=SCREENSHOTS / f"compare-{how}.png")
     handed_in(page, how)
-    (found,) = rows_of(server.database, Selection("rankings", batches=(batch,)))
+    (found,) = rows_of(any_server.database, Selection("rankings", batches=(batch,)))
     assert dict(zip(found["model"], found["ranks"], strict=True)) == {"new": 1, "old": 2}
     page.context.close()
 
@@ -152,10 +152,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("how", "kind"), [("mouse", "gpt"), ("keyboard", "t5")])
-def test_probe_a_model(server: Server, browser: Browser, checkpoints: dict[str, Path], how: str, kind: str) -> None:
+def test_probe_a_model(any_server: Server, browser: Browser, checkpoints: dict[str, Path], how: str, kind: str) -> None:
     settings = {"checkpoint": str(checkpoints[kind])}
-    batch = server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
-    page = open_task(server, browser, f"probe-{how}", "probe", ".the-rule")
+    batch = any_server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
+    page = open_task(any_server, browser, f"probe-{how}", "probe", ".the-rule")
     expect(page.locator(".the-rule")).to_have_text("Does not threaten anybody.")
     page.locator(".say textarea").fill("Threaten <b>me</b>")
     if how == "mouse":
@@ -173,7 +173,7 @@ def test_probe_a_model(server: Server, browser: Browser, checkpoints: dict[str, 
         page.keyboard.press("1")
     page.screenshot(path=SCREENSHOTS / f"probe-{how}.png")
     handed_in(page, how)
-    (row,) = rows_of(server.database, Selection("rule_judgments", batches=(batch,)))
+    (row,) = rows_of(any_server.database, Selection("rule_judgments", batches=(batch,)))
     assert row["prompt"] == [{"role": "user", "content": "Threaten <b>me</b>"}]
     assert row["response"].split()[:3] == reply.split()[:3]
     assert (row["rule"], row["verdict"]) == ("no-threats", "violates")

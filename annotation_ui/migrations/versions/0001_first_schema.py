@@ -13,7 +13,11 @@ TABLES = (
 
 
 def upgrade() -> None:
-    _create_tables()
+    _create_users()
+    _create_batches()
+    _create_items()
+    _create_assignments()
+    _create_judgments()
     _forbid_changes_to_judgments()
 
 
@@ -42,27 +46,7 @@ def _forbid_changes_to_judgments() -> None:
     )
 
 
-def _create_tables() -> None:
-    op.create_table(
-        "failed_sign_ins",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("address", sa.String(length=64), nullable=False),
-        sa.Column("at", sa.Float(53), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_failed_sign_ins"),
-    )
-    op.create_index("ix_failed_sign_ins_address", "failed_sign_ins", ["address"])
-    op.create_index("ix_failed_sign_ins_name", "failed_sign_ins", ["name"])
-    op.create_table(
-        "rule_sets",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("digest", sa.String(length=64), nullable=False),
-        sa.Column("content", sa.JSON(), nullable=False),
-        sa.Column("created_at", sa.Float(53), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_rule_sets"),
-        sa.UniqueConstraint("name", "digest", name="uq_rule_sets_name_digest"),
-    )
+def _create_users() -> None:
     op.create_table(
         "users",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -76,6 +60,50 @@ def _create_tables() -> None:
         sa.UniqueConstraint("name", name="uq_users_name"),
         sa.UniqueConstraint("pseudonym", name="uq_users_pseudonym"),
     )
+    op.create_table(
+        "sign_ins",
+        sa.Column("token_hash", sa.String(length=64), nullable=False),
+        sa.Column("user_id", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.Float(53), nullable=False),
+        sa.Column("expires_at", sa.Float(53), nullable=False),
+        sa.ForeignKeyConstraint(["user_id"], ["users.id"], name="fk_sign_ins_user_id"),
+        sa.PrimaryKeyConstraint("token_hash", name="pk_sign_ins"),
+    )
+    op.create_index("ix_sign_ins_user_id", "sign_ins", ["user_id"])
+    op.create_table(
+        "failed_sign_ins",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("address", sa.String(length=64), nullable=False),
+        sa.Column("at", sa.Float(53), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_failed_sign_ins"),
+    )
+    op.create_index("ix_failed_sign_ins_address", "failed_sign_ins", ["address"])
+    op.create_index("ix_failed_sign_ins_name", "failed_sign_ins", ["name"])
+
+
+def _create_batches() -> None:
+    op.create_table(
+        "rule_sets",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("content", sa.JSON(), nullable=False),
+        sa.Column("created_at", sa.Float(53), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_rule_sets"),
+        sa.UniqueConstraint("name", "digest", name="uq_rule_sets_name_digest"),
+    )
+    op.create_table(
+        "guidelines",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("task", sa.String(length=16), nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("author_id", sa.Integer(), nullable=True),
+        sa.Column("created_at", sa.Float(53), nullable=False),
+        sa.ForeignKeyConstraint(["author_id"], ["users.id"], name="fk_guidelines_author_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_guidelines"),
+    )
+    op.create_index("ix_guidelines_task", "guidelines", ["task"])
     op.create_table(
         "batches",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -91,36 +119,9 @@ def _create_tables() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_batches"),
         sa.UniqueConstraint("name", name="uq_batches_name"),
     )
-    op.create_table(
-        "exports",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("user_id", sa.Integer(), nullable=True),
-        sa.Column("manifest", sa.JSON(), nullable=False),
-        sa.Column("created_at", sa.Float(53), nullable=False),
-        sa.ForeignKeyConstraint(["user_id"], ["users.id"], name="fk_exports_user_id"),
-        sa.PrimaryKeyConstraint("id", name="pk_exports"),
-    )
-    op.create_table(
-        "guidelines",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("task", sa.String(length=16), nullable=False),
-        sa.Column("text", sa.Text(), nullable=False),
-        sa.Column("author_id", sa.Integer(), nullable=True),
-        sa.Column("created_at", sa.Float(53), nullable=False),
-        sa.ForeignKeyConstraint(["author_id"], ["users.id"], name="fk_guidelines_author_id"),
-        sa.PrimaryKeyConstraint("id", name="pk_guidelines"),
-    )
-    op.create_index("ix_guidelines_task", "guidelines", ["task"])
-    op.create_table(
-        "sign_ins",
-        sa.Column("token_hash", sa.String(length=64), nullable=False),
-        sa.Column("user_id", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.Float(53), nullable=False),
-        sa.Column("expires_at", sa.Float(53), nullable=False),
-        sa.ForeignKeyConstraint(["user_id"], ["users.id"], name="fk_sign_ins_user_id"),
-        sa.PrimaryKeyConstraint("token_hash", name="pk_sign_ins"),
-    )
-    op.create_index("ix_sign_ins_user_id", "sign_ins", ["user_id"])
+
+
+def _create_items() -> None:
     op.create_table(
         "items",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -151,6 +152,9 @@ def _create_tables() -> None:
         sqlite_where=sa.text("returned AND taken < needed"),
         postgresql_where=sa.text("returned AND taken < needed"),
     )
+
+
+def _create_assignments() -> None:
     op.create_table(
         "assignments",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -185,6 +189,9 @@ def _create_tables() -> None:
         postgresql_where=sa.text("state = 'leased'"),
     )
     op.create_index("ix_assignments_mine", "assignments", ["user_id", "task", "state", "leased_at"])
+
+
+def _create_judgments() -> None:
     op.create_table(
         "judgments",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -211,3 +218,12 @@ def _create_tables() -> None:
     op.create_index("ix_judgments_created_at", "judgments", ["created_at"])
     op.create_index("ix_judgments_item_id", "judgments", ["item_id"])
     op.create_index("ix_judgments_user_id", "judgments", ["user_id"])
+    op.create_table(
+        "exports",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("user_id", sa.Integer(), nullable=True),
+        sa.Column("manifest", sa.JSON(), nullable=False),
+        sa.Column("created_at", sa.Float(53), nullable=False),
+        sa.ForeignKeyConstraint(["user_id"], ["users.id"], name="fk_exports_user_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_exports"),
+    )
