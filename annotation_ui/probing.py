@@ -1,4 +1,4 @@
-"""Talking to a checkpoint: replies are made in a thread of their own and streamed without holding one of the server's.
+"""Talking to a checkpoint: a thread waits for each reply and streams it without holding one of the server's.
 
 The conversation is kept in the assignment's `transcript`, which only this module writes: a labeler's message when it
 arrives, the reply when it is complete. A browser that goes away, or a server that dies, loses no complete message.
@@ -9,28 +9,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
 
+from align.errors import UserError
 from annotation_ui.judgments import ConflictError, Judgments
 from annotation_ui.tasks.base import BadInputError
 
-if TYPE_CHECKING:  # torch takes seconds to import, and most servers never probe
-    from align.models.loading import Loaded
-
 Messages = list[dict[str, str]]
-Stream = Callable[[str, Messages], Iterator[str]]  # (checkpoint, conversation) -> pieces of the reply
+Reply = Callable[[str, Messages], Iterator[tuple[str, str]]]  # (checkpoint, conversation) -> (model, piece of its reply)
 
 MAX_MESSAGE = 20_000
 MAX_TURNS = 50
 
 
 class Probing:
-    """Replies of checkpoints to labelers; one reply is made at a time, the others wait their turn."""
+    """Conversations of labelers with `reply` (see `checkpoints`)."""
 
-    def __init__(self, judgments: Judgments, stream: Stream) -> None:
+    def __init__(self, judgments: Judgments, reply: Reply) -> None:
         self._judgments = judgments
-        self._stream = stream
-        self._model = threading.Semaphore(1)
+        self._reply = reply
         self._busy: set[int] = set()  # assignments whose reply is being made: the thread dies with the process
         self._lock = threading.Lock()
 
@@ -61,13 +57,12 @@ class Probing:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         def work() -> None:
-            said = ""
+            said = model = ""
             try:
-                with self._model:
-                    for piece in self._stream(checkpoint, messages):
-                        said += piece
-                        tell(piece)
-                answer = [*messages, {"role": "assistant", "content": said}]
+                for model, piece in self._reply(checkpoint, messages):  # noqa: B007 (stored with the reply)
+                    said += piece
+                    tell(piece)
+                answer = [*messages, {"role": "assistant", "content": said, "model": model}]
                 self._judgments.save_transcript(user_id, assignment_id, answer)
                 tell(None)
             except Exception as error:  # whatever a checkpoint does, the labeler is told and the thread ends
@@ -79,65 +74,7 @@ class Probing:
         threading.Thread(target=work, daemon=True).start()
         while (piece := await pieces.get()) is not None:
             if isinstance(piece, Exception):
-                yield f"\n\n[no reply: {type(piece).__name__}: {piece}]"
+                why = str(piece) if isinstance(piece, UserError) else f"{type(piece).__name__}: {piece}"
+                yield f"\n\n[no reply: {why}]"
                 return
             yield piece
-
-
-class TransformersStream:
-    """The default stream: any model that `align sample` takes, kept in memory while the same one is asked for."""
-
-    def __init__(self, max_new_tokens: int = 256, temperature: float = 0.7) -> None:
-        self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
-        self._kept: tuple[str, Loaded] | None = None
-
-    def __call__(self, checkpoint: str, messages: Messages) -> Iterator[str]:
-        import torch
-        from transformers import TextIteratorStreamer
-
-        from align.data.conversation import check_conversation
-
-        loaded = self._load(checkpoint)
-        model: Any = loaded.backbone.model
-        tokenization = loaded.tokenization
-        echoes = not model.config.is_encoder_decoder  # a decoder's output begins with its prompt
-        streamer = TextIteratorStreamer(tokenization.tokenizer, skip_prompt=echoes, skip_special_tokens=True)
-        prompt = torch.tensor([tokenization.prompt_ids(check_conversation(messages, "messages"))])
-        failed: list[Exception] = []
-
-        def generate() -> None:
-            try:
-                model.generate(
-                    input_ids=prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    streamer=streamer,
-                    max_new_tokens=self.max_new_tokens,
-                    do_sample=True,
-                    temperature=self.temperature,
-                    eos_token_id=sorted(tokenization.end_ids),
-                    pad_token_id=tokenization.pad_id,
-                )
-            except Exception as error:  # handed to the reader, who would wait for ever otherwise
-                failed.append(error)
-                streamer.end()
-
-        thread = threading.Thread(target=generate, daemon=True)
-        thread.start()
-        yield from streamer
-        thread.join()
-        if failed:
-            raise failed[0]
-
-    def _load(self, checkpoint: str) -> Loaded:
-        import torch
-
-        from align.config import ModelConfig
-        from align.models.loading import load
-
-        if self._kept is None or self._kept[0] != checkpoint:
-            self._kept = None  # before the next one is loaded: two may not fit
-            loaded = load(ModelConfig(model=checkpoint), torch.float32)
-            loaded.backbone.eval()
-            self._kept = (checkpoint, loaded)
-        return self._kept[1]

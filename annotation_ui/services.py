@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from annotation_ui.auth import Auth
+from annotation_ui.checkpoints import Checkpoints
 from annotation_ui.database import Database
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
-from annotation_ui.probing import Probing, Stream, TransformersStream
+from annotation_ui.probing import Probing
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,22 @@ class Services:
     auth: Auth
     leases: Leases
     judgments: Judgments
+    checkpoints: Checkpoints
     probing: Probing
 
 
-def make_services(settings: Settings, stream: Stream | None = None) -> Services:
-    """Open the database; `stream` replaces the loading of checkpoints for the Probe task."""
+def make_services(settings: Settings) -> Services:
+    """Open the database; nothing else is loaded yet."""
     database = Database(settings.database)
     leases = Leases(database, settings.lease_minutes * 60)
     judgments = Judgments(leases)
+    checkpoints = Checkpoints()
     return Services(
         settings=settings,
         database=database,
         auth=Auth(database, settings.session_hours),
         leases=leases,
         judgments=judgments,
-        probing=Probing(judgments, stream or TransformersStream()),
+        checkpoints=checkpoints,
+        probing=Probing(judgments, checkpoints.reply),
     )

@@ -6,7 +6,7 @@ is the one that the model gave.
 
 from __future__ import annotations
 
-from annotation_ui.tasks.base import Json, Task, check_messages, prompt_view, require, text_field
+from annotation_ui.tasks.base import Json, Task, check_messages, excerpt, prompt_view, require, text_field
 from annotation_ui.tasks.judge_rules import check_verdict, verdict_row
 
 
@@ -33,8 +33,16 @@ class Probe(Task):
         replied = len(messages) > 0 and messages[-1]["role"] == "assistant"
         require(replied, "messages: talk to the model first, then judge its last reply")
         text_field({"reply": messages[-1]["content"]}, "reply")
-        return {"messages": messages, **check_verdict(answer)}
+        model = answer["messages"][-1].get("model", "")
+        return {"messages": messages, "model": model, **check_verdict(answer)}
+
+    def draft(self, answer: Json) -> Json:
+        return {"verdict": answer["verdict"], "note": answer["note"]}  # the conversation is the server's
+
+    def summary(self, answer: Json) -> str:
+        return f"{answer['verdict']}: {excerpt(answer['messages'][-1]['content'])}"
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
         prompt, reply = answer["messages"][:-1], answer["messages"][-1]
-        return [verdict_row(prompt, reply["content"], content["rule"], answer)]
+        row = verdict_row(prompt, reply["content"], content["rule"], answer)
+        return [{**row, "model": answer["model"]} if answer.get("model") else row]

@@ -1,0 +1,127 @@
+"""Models for the Probe task: whatever `align sample` takes, loaded by the lead, never in a labeler's way."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from align.errors import UserError
+from annotation_ui.checkpoints import Checkpoints
+from annotation_ui.model_process import Speaker
+
+from .client import Client
+from .conftest import SCREENSHOTS
+from .running import Server
+
+pytestmark = pytest.mark.timeout(180)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("kind", ["built-in", "folder", "adapter"])
+def test_any_model_that_sample_takes_speaks(
+    load_sharp: Callable, sharp_folders: dict[str, str], tmp_path: Path, kind: str
+) -> None:
+    if kind == "adapter":
+        load_sharp("tiny-llama", lora_rank=2).backbone.peft.save_pretrained(tmp_path, selected_adapters=["policy"])
+    name = {"built-in": "tiny-t5", "folder": sharp_folders["tiny-gpt2"], "adapter": str(tmp_path / "policy")}[kind]
+    pieces = list(Speaker(name).reply(HELLO))
+    assert len(pieces) > 1
+    assert "".join(pieces).strip()
+
+
+def test_a_conversation_that_is_too_long_is_refused_in_words(sharp_folders: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="longer than the model can read"):
+        next(Speaker(sharp_folders["tiny-gpt2"]).reply([{"role": "user", "content": "x" * 20_000}]))
+
+
+def test_a_model_is_loaded_beside_talks_dies_with_its_process_and_is_unloaded(tmp_path: Path) -> None:
+    checkpoints = Checkpoints()
+    with pytest.raises(UserError, match="no model is loaded"):
+        next(checkpoints.reply("", HELLO))
+    start = time.perf_counter()
+    checkpoints.load("tiny-gpt2")
+    assert time.perf_counter() - start < 1
+    assert checkpoints.status.state == "loading"
+    said = list(checkpoints.reply("", HELLO))  # waits until it is there
+    assert {model for model, _ in said} == {"tiny-gpt2"}
+    assert checkpoints.status.state == "loaded"
+    assert "GPT2LMHeadModel" in checkpoints.status.detail
+    process = checkpoints._model.process  # type: ignore[union-attr]
+    process.kill()  # as the kernel does when memory runs out
+    process.wait()
+    assert checkpoints.status.state == "failed"
+    checkpoints.unload()
+    assert checkpoints.status.state == "none"
+
+
+def test_the_lead_loads_and_unloads_a_model(server: Server, browser: Browser, tmp_path: Path) -> None:
+    server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
+    page = server.page(browser, "model-boss", "lead")
+    page.goto("/lead/")
+    page.get_by_role("tab", name="Model", exact=True).click()
+    status = page.locator("#model-status .status")
+    expect(status).to_contain_text("No model is loaded")
+    for name, says in (
+        (str(tmp_path), "holds neither config.json nor adapter_config.json"),
+        ("tiny-llama", "LlamaForCausalLM"),
+    ):
+        page.get_by_label("Model", exact=True).locator("visible=true").fill(name)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Load", exact=True).click()
+        expect(status).to_contain_text(says, timeout=90_000)
+        assert len(status.inner_text().splitlines()) == 1
+    page.screenshot(path=SCREENSHOTS / "lead-model.png")
+    labeler = server.page(browser, "model-labeler")
+    labeler.goto("/?task=probe")
+    labeler.locator(".say textarea").fill("Hello")
+    labeler.click('[data-action="send"]')
+    expect(labeler.locator(".message.assistant .markdown")).not_to_be_empty(timeout=60_000)
+    page.get_by_role("button", name="Unload", exact=True).click()
+    expect(status).to_contain_text("No model is loaded")
+    labeler.locator(".say textarea").fill("Are you there?")
+    labeler.click('[data-action="send"]')
+    expect(labeler.locator(".toast")).to_contain_text("no model is loaded: the lead does that")
+    labeler.context.close()
+    page.context.close()
+
+
+def test_replies_that_are_being_made_hold_up_no_labeler(server: Server) -> None:
+    """Four labelers probe at once; a fifth gets and submits rankings meanwhile, each request in under a second."""
+    server.add_batch(100)
+    server.add_batch([("t", {})], "probe", rule_set="sparrow-dialogue", overlap=4, settings={"checkpoint": "tiny-llama"})
+    probers = [Client(server, server.token(f"prober-{number}")) for number in range(4)]
+    replies: list[str] = []
+
+    def probe(client: Client) -> None:
+        number = client.next("probe")["assignment"]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+        headers = {"Content-Type": "application/json", "Cookie": f"align_session={client.token}"}
+        connection.request("POST", f"/api/assignments/{number}/say", json.dumps({"text": "Hello"}), headers)
+        replies.append(connection.getresponse().read().decode())
+
+    ranker = Client(server, server.token("unhindered"))
+    threads = [threading.Thread(target=probe, args=(client,)) for client in probers]
+    for thread in threads:
+        thread.start()
+    slowest, submits = 0.0, 0
+    while any(thread.is_alive() for thread in threads):  # loading the model, then four replies
+        start = time.perf_counter()
+        here = f"/api/assignments/{ranker.next()['assignment']}/submit"
+        middle = time.perf_counter()
+        body = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
+        assert ranker("POST", here, body)[0] == 200
+        slowest = max(slowest, middle - start, time.perf_counter() - middle)
+        submits += 1
+        time.sleep(0.1)
+    assert [reply for reply in replies if "[no reply" in reply] == []
+    assert len(replies) == 4
+    assert submits >= 5
+    assert slowest < 1
