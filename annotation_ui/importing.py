@@ -40,17 +40,23 @@ class NewBatch:
     settings: Json = field(default_factory=dict)
 
 
-def import_file(database: Database, batch: NewBatch, path: Path) -> int:
-    """Make the batch from a file; all of it or, on the first bad row, nothing. Returns the number of items."""
+def import_file(database: Database, batch: NewBatch, path: Path, name: str = "") -> int:
+    """Make the batch from a file; all of it or, on the first bad row, nothing. Returns the number of items.
+
+    Errors call the file by `name` (default: its path).
+    """
+    name = name or str(path)
+    if path.suffix.lower() != ".jsonl":
+        raise UserError(f"{name}: not a .jsonl file (one JSON object a line)")
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
+            raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB; split it into several batches")
         with path.open(encoding="utf-8") as lines:
-            return import_rows(database, batch, read_rows(lines, str(path)))
+            return import_rows(database, batch, read_rows(lines, name))
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise UserError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text") from None
+        raise UserError(f"{name}: not UTF-8 text") from None
 
 
 def read_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:

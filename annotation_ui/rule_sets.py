@@ -25,14 +25,12 @@ from annotation_ui.schema import RuleSet
 from annotation_ui.tasks.base import Json
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs" / "rules"
-MAX_BYTES = 1_000_000
+MAX_BYTES = 2**20
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 def parse(text: str, file: str) -> Json:
     """{name, title, source, rules: [{id, text, source}]}, or a UserError that names the file and the line."""
-    if len(text.encode()) > MAX_BYTES:
-        raise UserError(f"{file}: larger than {MAX_BYTES} bytes")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -66,14 +64,19 @@ def store(session: Session, rule_set: Json) -> RuleSet:
     return row
 
 
-def read(path: Path) -> Json:
-    """A rule file from disk."""
+def read(path: Path, name: str = "") -> Json:
+    """A rule file from disk. Errors call it by `name` (default: its path)."""
+    name = name or str(path)
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UserError(f"{name}: not a .yaml file")
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB")
+        return parse(path.read_text(encoding="utf-8"), name)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise UserError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text") from None
+        raise UserError(f"{name}: not UTF-8 text") from None
 
 
 def newest(session: Session, name: str) -> RuleSet | None:

@@ -31,7 +31,7 @@ def import_tab(services: Services) -> None:
     with gr.Row():
         least = gr.Number(None, label="Words at least (hint)", precision=0)
         most = gr.Number(None, label="Words at most (hint)", precision=0)
-        checkpoint = gr.Textbox(label="Checkpoint to probe")
+        checkpoint = gr.Textbox(label="Model to probe (none: the loaded one)")
     button, said = gr.Button("Import", variant="primary"), gr.Markdown()
 
     def load(path: str | None, name: str, task: str, rule_set: str | None, *values: Any) -> str:
@@ -42,7 +42,7 @@ def import_tab(services: Services) -> None:
         settings = {key: value for key, value in chosen.items() if value}
         uses_rules = TASKS[task].needs_rules
         batch = NewBatch(name, task, int(overlap or 1), int(priority or 0), rule_set if uses_rules else None, settings)
-        return f"Imported {import_file(services.database, batch, Path(path))} items."
+        return f"Imported {import_file(services.database, batch, Path(path), Path(path).name)} items."
 
     def rule_choices() -> Any:
         with services.database.read() as session:
@@ -101,7 +101,7 @@ def texts_tab(page: gr.Blocks, services: Services) -> None:
     def load_rules(path: str | None) -> str:
         if not path:
             raise UserError("choose a file first")
-        rules = rule_sets.parse(Path(path).read_text(encoding="utf-8", errors="replace"), Path(path).name)
+        rules = rule_sets.read(Path(path), Path(path).name)
         with services.database.write() as session:
             rule_sets.store(session, rules)
         return f"Loaded {len(rules['rules'])} rules."
