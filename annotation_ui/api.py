@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI, Path, Request
+from fastapi import APIRouter, FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import func, select
 
 from annotation_ui.judgments import ConflictError, NotYoursError, Work
 from annotation_ui.markdown import messages_html, to_html
-from annotation_ui.schema import Assignment, Batch, Guideline, Judgment, User
+from annotation_ui.schema import Assignment, Batch, Guideline, Item, Judgment, User
 from annotation_ui.services import Services
 from annotation_ui.tasks import TASKS, BadInputError, Json
-from annotation_ui.tasks.base import MAX_TEXT
+from annotation_ui.tasks.base import MAX_TEXT, excerpt
 
 TaskName = Literal["rank", "rules", "demonstrate", "probe", "compare"]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
+PAGE = 20  # answers on one page of a labeler's history
 AssignmentId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
@@ -97,10 +98,20 @@ def _work_routes(services: Services) -> APIRouter:
         return {"judgment": judgment.id, "kind": judgment.kind}
 
     @router.get("/history")
-    def history(request: Request) -> list[Json]:
-        """What the labeler handed in last, for changing it."""
-        done = judgments.history(request.state.user.id)
-        return [{"assignment": a.id, "task": a.task, "title": TASKS[a.task].title} for a in done]
+    def history(request: Request, before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Json:
+        """What the labeler handed in, newest first, a page at a time."""
+        done = judgments.history(request.state.user.id, before, PAGE + 1)
+        return {"rows": [_handed_in(*each) for each in done[:PAGE]], "more": len(done) > PAGE}
+
+    @router.post("/assignments/{number}/reopen")
+    def reopen(request: Request, number: AssignmentId) -> Json:
+        judgments.reopen(request.state.user.id, number)
+        return {}
+
+    @router.post("/assignments/{number}/keep")
+    def keep(request: Request, number: AssignmentId) -> Json:
+        judgments.keep(request.state.user.id, number)
+        return {}
 
     return router
 
@@ -128,6 +139,19 @@ def _text_routes(services: Services) -> APIRouter:
     return router
 
 
+def _handed_in(judgment: Judgment, item: Item, task: str) -> Json:
+    return {
+        "judgment": judgment.id,
+        "assignment": judgment.assignment_id,
+        "task": task,
+        "title": TASKS[task].title,
+        "prompt": excerpt(item.content["prompt"]),
+        "said": TASKS[task].summary(judgment.answer or {}),
+        "at": judgment.created_at,
+        "edited": judgment.kind == "edit",
+    }
+
+
 def _item(services: Services, user_id: int, assignment_id: int) -> Json:
     work = services.judgments.open(user_id, assignment_id)
     assignment, task = work.assignment, TASKS[work.batch.task]
@@ -136,6 +160,7 @@ def _item(services: Services, user_id: int, assignment_id: int) -> Json:
         "view": task.view(work.item.content, assignment.shown_order, work.batch.settings, work.rules),
         "draft": assignment.draft,
         "sequence": assignment.draft_seq,
+        "changing": assignment.current_id is not None,
         "transcript": messages_html(assignment.transcript) if assignment.transcript is not None else None,
         "others": _others(services, work) if assignment.adjudication else None,
     }

@@ -17,6 +17,8 @@ from annotation_ui.schema import Assignment, Batch, Guideline, Item, Judgment, R
 from annotation_ui.tasks import TASKS, Json
 from annotation_ui.tasks.base import BadInputError
 
+HANDED_IN = "already handed in: it can be changed under My work"
+
 
 class NotYoursError(LookupError):
     """No such assignment for this labeler."""
@@ -52,7 +54,7 @@ class Judgments:
         with self.leases.database.write() as session:
             assignment = _mine(session, user_id, assignment_id)
             if assignment.state in ("done", "skipped"):
-                raise ConflictError("already handed in: undo first to change it")
+                raise ConflictError(HANDED_IN)
             if sequence > assignment.draft_seq:
                 assignment.draft, assignment.draft_seq = draft, sequence
             return self.leases.renew(session, assignment)
@@ -77,14 +79,15 @@ class Judgments:
             work = _work(session, user_id, assignment_id)
             assignment = work.assignment
             if assignment.state in ("done", "skipped"):
-                raise ConflictError("already handed in: undo first to change it")
+                raise ConflictError(HANDED_IN)
             if assignment.transcript is not None:
                 answer = {**answer, "messages": assignment.transcript}
             checked = TASKS[assignment.task].check(answer, work.item.content, work.rules)
             kind = self._kind(session, assignment)
             judgment = _append(session, work, kind, request_id, checked, seconds)
             assignment.state = "expired" if kind == "late" else "done"
-            assignment.current_id = None if kind == "late" else judgment.id
+            if kind != "late":
+                assignment.current_id, assignment.draft = judgment.id, None
             return judgment
 
     def skip(self, user_id: int, assignment_id: int, request_id: str, reason: str, seconds: float) -> Judgment:
@@ -94,8 +97,8 @@ class Judgments:
             if before is not None:
                 return before
             work = _work(session, user_id, assignment_id)
-            if work.assignment.state in ("done", "skipped"):
-                raise ConflictError("already handed in: undo first to change it")
+            if work.assignment.state in ("done", "skipped") or work.assignment.current_id is not None:
+                raise ConflictError(HANDED_IN)
             judgment = _append(session, work, "skip", request_id, {"reason": reason[:1000]}, seconds)
             if work.assignment.state == "leased":
                 give_back_slot(session, work.assignment)
@@ -115,8 +118,7 @@ class Judgments:
                 if not self.leases.renew(session, assignment):
                     raise ConflictError("the item that you skipped has gone to somebody else")
             else:
-                taken_back = session.get_one(Judgment, assignment.current_id)
-                assignment.draft = {"state": taken_back.answer, "past": []}
+                assignment.draft = _as_draft(session, assignment)
                 assignment.state = "leased"  # its slot is still its own
                 self.leases.renew(session, assignment)
             _append(session, work, "undo", request_id, None, 0)
@@ -124,12 +126,38 @@ class Judgments:
             assignment.draft_seq += 1
             return assignment
 
-    def history(self, user_id: int, limit: int = 20) -> list[Assignment]:
-        """What the labeler handed in last."""
+    def history(self, user_id: int, before: int | None = None, limit: int = 20) -> list[tuple[Judgment, Item, str]]:
+        """(judgment, item, task) of what counts of the labeler's, newest first; `before`: a judgment's id."""
+        query = (
+            select(Judgment, Item, Assignment.task)
+            .join(Assignment, Assignment.current_id == Judgment.id)
+            .join(Item, Item.id == Assignment.item_id)
+            .where(Judgment.user_id == user_id)
+        )
+        if before is not None:
+            query = query.where(Judgment.id < before)
         with self.leases.database.read() as session:
-            query = select(Assignment).join(Judgment, Judgment.id == Assignment.current_id)
-            mine = query.where(Assignment.user_id == user_id).order_by(Judgment.id.desc()).limit(limit)
-            return list(session.scalars(mine))
+            return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Judgment.id.desc()).limit(limit))]
+
+    def reopen(self, user_id: int, assignment_id: int) -> None:
+        """Open what was handed in for a change, or go on with one. Until it is submitted, the judgment counts as it is."""
+        with self.leases.database.write() as session:
+            assignment = _mine(session, user_id, assignment_id)
+            if assignment.current_id is None:
+                raise ConflictError("there is no answer of yours to change here")
+            if assignment.draft is None:
+                assignment.draft = _as_draft(session, assignment)
+                assignment.draft_seq += 1
+            assignment.state = "leased"  # its slot is still its own
+            self.leases.renew(session, assignment)
+
+    def keep(self, user_id: int, assignment_id: int) -> None:
+        """Close what was reopened, as it was."""
+        with self.leases.database.write() as session:
+            assignment = _mine(session, user_id, assignment_id)
+            if assignment.current_id is None:
+                raise ConflictError("there is no answer of yours to keep here")
+            assignment.state, assignment.draft = "done", None
 
     def _kind(self, session: Session, assignment: Assignment) -> str:
         if assignment.adjudication:
@@ -144,6 +172,12 @@ class Judgments:
 def rules_of(session: Session, batch: Batch) -> list[Json]:
     """The rules that a batch's items are judged by, in the version that the batch was made with."""
     return session.get_one(RuleSet, batch.rule_set_id).content["rules"] if batch.rule_set_id else []
+
+
+def _as_draft(session: Session, assignment: Assignment) -> Json:
+    """The judgment that counts, as the page takes it up again."""
+    answer = session.get_one(Judgment, assignment.current_id).answer or {}
+    return {"state": TASKS[assignment.task].draft(answer), "past": []}
 
 
 def _mine(session: Session, user_id: int, assignment_id: int) -> Assignment:

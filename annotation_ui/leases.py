@@ -59,6 +59,9 @@ class Leases:
             query = select(Assignment).where(late).order_by(Assignment.item_id).with_for_update(skip_locked=True)
             expired = session.scalars(query).all()
             for assignment in expired:
+                if assignment.current_id is not None:  # opened for a change that was not made: it stays as it is
+                    assignment.state = "done"
+                    continue
                 assignment.state = "expired"
                 give_back_slot(session, assignment)
             return len(expired)

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import Integer, cast, func, select
+from sqlalchemy import Integer, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from annotation_ui import agreement
 from annotation_ui.export import Judged, judged
 from annotation_ui.schema import Assignment, Batch, Item, Judgment, User
 from annotation_ui.tasks import TASKS, Json
+from annotation_ui.tasks.base import excerpt
 from annotation_ui.tasks.rank import pairwise_agreement
 
 DAY = 86_400
@@ -26,11 +27,12 @@ def progress(session: Session) -> list[Json]:
     slots = select(Item.batch_id, func.count(), func.sum(Item.needed)).where(Item.gold.is_(None))
     slots = slots.group_by(Item.batch_id)
     wanted = {batch_id: (items, needed) for batch_id, items, needed in session.execute(slots)}
+    counted_as = case((Assignment.current_id.is_not(None), "done"), else_=Assignment.state).label("counted_as")
     counted = (
-        select(Assignment.batch_id, Assignment.state, func.count())
+        select(Assignment.batch_id, counted_as, func.count())
         .join(Item, Item.id == Assignment.item_id)
         .where(Item.gold.is_(None), ~Assignment.adjudication)
-        .group_by(Assignment.batch_id, Assignment.state)
+        .group_by(Assignment.batch_id, counted_as.name)
     )
     states: dict[int, dict[str, int]] = defaultdict(dict)
     for batch_id, state, count in session.execute(counted):
@@ -143,7 +145,7 @@ def disagreements(session: Session, task: str, batches: tuple[str, ...] = (), li
         if known and fmean(known) < 1 and item_id not in decided:
             item = items[item_id]
             shown = {"item": item_id, "id": item.external_id or "", "agreement": _rounded(fmean(known))}
-            rows.append({**shown, "labelers": len(said), "prompt": _excerpt(item.content["prompt"])})
+            rows.append({**shown, "labelers": len(said), "prompt": excerpt(item.content["prompt"])})
     return sorted(rows, key=lambda row: row["agreement"])[:limit]
 
 
@@ -200,8 +202,3 @@ def _same(task: str) -> Callable[[Json, Json], float]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
-
-
-def _excerpt(prompt: Any) -> str:
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -136,7 +136,8 @@ class Assignment(Base):
     """A labeler's hold on an item: the lease, the order shown, the draft. State: leased, done, skipped or expired.
 
     `transcript` is a probe's conversation: the server writes it, the browser cannot.
-    `current_id` is the judgment that counts now; it can be rebuilt from `judgments` alone.
+    `current_id` is the judgment that counts now; it can be rebuilt from `judgments` alone. Leased with one: its labeler
+    is changing it.
     """
 
     __tablename__ = "assignments"

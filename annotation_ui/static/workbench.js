@@ -2,6 +2,8 @@
 // business of the tasks' own modules, each with: help, empty(view), missing(state, view), mount(root, view, context).
 
 import { Refused, call, clone, h, insist, isTyping, requestId } from "./dom.js";
+import { Frame } from "./frame.js";
+import { help as historyHelp, mountHistory } from "./history.js";
 import * as compare from "./compare.js";
 import * as demonstrate from "./demonstrate.js";
 import * as probe from "./probe.js";
@@ -10,7 +12,7 @@ import * as rules from "./rules.js";
 
 const MODULES = { rank, rules, demonstrate, probe, compare };
 const COMMON_HELP = [["Enter", "submit"], ["U", "undo, also what was submitted last"], ["S", "skip this item"],
-  ["G", "guidelines"], ["?", "this help"]];
+  ["W", "my work"], ["G", "guidelines"], ["?", "this help"]];
 const DRAFT_PAUSE = 300; // ms between the last change and its saving
 const RENEW_EVERY = 60_000; // ms: an open page keeps its item
 const MOST_PAST = 50; // steps that undo goes back within one item
@@ -18,9 +20,12 @@ const MOST_PAST = 50; // steps that undo goes back within one item
 export async function start(element) {
   const root = element.querySelector(".workbench");
   const known = await call("GET", "tasks");
-  const asked = new URLSearchParams(location.search).get("task");
+  const asked = new URLSearchParams(location.search);
   const open = known.tasks.find((task) => task.open)?.name ?? "rank";
-  new Workbench(root, known).show(MODULES[asked] ? asked : open);
+  const workbench = new Workbench(root, known);
+  workbench.task = MODULES[asked.get("task")] ? asked.get("task") : open;
+  if (asked.has("work")) workbench.showHistory();
+  else workbench.show(workbench.task);
 }
 
 class Workbench {
@@ -29,16 +34,9 @@ class Workbench {
     this.known = known;
     this.item = null;
     this.saving = Promise.resolve();
-    this.tabs = h("nav", { class: "tabs", "aria-label": "Tasks" }, known.tasks.map((task) =>
-      h("button", { type: "button", "data-task": task.name, class: task.open ? "" : "quiet", onclick: () => this.show(task.name) }, task.title)));
-    this.saved = h("span", { class: "saved", role: "status" });
-    this.count = h("span", { class: "count" });
-    this.stage = h("div", { class: "stage", id: "stage" });
-    this.live = h("div", { class: "visually-hidden", "aria-live": "polite" });
-    this.toastBox = h("div", { class: "toast", role: "alert", hidden: true });
-    this.dialog = h("dialog", { class: "sheet" });
-    this.actions = this.actionBar();
-    root.replaceChildren(this.header(), this.stage, this.actions, this.live, this.toastBox, this.dialog);
+    this.frame = new Frame(root, known, {
+      task: (name) => this.show(name), history: () => this.showHistory(), guidelines: () => this.showGuidelines(),
+      help: () => this.showHelp(), undo: () => this.undo(), skip: () => this.skip(), submit: () => this.submit() });
     document.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("visibilitychange", () => document.hidden && this.flush(true));
     window.addEventListener("pagehide", () => this.flush(true));
@@ -46,49 +44,30 @@ class Workbench {
     setInterval(() => this.item && !document.hidden && this.save(), RENEW_EVERY);
   }
 
-  header() {
-    const link = (text, href) => h("a", { href }, text);
-    const out = h("form", { method: "post", action: "/logout" }, h("button", { class: "link" }, "Sign out"));
-    const menu = h("details", { class: "menu" }, h("summary", { "aria-label": "Account" }, this.known.user),
-      h("div", { class: "menu-list" }, link("Change password", "/password"), out));
-    return h("header", { class: "top" },
-      h("span", { class: "brand", "aria-hidden": "true" }, h("span"), h("span"), h("span")),
-      this.tabs, h("span", { class: "grow" }), this.saved, this.count,
-      h("button", { class: "link", type: "button", onclick: () => this.showGuidelines() }, "Guidelines"),
-      h("button", { class: "link", type: "button", "aria-label": "Keyboard help", onclick: () => this.showHelp() }, "?"),
-      this.known.lead ? link("Lead", "/lead/") : null, menu);
-  }
-
-  actionBar() {
-    const button = (name, key, action, kind = "") =>
-      h("button", { type: "button", class: kind, "data-action": name.toLowerCase(), onclick: action }, name, " ", h("kbd", {}, key));
-    return h("div", { class: "actions" },
-      button("Undo", "U", () => this.undo()), button("Skip", "S", () => this.skip()), h("span", { class: "grow" }),
-      this.problem = h("span", { class: "problem" }), button("Submit", "⏎", () => this.submit(), "primary"));
-  }
-
   async show(task) {
     await this.flush();
     this.task = task;
-    for (const tab of this.tabs.children) tab.setAttribute("aria-current", tab.dataset.task === task ? "page" : "false");
+    this.frame.showTab(task);
     history.replaceState(null, "", `?task=${task}`);
     await this.next();
   }
 
   async next() {
     const task = this.task;
+    this.history = null;
     const page = await this.guarded(() => insist("POST", `tasks/${task}/next`, {}, () => this.waiting()));
     if (!page || task !== this.task) return;
     this.guidelines = page.guidelines;
-    this.count.textContent = `${page.done} done`;
-    this.saved.textContent = "";
+    this.frame.count.textContent = `${page.done} done`;
+    this.frame.saved.textContent = "";
     this.item = page.item;
     this.module = MODULES[task];
-    this.actions.hidden = !page.item;
-    this.stage.replaceChildren();
+    this.frame.actions.hidden = !page.item;
+    this.frame.actions.querySelector('[data-action="skip"] span').textContent = page.item?.changing ? "Keep as it was" : "Skip";
+    this.frame.stage.replaceChildren();
     if (!page.item) {
       this.page = null;
-      this.stage.append(h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
+      this.frame.stage.append(h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
         h("p", {}, "There is no item of this task left for you. Another task may have some, or the lead adds more."),
         h("button", { type: "button", onclick: () => this.next() }, "Look again"), " ",
         h("button", { type: "button", "data-action": "undo", onclick: () => this.undo() }, "Undo the last one")));
@@ -105,7 +84,9 @@ class Workbench {
     this.dirty = false;
     this.seconds = 0;
     this.submitting = requestId();
-    this.page = this.module.mount(this.stage, item.view, {
+    if (item.changing) this.frame.stage.append(h("p", { class: "notice" }, "You are changing an answer. It counts as it was until you submit."));
+    const box = this.frame.stage.appendChild(h("div", { class: "task" }));
+    this.page = this.module.mount(box, item.view, {
       state: clone(this.state),
       assignment: item.assignment,
       transcript: item.transcript,
@@ -113,7 +94,7 @@ class Workbench {
       changed: (state, said) => this.changed(state, said),
       typed: (state) => this.typed(state),
       submit: () => this.submit(),
-      toast: (text) => this.toast(text),
+      toast: (text) => this.frame.toast(text),
     });
     this.root.scrollTo(0, 0);
     this.page.focus();
@@ -124,7 +105,7 @@ class Workbench {
   changed(state, said) {
     this.past = [...this.past, this.state].slice(-MOST_PAST);
     this.typed(state);
-    if (said) this.live.textContent = said;
+    if (said) this.frame.live.textContent = said;
   }
 
   // Typing in a field, which has an undo of its own.
@@ -132,14 +113,14 @@ class Workbench {
     this.state = clone(state);
     this.dirty = true;
     this.lastActive = Date.now();
-    this.saved.textContent = "Saving…";
+    this.frame.saved.textContent = "Saving…";
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.save(), DRAFT_PAUSE);
     this.showProblem();
   }
 
   showProblem() {
-    this.problem.textContent = this.module.missing(this.state, this.item.view) ?? "";
+    this.frame.problem.textContent = this.module.missing(this.state, this.item.view) ?? "";
   }
 
   // Drafts go one after the other; a later one carries a higher number, and the server keeps the highest.
@@ -153,7 +134,7 @@ class Workbench {
     this.saving = this.saving.then(async () => {
       try {
         const answer = await call("PUT", `assignments/${item.assignment}/draft`, body, { keepalive });
-        this.saved.textContent = answer.held ? "Saved" : "Saved; this item has gone to somebody else";
+        this.frame.saved.textContent = answer.held ? "Saved" : "Saved; this item has gone to somebody else";
       } catch (error) {
         if (item !== this.item) return;
         if (error instanceof Refused) return this.refused(error);
@@ -171,12 +152,16 @@ class Workbench {
   async submit() {
     if (!this.item || this.busy) return;
     const problem = this.module.missing(this.state, this.item.view);
-    if (problem) return this.toast(problem);
+    if (problem) return this.frame.toast(problem);
     await this.handIn("submit", { answer: this.state });
   }
 
   async skip() {
-    if (this.item && !this.busy) await this.handIn("skip", { reason: "" });
+    if (!this.item || this.busy) return;
+    if (!this.item.changing) return this.handIn("skip", { reason: "" });
+    await this.flush();
+    const path = `assignments/${this.item.assignment}/keep`;
+    if (await this.guarded(() => insist("POST", path, {}, () => this.waiting()))) this.showHistory();
   }
 
   async handIn(what, more) {
@@ -188,10 +173,39 @@ class Workbench {
     const done = await this.guarded(() => insist("POST", path, body, () => this.waiting()));
     this.busy = false;
     if (!done) return;
-    if (done.kind === "late") this.toast("Your time for this item had run out and somebody else has it. Your answer is kept apart.");
-    this.live.textContent = what === "skip" ? "Skipped" : "Submitted";
+    if (done.kind === "late") this.frame.toast("Your time for this item had run out and somebody else has it. Your answer is kept apart.");
+    this.frame.live.textContent = what === "skip" ? "Skipped" : "Submitted";
+    const { changing } = this.item;
     this.item = null;
-    await this.next();
+    await (changing ? this.showHistory() : this.next());
+  }
+
+  // A page of what was handed in; `newer` holds where the pages before this one began.
+  async showHistory(before = null, newer = []) {
+    await this.flush();
+    const path = before === null ? "history" : `history?before=${before}`;
+    const page = await this.guarded(() => insist("GET", path, undefined, () => this.waiting()));
+    if (!page) return;
+    this.item = null;
+    this.module = { help: historyHelp };
+    this.frame.showTab(null);
+    history.replaceState(null, "", `?task=${this.task}&work`);
+    this.frame.actions.hidden = true;
+    this.frame.count.textContent = this.frame.saved.textContent = "";
+    this.frame.stage.replaceChildren();
+    this.history = mountHistory(this.frame.stage, page, {
+      open: (row) => this.reopen(row),
+      older: () => this.showHistory(page.rows.at(-1).judgment, [...newer, before]),
+      newer: newer.length ? () => this.showHistory(newer.at(-1), newer.slice(0, -1)) : null,
+      leave: () => this.show(this.task),
+    });
+    this.root.scrollTo(0, 0);
+    this.history.focus();
+  }
+
+  async reopen(row) {
+    const path = `assignments/${row.assignment}/reopen`;
+    if (await this.guarded(() => insist("POST", path, {}, () => this.waiting()))) await this.show(row.task);
   }
 
   async undo() {
@@ -200,32 +214,39 @@ class Workbench {
       const state = this.past.pop();
       this.typed(state);
       this.page.restore(clone(state));
-      this.live.textContent = "Undone";
+      this.frame.live.textContent = "Undone";
       return;
     }
+    if (this.item?.changing) return this.frame.toast("There is nothing to undo. S keeps your answer as it was.");
     await this.flush();
     const body = { request_id: requestId() };
     const done = await this.guarded(() => insist("POST", `tasks/${this.task}/undo`, body, () => this.waiting()));
     if (!done) return;
-    if (!done.undone) return this.toast("There is nothing to undo");
+    if (!done.undone) return this.frame.toast("There is nothing to undo");
     this.item = null;
     await this.next();
-    this.toast("Your last answer is open again");
+    this.frame.toast("Your last answer is open again");
   }
 
   key(event) {
-    if (this.dialog.open || event.ctrlKey || event.metaKey || event.altKey) {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !this.dialog.open) this.submit();
+    if (this.frame.dialog.open || event.ctrlKey || event.metaKey || event.altKey) {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !this.frame.dialog.open) this.submit();
       return;
     }
     if (isTyping(event.target)) {
       if (event.key === "Escape") this.page?.focus(true);
       return;
     }
+    if (this.history) {
+      if (event.key === "?") this.showHelp();
+      else if (!this.history.key(event)) return;
+      event.preventDefault();
+      return;
+    }
     const pressed = event.target instanceof HTMLElement && event.target.closest("button, a, summary, input");
     if (pressed && (event.key === "Enter" || event.key === " ")) return;
     const common = { enter: () => this.submit(), u: () => this.undo(), s: () => this.skip(), "?": () => this.showHelp(),
-      g: () => this.showGuidelines() };
+      g: () => this.showGuidelines(), w: () => this.showHistory() };
     const action = common[event.key.toLowerCase()];
     if (action) action();
     else if (!this.item || !this.page.key(event)) return;
@@ -237,23 +258,17 @@ class Workbench {
   }
 
   showHelp() {
-    const rows = [...this.module.help, ...COMMON_HELP].map(([key, text]) => h("tr", {}, h("th", {}, h("kbd", {}, key)), h("td", {}, text)));
-    this.sheet("Keys", h("table", { class: "keys" }, rows));
+    const rows = [...this.module.help, ...(this.history ? [] : COMMON_HELP)].map(([key, text]) => h("tr", {}, h("th", {}, h("kbd", {}, key)), h("td", {}, text)));
+    this.frame.sheet("Keys", h("table", { class: "keys" }, rows));
   }
 
   showGuidelines() {
     const text = this.guidelines || "<p>The lead has not written guidelines for this task.</p>";
-    this.sheet("Guidelines", h("div", { class: "markdown", html: text }));
-  }
-
-  sheet(title, content) {
-    const close = h("button", { type: "button", class: "primary", onclick: () => this.dialog.close() }, "Close");
-    this.dialog.replaceChildren(h("h2", {}, title), content, close);
-    this.dialog.showModal();
+    this.frame.sheet("Guidelines", h("div", { class: "markdown", html: text }));
   }
 
   waiting() {
-    this.saved.textContent = "No connection: trying again…";
+    this.frame.saved.textContent = "No connection: trying again…";
   }
 
   async guarded(action) {
@@ -268,18 +283,11 @@ class Workbench {
 
   refused(error) {
     if (error.status === 401) {
-      this.sheet("Signed out", h("p", {}, "Your session has ended. Your draft is kept: ",
+      this.frame.sheet("Signed out", h("p", {}, "Your session has ended. Your draft is kept: ",
         h("a", { href: `/login?next=${encodeURIComponent(`/?task=${this.task}`)}` }, "sign in again"), "."));
       return;
     }
-    this.toast(error.message);
+    this.frame.toast(error.message);
     if (error.status === 409 || error.status === 404) this.next();
-  }
-
-  toast(text) {
-    this.toastBox.textContent = text;
-    this.toastBox.hidden = false;
-    clearTimeout(this.toastTimer);
-    this.toastTimer = setTimeout(() => (this.toastBox.hidden = true), 4000);
   }
 }

@@ -59,6 +59,14 @@ class Task(ABC):
     def rows(self, content: Json, answer: Json) -> list[Json]:
         """The rows of DESIGN section 6 that a canonical answer is worth (without labeler and id)."""
 
+    def draft(self, answer: Json) -> Json:
+        """The answer as the page takes it up again to change it."""
+        return answer
+
+    @abstractmethod
+    def summary(self, answer: Json) -> str:
+        """The answer in a few words, for the labeler who gave it."""
+
     def agrees_with_gold(self, answer: Json, gold: Json) -> float | None:
         """Share of the known answer that the canonical answer meets (0 to 1), None if nothing compares."""
         return None
@@ -120,6 +128,12 @@ def check_messages(messages: Any, field: str) -> list[dict[str, str]]:
         require(message.get("role") in ROLES, f"{field}[{number}].role: must be one of {', '.join(ROLES)}")
         text_field(message, "content", empty=True)
     return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def excerpt(prompt: Any) -> str:
+    """The beginning of a prompt, or of a conversation's last turn."""
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def prompt_view(prompt: Any) -> list[dict[str, str]]:

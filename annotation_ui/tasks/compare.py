@@ -38,6 +38,9 @@ class Compare(Task):
         choice = answer["choice"]
         return {"choice": "AB"[order.index("AB".index(choice))] if choice in ("A", "B") else choice}
 
+    def summary(self, answer: Json) -> str:
+        return {"A": "A is better", "B": "B is better", "tie": "Tie", "both_bad": "Both bad"}[answer["choice"]]
+
     def rows(self, content: Json, answer: Json) -> list[Json]:
         row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": RANKS[answer["choice"]]}
         if answer["choice"] == "both_bad":

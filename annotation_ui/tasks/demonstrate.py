@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from annotation_ui.tasks.base import Json, Task, prompt_field, prompt_view, text_field
+from annotation_ui.tasks.base import Json, Task, excerpt, prompt_field, prompt_view, text_field
 
 
 class Demonstrate(Task):
@@ -21,6 +21,9 @@ class Demonstrate(Task):
 
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         return {"completion": text_field(answer, "completion")}
+
+    def summary(self, answer: Json) -> str:
+        return excerpt(answer["completion"])
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
         return [{"prompt": content["prompt"], "completion": answer["completion"]}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from align.data.records import VERDICTS
@@ -46,6 +47,10 @@ class JudgeRules(Task):
         if missing:
             raise BadInputError(f"verdicts: {', '.join(missing)} not judged yet")
         return {"verdicts": {rule: check_verdict(verdicts[rule]) for rule in content["rules"]}}
+
+    def summary(self, answer: Json) -> str:
+        count = Counter(said["verdict"] for said in answer["verdicts"].values())
+        return ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
         return [verdict_row(content["prompt"], content["response"], rule, said) for rule, said in answer["verdicts"].items()]

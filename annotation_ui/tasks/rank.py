@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from string import ascii_uppercase
 from typing import Any
 
 from align.data.records import MAX_RESPONSES, MIN_RESPONSES
@@ -66,6 +67,12 @@ class Rank(Task):
 
     def shown(self, answer: Json, order: list[int]) -> Json:
         return {field: [values[index] for index in order] for field, values in answer.items()}
+
+    def summary(self, answer: Json) -> str:
+        tiers: dict[int, list[str]] = {}
+        for letter, rank in zip(ascii_uppercase, answer["ranks"], strict=False):
+            tiers.setdefault(rank, []).append(letter)
+        return " > ".join(" = ".join(tiers[rank]) for rank in sorted(tiers))
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
         row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": answer["ranks"]}

@@ -121,6 +121,32 @@ def test_undo_reopens_the_last_judgment_as_it_was_and_all_rows_stay(
     ]
 
 
+def test_a_change_that_is_never_made_leaves_the_judgment_and_its_slot(database: Database) -> None:
+    leases = Leases(database)
+    judgments = Judgments(leases)
+    add_batch(database, 1)
+    ann, bob = add_users(database, "ann", "bob")
+    mine = leases.next(ann, "rank")
+    assert mine is not None
+    with pytest.raises(ConflictError, match="no answer"):
+        judgments.reopen(ann, mine.id)
+    done = submit(judgments, ann, mine, "one")
+    judgments.reopen(ann, mine.id)
+    judgments.save_draft(ann, mine.id, {"state": "half done"}, 9)
+    with pytest.raises(ConflictError, match="My work"):
+        judgments.skip(ann, mine.id, "skip", "", 1)
+    with database.write() as session:
+        session.get_one(Assignment, mine.id).expires_at = 0
+    assert leases.next(bob, "rank") is None  # its slot is taken
+    now = judgments.open(ann, mine.id).assignment
+    assert (now.state, now.current_id) == ("done", done.id)
+    judgments.reopen(ann, mine.id)
+    assert judgments.open(ann, mine.id).assignment.draft == {"state": "half done"}
+    assert submit(judgments, ann, mine, "two", {"ranks": [4, 3, 2, 1]}).kind == "edit"
+    assert [judgment.answer["ranks"] for judgment, _, _ in judgments.history(ann)] == [[4, 3, 2, 1]]  # type: ignore[index]
+    assert judgments.history(bob) == []
+
+
 def test_the_same_request_twice_is_one_judgment(database: Database, leases: Leases, judgments: Judgments) -> None:
     add_batch(database)
     ann, bob = add_users(database, "ann", "bob")
