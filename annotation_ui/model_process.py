@@ -20,7 +20,7 @@ from align.errors import UserError
 
 MAX_NEW_TOKENS = 256
 TEMPERATURE = 0.7
-NICENESS = 10  # labelers come first
+NICENESS = 5  # labelers come first
 
 
 class Speaker:

@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from align.errors import UserError
+from align.models.checkpoint import save_model, weights_of
 from annotation_ui.checkpoints import Checkpoints
 from annotation_ui.model_process import Speaker
 
@@ -21,7 +22,8 @@ from .client import Client
 from .conftest import SCREENSHOTS
 from .running import Server
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
+CARD = {"title": "A model", "stage": "sft"}
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -30,8 +32,9 @@ def test_any_model_that_sample_takes_speaks(
     load_sharp: Callable, sharp_folders: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
     if kind == "adapter":
-        load_sharp("tiny-llama", lora_rank=2).backbone.peft.save_pretrained(tmp_path, selected_adapters=["policy"])
-    name = {"built-in": "tiny-t5", "folder": sharp_folders["tiny-gpt2"], "adapter": str(tmp_path / "policy")}[kind]
+        loaded = load_sharp("tiny-llama", lora_rank=2)
+        save_model(tmp_path / "adapter", loaded, weights_of(loaded.backbone), CARD)
+    name = {"built-in": "tiny-t5", "folder": sharp_folders["tiny-gpt2"], "adapter": str(tmp_path / "adapter")}[kind]
     pieces = list(Speaker(name).reply(HELLO))
     assert len(pieces) > 1
     assert "".join(pieces).strip()
@@ -76,14 +79,14 @@ def test_the_lead_loads_and_unloads_a_model(server: Server, browser: Browser, tm
         page.get_by_label("Model", exact=True).locator("visible=true").fill(name)
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Load", exact=True).click()
-        expect(status).to_contain_text(says, timeout=90_000)
+        expect(status).to_contain_text(says, timeout=180_000)
         assert len(status.inner_text().splitlines()) == 1
     page.screenshot(path=SCREENSHOTS / "lead-model.png")
     labeler = server.page(browser, "model-labeler")
     labeler.goto("/?task=probe")
     labeler.locator(".say textarea").fill("Hello")
     labeler.click('[data-action="send"]')
-    expect(labeler.locator(".message.assistant .markdown")).not_to_be_empty(timeout=60_000)
+    expect(labeler.locator(".message.assistant .markdown")).not_to_be_empty(timeout=120_000)
     page.get_by_role("button", name="Unload", exact=True).click()
     expect(status).to_contain_text("No model is loaded")
     labeler.locator(".say textarea").fill("Are you there?")
@@ -95,7 +98,7 @@ def test_the_lead_loads_and_unloads_a_model(server: Server, browser: Browser, tm
 
 def test_replies_that_are_being_made_hold_up_no_labeler(server: Server) -> None:
     """Four labelers probe at once; a fifth gets and submits rankings meanwhile, each request in under a second."""
-    server.add_batch(100)
+    server.add_batch(3000)
     server.add_batch([("t", {})], "probe", rule_set="sparrow-dialogue", overlap=4, settings={"checkpoint": "tiny-llama"})
     probers = [Client(server, server.token(f"prober-{number}")) for number in range(4)]
     replies: list[str] = []
