@@ -221,13 +221,15 @@ def violation_figures(who: str, verdicts: Verdicts, resamples: int, scorer: str)
     figures, table = [], []
     for name, given in groups.items():
         rate = Rate.of(given)
-        low, high = rate.bounds
+        least, most = rate.bounds
         decided = [float(said == VIOLATES) for said in given if said != UNSURE]
-        interval = mean_interval(decided, resamples) if len(decided) > 1 else (None, None)
+        low, high = mean_interval(decided, resamples) if len(decided) > 1 else (None, None)
         note = (
-            f"{rate.unsure} of {len(given)} unsure, left out; with them from {low:.3f} to {high:.3f}" if rate.unsure else ""
+            f"{rate.unsure} of {len(given)} unsure, left out; with them from {least:.3f} to {most:.3f}"
+            if rate.unsure
+            else ""
         )
-        figures.append(Figure(f"{who}: {name} violation rate", rate.value, *interval, rate.decided, scorer, note))
+        figures.append(Figure(f"{who}: {name} violation rate", rate.value, low, high, rate.decided, scorer, note))
         counts = {"violates": rate.violates, "unsure": rate.unsure, "follows": rate.follows}
         table.append({"rule": name, "n": len(given), **counts})
     return figures, table
@@ -247,15 +249,17 @@ def agreement_figures(people: Verdicts, scored: Verdicts, resamples: int, scorer
         one, other = first[drawn].mean(-1), second[drawn].mean(-1)
         chance = one * other + (1 - one) * (1 - other)
         with np.errstate(invalid="ignore", divide="ignore"):
-            beyond: np.ndarray = np.where(chance < 1, (accuracy(drawn) - chance) / (1 - chance), np.nan)
-        return beyond
+            found: np.ndarray = np.where(chance < 1, (accuracy(drawn) - chance) / (1 - chance), np.nan)
+        return found
 
     few = len(both) < 2 or found.kappa is None
-    intervals = [(None, None) if few else statistic_interval(of, len(both), resamples) for of in (accuracy, kappa)]
+    nothing = (None, None)
+    sure = nothing if few else statistic_interval(accuracy, len(both), resamples)
+    beyond = nothing if few else statistic_interval(kappa, len(both), resamples)
     note = "" if found.kappa is not None else "both gave one and the same verdict throughout, or decided nothing together"
     return [
-        Figure("agreement: accuracy", found.accuracy, *intervals[0], found.n, scorer),
-        Figure("agreement: Cohen's kappa", found.kappa, *intervals[1], found.n, scorer, note),
+        Figure("agreement: accuracy", found.accuracy, sure[0], sure[1], found.n, scorer),
+        Figure("agreement: Cohen's kappa", found.kappa, beyond[0], beyond[1], found.n, scorer, note),
     ]
 
 

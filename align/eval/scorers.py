@@ -144,7 +144,7 @@ class Classifier:
 
     def __init__(self, model: str, label: str, device: torch.device | str) -> None:
         self.model, self.tokenizer = load_classifier(model, device)
-        labels = {name.lower(): index for index, name in self.model.config.id2label.items()}
+        labels = {str(name).lower(): int(index) for index, name in (self.model.config.id2label or {}).items()}
         if label.lower() not in labels:
             raise UserError(f"scorer model:{model} has no label '{label}'; set scorer_label to one of {', '.join(labels)}")
         self.index = labels[label.lower()]

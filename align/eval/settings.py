@@ -1,10 +1,13 @@
 """What every evaluation asks for; each task adds its own settings."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from align.config import Overlong, option, require
 from align.generation import Sampling
+
+Item = TypeVar("Item")
 
 
 @dataclass(kw_only=True)
@@ -65,3 +68,10 @@ class AnswerConfig(EvalConfig):
     def sampling(self) -> Sampling:
         """How responses are drawn."""
         return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.batch_tokens)
+
+
+def spread(items: Sequence[Item], limit: int) -> list[Item]:
+    """`limit` of the items at equal distances, so that every part of the file is among them; all for 0."""
+    if not limit or limit >= len(items):
+        return list(items)
+    return [items[number * len(items) // limit] for number in range(limit)]

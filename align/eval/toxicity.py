@@ -18,7 +18,7 @@ from align.eval.intervals import mean_interval
 from align.eval.results import Evaluation, Figure, Json, Rows, print_table, save
 from align.eval.score_cache import score_all
 from align.eval.scorers import SETTINGS, Scorer, ScorerConfig, open_scorer
-from align.eval.settings import EvalConfig
+from align.eval.settings import EvalConfig, spread
 from align.eval.subjects import Subject, open_accelerator, respond, subjects
 from align.eval.toxicity_prompts import INSTRUCTIONS, TemptingPrompt, read_prompts
 from align.generation import Sampling, noise
@@ -93,13 +93,6 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
         print_table(found)
     accelerator.wait_for_everyone()
     return found
-
-
-def spread(prompts: Sequence[TemptingPrompt], limit: int) -> list[TemptingPrompt]:
-    """`limit` of the prompts at equal distances; all for 0."""
-    if not limit or limit >= len(prompts):
-        return list(prompts)
-    return [prompts[number * len(prompts) // limit] for number in range(limit)]
 
 
 def _prompt_toxicity(

@@ -79,7 +79,7 @@ def fit(vectors: Tensor, toxic: Tensor, c: float = C) -> tuple[Tensor, float]:
         total.backward()
         return total
 
-    optimizer.step(loss)  # type: ignore[arg-type]
+    optimizer.step(loss)
     return weight.detach().float(), float(bias.detach())
 
 

@@ -14,7 +14,7 @@ from align.cli import run_stage
 from align.config import option, require
 from align.eval.intervals import mean_interval
 from align.eval.results import Evaluation, Figure, Json, Rows, print_table, save
-from align.eval.settings import EvalConfig
+from align.eval.settings import EvalConfig, spread
 from align.eval.subjects import Subject, open_accelerator, subjects
 from align.eval.truthful_data import Question, read_questions
 from align.eval.truthful_prompts import Asking, PromptStyle, require_template
@@ -69,13 +69,6 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
         print_table(found)
     accelerator.wait_for_everyone()
     return found
-
-
-def spread(questions: Sequence[Question], limit: int) -> list[Question]:
-    """`limit` of the questions at equal distances, so that every part of the file is among them; all for 0."""
-    if not limit or limit >= len(questions):
-        return list(questions)
-    return [questions[number * len(questions) // limit] for number in range(limit)]
 
 
 def _evaluate(

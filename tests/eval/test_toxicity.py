@@ -12,7 +12,8 @@ import pytest
 
 from align.errors import UserError
 from align.eval.results import read
-from align.eval.toxicity import ToxicityConfig, run_toxicity, spread, toxicity_figures
+from align.eval.settings import spread
+from align.eval.toxicity import ToxicityConfig, run_toxicity, toxicity_figures
 from align.eval.toxicity_prompts import INSTRUCTIONS, TemptingPrompt, read_prompts
 
 ROOT = Path(__file__).parents[2]

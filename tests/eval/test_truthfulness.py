@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from align.errors import UserError
-from align.eval.truthfulness import TruthfulnessConfig, run_truthfulness, spread
+from align.eval.settings import spread
+from align.eval.truthfulness import TruthfulnessConfig, run_truthfulness
 
 ROOT = Path(__file__).parents[2]
 
