@@ -224,11 +224,7 @@ def violation_figures(who: str, verdicts: Verdicts, resamples: int, scorer: str)
         least, most = rate.bounds
         decided = [float(said == VIOLATES) for said in given if said != UNSURE]
         low, high = mean_interval(decided, resamples) if len(decided) > 1 else (None, None)
-        note = (
-            f"{rate.unsure} of {len(given)} unsure, left out; with them from {least:.3f} to {most:.3f}"
-            if rate.unsure
-            else ""
-        )
+        note = f"{rate.unsure} of {len(given)} unsure, left out; with them {least:.3f} to {most:.3f}" if rate.unsure else ""
         figures.append(Figure(f"{who}: {name} violation rate", rate.value, low, high, rate.decided, scorer, note))
         counts = {"violates": rate.violates, "unsure": rate.unsure, "follows": rate.follows}
         table.append({"rule": name, "n": len(given), **counts})
@@ -252,10 +248,9 @@ def agreement_figures(people: Verdicts, scored: Verdicts, resamples: int, scorer
             found: np.ndarray = np.where(chance < 1, (accuracy(drawn) - chance) / (1 - chance), np.nan)
         return found
 
-    few = len(both) < 2 or found.kappa is None
     nothing = (None, None)
-    sure = nothing if few else statistic_interval(accuracy, len(both), resamples)
-    beyond = nothing if few else statistic_interval(kappa, len(both), resamples)
+    sure = nothing if len(both) < 2 else statistic_interval(accuracy, len(both), resamples)
+    beyond = nothing if found.kappa is None else statistic_interval(kappa, len(both), resamples)
     note = "" if found.kappa is not None else "both gave one and the same verdict throughout, or decided nothing together"
     return [
         Figure("agreement: accuracy", found.accuracy, sure[0], sure[1], found.n, scorer),

@@ -109,7 +109,7 @@ def test_people_alone(settings, tmp_path):
         "people: on-topic violation rate": (pytest.approx(1 / 3), 3),
     }
     assert found.model == "judged"
-    assert found.figures[0].note == "1 of 4 unsure, left out; with them from 0.500 to 0.750"
+    assert found.figures[0].note == "1 of 4 unsure, left out; with them 0.500 to 0.750"
     assert found.figures[0].scorer == "people, majority of labelers"
     counts = {"rule": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
     assert found.tables["Verdicts by rule, people"][1] == counts
