@@ -245,8 +245,8 @@ def agreement_figures(people: Verdicts, scored: Verdicts, resamples: int, scorer
         one, other = first[drawn].mean(-1), second[drawn].mean(-1)
         chance = one * other + (1 - one) * (1 - other)
         with np.errstate(invalid="ignore", divide="ignore"):
-            found: np.ndarray = np.where(chance < 1, (accuracy(drawn) - chance) / (1 - chance), np.nan)
-        return found
+            values: np.ndarray = np.where(chance < 1, (accuracy(drawn) - chance) / (1 - chance), np.nan)
+        return values
 
     nothing = (None, None)
     sure = nothing if len(both) < 2 else statistic_interval(accuracy, len(both), resamples)
