@@ -4,6 +4,7 @@ Each process holds a whole copy of the policy in vLLM beside the one that is tra
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from trl.generation.vllm_generation import VLLMGeneration
@@ -32,7 +33,8 @@ class VLLMColocate:
         self.optimisation, self.loaded = optimisation, loaded
         self.stale = True
         require_servable(loaded.backbone, loaded.adapter)
-        try:
+        advice = "is there a GPU with memory for a second copy of the model (vllm_memory_share)?"
+        with _telling("cannot start", advice):
             self.vllm = VLLMGeneration(
                 _Served(loaded),  # type: ignore[arg-type]  # it reads a name and named weights of its model
                 optimisation.accelerator,
@@ -41,16 +43,12 @@ class VLLMColocate:
                 gpu_memory_utilization=config.vllm_memory_share,
                 max_model_length=longest,
             )
-        except Exception as error:  # vLLM raises all kinds
-            raise UserError(
-                f"engine vllm-colocate: vLLM cannot start ({first_line(error)}); is there a GPU with memory for a second "
-                "copy of the model (vllm_memory_share)?"
-            ) from error
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: tuple[int, ...]) -> Responses:
         accelerator, seeds = self.optimisation.accelerator, row_seeds(len(prompts), *seed)
         if self.stale:
-            with whole_weights(self.optimisation.module, accelerator):
+            advice = "does it know this architecture and number format (it cannot on a CPU, where it packs weights)?"
+            with whole_weights(self.optimisation.module, accelerator), _telling("does not take the weights", advice):
                 self.vllm.sync_weights()
             self.stale = False
 
@@ -85,7 +83,9 @@ class VLLMColocate:
             for seed in seeds
         ]
         asked = [{"prompt_token_ids": ids} for ids in prompts]
-        rows = [found.outputs[0] for found in self.vllm.llm.generate(asked, sampling_params=settings, use_tqdm=False)]
+        with _telling("cannot sample", "lower rollout_size or raise vllm_memory_share if memory ran out"):
+            found = self.vllm.llm.generate(asked, sampling_params=settings, use_tqdm=False)
+        rows = [row.outputs[0] for row in found]
         return [
             (list(row.token_ids), [seen[id].logprob for id, seen in zip(row.token_ids, row.logprobs, strict=True)])
             for row in rows
@@ -96,6 +96,15 @@ class VLLMColocate:
 
     def close(self) -> None:
         pass
+
+
+@contextmanager
+def _telling(what: str, advice: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside vLLM, which raises all kinds, into a line."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"engine vllm-colocate: vLLM {what} ({first_line(error)}); {advice}") from error
 
 
 class _Served(nn.Module):

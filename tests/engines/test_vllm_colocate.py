@@ -68,6 +68,17 @@ def test_a_vllm_that_cannot_start_is_one_line(stand_in_vllm, settings, monkeypat
     assert not Path(settings["output_dir"]).exists(), "nothing is left behind"
 
 
+def test_weights_that_vllm_does_not_take_are_one_line(stand_in_vllm, settings, monkeypatch):
+    from vllm.model import Model
+
+    def refuses(*_):
+        raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
+
+    monkeypatch.setattr(Model, "load_weights", refuses)
+    with pytest.raises(UserError, match=r"vLLM does not take the weights \('Parameter' object .*'\); does it know this"):
+        run_ppo(PPOConfig(**settings))
+
+
 @pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
 def test_without_vllm_its_engines_are_refused_with_what_to_install(settings, monkeypatch, engine):
     monkeypatch.setitem(sys.modules, "vllm", None)  # Python's own way of saying that there is none
