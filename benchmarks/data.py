@@ -19,18 +19,6 @@ from align.reward import RewardConfig, run_reward
 from align.tokenization import load_tokenization
 from benchmarks.workloads import ALL, LORA_RANK, SCALES, Work, scaled
 
-# Llama 3.2 1B's shape (its config.json) but for the vocabulary, which is that of the tokenizer at hand.
-LLAMA_1B = {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
-
 
 def make(folder: Path, scale: str) -> None:
     """Write everything that the runs at a scale read, unless it is there already, made by this very code."""
@@ -49,6 +37,21 @@ def make(folder: Path, scale: str) -> None:
     made.write_text(recipe, encoding="utf-8")
 
 
+def llama_1b(vocabulary: int) -> LlamaConfig:
+    """Llama 3.2 1B's shape (its config.json) with another number of tokens: that of the tokenizer at hand."""
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+
+
 def make_model(folder: Path, name: str, endless: bool = True) -> None:
     """A model whose responses do not end by themselves, so that both sides sample the same number of tokens.
 
@@ -58,7 +61,7 @@ def make_model(folder: Path, name: str, endless: bool = True) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m" if name == "llama-1b" else name))
     if name == "llama-1b":
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **LLAMA_1B)).to(torch.bfloat16)
+        model = LlamaForCausalLM(llama_1b(len(tokenizer))).to(torch.bfloat16)
     else:
         model = AutoModelForCausalLM.from_pretrained(resolve_model(name))
     if endless:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-MATMUL = 2048
-"""Rows and columns of the square matrices whose product is timed."""
-STREAM_BYTES = 2**28
+MATMUL = {"cpu": 2048, "cuda": 8192}
+"""Rows and columns of the square matrices whose product is timed: large enough to keep every unit busy."""
+STREAM_BYTES = {"cpu": 2**28, "cuda": 2**32}
 """Size of the tensor that is read: far beyond any cache."""
 
 
@@ -30,14 +30,15 @@ def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
 
 def matmul_flops(dtype: torch.dtype, device: str) -> float:
     """FLOP/s of a product of square matrices as a linear layer computes it; a product has 2 n^3 operations."""
-    left, right = (torch.randn(MATMUL, MATMUL, device=device).to(dtype) for _ in range(2))
-    return 2 * MATMUL**3 / best_seconds(lambda: torch.nn.functional.linear(left, right))
+    size = MATMUL[device]
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / best_seconds(lambda: torch.nn.functional.linear(left, right))
 
 
 def bandwidth(device: str) -> float:
     """Bytes a second of reading memory from one end to the other."""
-    data = torch.ones(STREAM_BYTES // 4, device=device)
-    return STREAM_BYTES / best_seconds(data.sum)
+    data = torch.ones(STREAM_BYTES[device] // 4, device=device)
+    return STREAM_BYTES[device] / best_seconds(data.sum)
 
 
 def describe() -> dict[str, Any]:

@@ -41,6 +41,11 @@ def value(line: Line) -> float:
     return step / work.rows if work.stage == "reward" else step
 
 
+def memory(line: Line) -> float:
+    """The peak that counts (GiB): what the GPU has held where there is one, else what the process has."""
+    return float(line.get("peak_device_gib", line["peak_gib"]))
+
+
 def higher_is_better(work: Work) -> bool:
     """Whether the value is a rate."""
     return work.unit == "tokens/s"
@@ -75,7 +80,7 @@ class Summary:
     Attributes:
         ours, peer: medians of the value; the peer's is None where there is no peer.
         ratios: how many times faster ours is, pair by pair.
-        ours_gib, peer_gib: medians of the peak memory of the process.
+        ours_gib, peer_gib: medians of the peak memory (see `memory`).
     """
 
     work: Work
@@ -101,7 +106,7 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
     known = Summary(
         work,
         statistics.median(map(value, ours.values())),
-        statistics.median(line["peak_gib"] for line in ours.values()),
+        statistics.median(map(memory, ours.values())),
         ours_variant,
         len(ours),
     )
@@ -111,7 +116,7 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
     return Summary(
         **{name: getattr(known, name) for name in ("work", "ours", "ours_gib", "ours_variant", "pairs")},
         peer=statistics.median(map(value, peer.values())),
-        peer_gib=statistics.median(line["peak_gib"] for line in peer.values()),
+        peer_gib=statistics.median(map(memory, peer.values())),
         peer_variant=peer_variant,
         ratios=tuple(speedup(work, value(ours[pair]), value(peer[pair])) for pair in both),
     )

@@ -131,6 +131,11 @@ def measure(session: Session, work: Work, pairs: int) -> None:
         print(f"{about:48} {seconds} s, peak {line['peak_gib']:.2f} GiB, {line['wall']:.0f} s in all", flush=True)
 
 
+def points_of_curves(scale: str) -> list[Work]:
+    """All points; on one GPU without those that need several processes."""
+    return [work for points in CURVES.values() for _, work in points if work.processes == 1 or scale != "gpu"]
+
+
 def ask(python: str, *words: str) -> str:
     """What a module prints, run by `python` from the project's root."""
     command = [python, "-m", *words]
@@ -170,8 +175,7 @@ def main() -> None:
     session.drop(lambda line: "machine" in line)
     session.add({"machine": machine | {"trl": peer_versions(pythons), "date": date.today().isoformat()}})
     for name in chosen:
-        pieces = [work for points in CURVES.values() for _, work in points] if name == "curves" else [ALL[name]]
-        for work in pieces:
+        for work in points_of_curves(words.scale) if name == "curves" else [ALL[name]]:
             measure(session, work, 1 if name == "curves" else words.pairs)
     print(update_readme(words.readme, session.results, words.scale, session.data / "model"))
 

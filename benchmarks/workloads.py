@@ -9,7 +9,7 @@ PPO_EPOCHS = 4
 LEARNING_RATE = 3e-6
 LORA_RANK = 16
 # The learning rates that each side tries in the race, a factor of 3 apart.
-RACE_RATES = ("1e-3", "3e-3", "1e-2")
+RACE_RATES = ("3e-3", "1e-2", "3e-2")
 RACE_UPDATES = 100
 RACE_TARGET = 0.8
 # At 0.05 the KL penalty would outweigh the reward long before the target: reaching it takes 22 nats at least.
@@ -109,7 +109,14 @@ WORKS = (
     ),
     replace(_PPO, name="ppo_lora", title="the same with LoRA", settings={"lora_rank": LORA_RANK}, compared_with="ppo"),
     replace(_RANKING, rows=2),
-    replace(_RANKING, name="reward_k9", title="ranking of K=9, prompt and responses of 64 tokens", responses=9, measured=1),
+    replace(
+        _RANKING,
+        name="reward_k9",
+        title="ranking of K=9, prompt and responses of 64 tokens",
+        responses=9,
+        measured=1,
+        pairs_read=12,
+    ),
     replace(
         _RANKING,
         name="reward_long",
@@ -120,8 +127,8 @@ WORKS = (
         pairs_read=3,
     ),
     Work("sft", "SFT, prompts of 8-64 tokens, completions of 8-192", "sft", 16, (8, 64), (8, 192)),
-    Work("sampling_32", "sampling, 32 rows, 32 new tokens", "sampling", 32, (32, 32), (32, 32), measured=3),
-    Work("sampling_128", "sampling, 128 rows, 32 new tokens", "sampling", 128, (32, 32), (32, 32), measured=3),
+    Work("sampling_32", "sampling, 32 rows, 32 new tokens", "sampling", 32, (32, 32), (32, 32)),
+    Work("sampling_128", "sampling, 128 rows, 32 new tokens", "sampling", 128, (32, 32), (32, 32)),
     Work(
         "time_to_reward",
         f"time to {RACE_TARGET:.0%} of a known optimum, tiny model",

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from benchmarks import ours
 from benchmarks.arithmetic import Shape, rows
-from benchmarks.data import make_model, make_reward_model, make_texts
+from benchmarks.data import llama_1b, make_model, make_reward_model, make_texts
 from benchmarks.measuring import examples
 from benchmarks.workloads import ALL, SCALES, scaled
 
@@ -90,6 +92,16 @@ def test_our_side_of_the_race_runs(folder, tmp_path, monkeypatch):
     found = ours.measure(scaled(ALL["time_to_reward"], TINY), "1e-3", folder, 1, tmp_path)
     assert found.seconds == []
     assert 0.0 < found.figures["best_reward"] < 0.5
+
+
+def test_the_model_for_a_gpu_has_a_billion_weights_and_room_for_its_work():
+    config = llama_1b(49152)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    layer = 2048 * (2048 + 512) * 2 + 3 * 2048 * 8192 + 2 * 2048
+    assert sum(weight.numel() for weight in model.parameters()) == 16 * layer + 2048 + 49152 * 2048
+    large = [scaled(work, SCALES["gpu"]) for work in ALL.values() if work.stage != "race"]
+    assert max(work.prompt[1] + work.response[1] for work in large) <= config.max_position_embeddings
 
 
 def test_the_arithmetic_knows_every_weight(folder):
