@@ -55,6 +55,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         fitted = [math.exp(centre[1] + slope * (math.log(value) - centre[0])) for value in x]
         axes.loglog(x, fitted, "-", color="#1f5fa8", alpha=0.5)
         axes.set_xticks(x, [str(value) for value in x])
+        axes.set_yticks(y, [f"{value:.3g}" for value in y])
         axes.minorticks_off()
         axes.set_xlabel(LABELS[axis][0])
         axes.set_ylabel("seconds")
