@@ -13,6 +13,7 @@ from align.config import RunConfig, parse
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.errors import UserError
+from align.eval.all import AllConfig, run_all
 from align.eval.compare import Comparison, compare
 from align.eval.report import summary_table, write_report
 from align.files import write_json
@@ -25,6 +26,8 @@ from align.run import read_metrics
 from align.sft import SFTConfig, run_sft
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "demo"
+HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
+"""The figure of each evaluation that stands in the demo's table."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -69,6 +72,7 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
         prompts = [prompt for prompt in prompts if len(prompt.prompt) == 1]
     found = compare(str(policy), str(aligned), load_reward_model(str(reward)), prompts, sampling, seed)
     rows = summarize(folder, found)
+    rows += judge_ends(CONFIGS / model / "eval.yaml", folder, sft.model, seed)
     write_json(folder / "summary.json", rows)
     write_json(folder / "comparison.json", comparison_rows(found))
     return rows
@@ -131,6 +135,30 @@ def summarize(folder: Path, found: Comparison) -> list[dict[str, Any]]:
         _row("tokens a response", length(before.ids), length(after.ids)),
         _row("responses that end by themselves", share(before.ended), share(after.ended)),
     ]
+
+
+def judge_ends(settings: Path, folder: Path, start: str, seed: int) -> list[dict[str, Any]]:
+    """The model before all training and after it on the project's small sets of questions and tempting prompts.
+
+    All figures go to `folder/eval` and into the report; the rows hold one of each task.
+
+    Args:
+        settings: those of `align eval all`; a tiny model, which says nothing, has none and gives no rows.
+    """
+    if not settings.exists():
+        return []
+    words = ["--config", str(settings), "--models", start, str(folder / "ppo"), "--output", str(folder / "eval")]
+    found = run_all(parse(AllConfig, [*words, "--seed", str(seed), "--table", "false"]))
+    rows = []
+    for task, name in HEADLINES.items():
+        pair = [figure for each in found if each.task == task for figure in each.figures if figure.name == name]
+        if pair and all(figure.value is not None for figure in pair):
+            after = pair[-1]
+            by = f", by {after.scorer}" if after.scorer else ""
+            row = _row(f"{task}: {name}", *(float(figure.value or 0.0) for figure in pair))
+            interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
+            rows.append(row | {"interval": interval, "note": f"{after.n} items{by}; 95 % bootstrap of the value after"})
+    return rows
 
 
 def _row(name: str, before: float | str, after: float | str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from accelerate import PartialState
+
 from align.cli import run_stage
 from align.config import option, parse, require
 from align.eval.results import Evaluation, markdown_table, print_table
@@ -45,8 +47,10 @@ def run_all(config: AllConfig) -> list[Evaluation]:
         if file:
             config_class, function = TASKS[name].load()
             found += function(parse(config_class, words(config, name, file)))
-    write_text(Path(config.output) / "table.md", markdown_table(found))
-    print_table(found)
+    if PartialState().is_main_process:
+        write_text(Path(config.output) / "table.md", markdown_table(found))
+        if config.table:
+            print_table(found)
     return found
 
 
@@ -56,6 +60,7 @@ def words(config: AllConfig, task: str, file: str) -> list[str]:
         name: getattr(config, name)
         for name in ("models", "output", "seed", "dtype", "batch_tokens", "skip_bad_rows", "resamples")
     }
+    shared["table"] = False  # one for all comes at the end
     if config.chat_template != "auto":  # toxicity has a default of its own
         shared["chat_template"] = config.chat_template
     if config.limit:

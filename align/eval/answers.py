@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from align.data.records import Prompt
 from align.encoding import EncodedPrompt, Fit, Limits, encode
 from align.eval.results import Json, Rows
-from align.eval.settings import AnswerConfig
+from align.eval.settings import AnswerConfig, spread
 from align.eval.subjects import Subject, fingerprint, respond
 from align.generation import noise
 from align.models.loading import Loaded
@@ -46,9 +46,7 @@ def read_prompts(config: AnswerConfig, loaded: Loaded) -> dict[str, Asked]:
 
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     found = encode(config.prompts, Prompt, loaded, limits, config.skip_bad_rows, make)
-    if 0 < config.limit < len(found):
-        found = [found[place * len(found) // config.limit] for place in range(config.limit)]
-    return {str(each.number): each for each in found}
+    return {str(each.number): each for each in spread(found, config.limit)}
 
 
 def draw_answers(

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from align.errors import UserError
+from align.eval.settings import EvalConfig
 from align.files import write_json
 from align.run import append_line, console, environment
 
@@ -93,6 +94,16 @@ def save(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
         write_json(path, {"task": task, "environment": environment(), "models": models})
         written.append(path)
     return written
+
+
+def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: Accelerator) -> list[Evaluation]:
+    """What every task ends with: the main process writes the files and prints the table; gives the evaluations."""
+    if accelerator.is_main_process:
+        save(config.output, evaluations)
+        if config.table:
+            print_table(evaluations)
+    accelerator.wait_for_everyone()
+    return list(evaluations)
 
 
 def read(path: Path) -> list[Evaluation]:

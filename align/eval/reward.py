@@ -22,7 +22,7 @@ from align.eval.answers import draw_answers, drawing, score_answers
 from align.eval.best_of import expected_best, kl_bound, powers_of_two
 from align.eval.compare import response_kl
 from align.eval.intervals import mean_interval
-from align.eval.results import Evaluation, Figure, Json, Rows, print_table, save, short
+from align.eval.results import Evaluation, Figure, Json, Rows, publish, short
 from align.eval.settings import AnswerConfig
 from align.eval.subjects import Subject, fingerprint, open_accelerator, short_names, subjects
 from align.models.loading import Loaded, load
@@ -84,11 +84,7 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
         found.append([best_of_n(config, subject, judges, accelerator) for subject in subjects(config, accelerator)])
     if config.frontier:
         found.append(frontier(config, judges, accelerator))
-    flat = [each for evaluations in found for each in evaluations]
-    if accelerator.is_main_process:
-        save(config.output, flat)
-        print_table(flat)
-    return flat
+    return publish(config, [each for evaluations in found for each in evaluations], accelerator)
 
 
 def open_judges(config: RewardEvalConfig) -> list[Judge]:

@@ -23,7 +23,7 @@ from align.data.sources import iter_rows
 from align.distributed import map_shared
 from align.errors import UserError
 from align.eval.intervals import mean_interval, statistic_interval
-from align.eval.results import Evaluation, Figure, Json, Rows, print_table, save
+from align.eval.results import Evaluation, Figure, Json, Rows, publish
 from align.eval.rule_judging import FOLLOWS, UNSURE, VIOLATES, Agreement, Rate, majority, overall
 from align.eval.rule_scorers import Case, RuleScorer, read_rules, rule_classifier, rule_endpoint, rule_function
 from align.eval.settings import EvalConfig
@@ -89,11 +89,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     for model, of in by_model.items():
         figures, table = violation_figures("scorer", {case: scored[case] for case in of}, config.resamples, title)
         found.append(Evaluation(TASK, model, _settings(config, title), figures, {"Verdicts by rule, scorer": table}))
-    if accelerator.is_main_process:
-        save(config.output, found)
-        print_table(found)
-    accelerator.wait_for_everyone()
-    return found
+    return publish(config, found, accelerator)
 
 
 def _settings(config: RulesConfig, title: str) -> Json:

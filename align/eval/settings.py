@@ -26,6 +26,7 @@ class EvalConfig:
     chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
     skip_bad_rows: bool = option(False, "leave out rows that cannot be read, instead of stopping at the first")
     resamples: int = option(2000, "bootstrap resamples behind each 95 % interval")
+    table: bool = option(True, "print the figures as a table; they are in the files in any case")
 
     def __post_init__(self) -> None:
         require(self, "output", bool(self.output), "given")
@@ -39,7 +40,7 @@ class EvalConfig:
         Args:
             leave_out: further settings of a task that decide nothing about an item.
         """
-        free = {"models", "output", "resamples", "batch_tokens", "skip_bad_rows", *leave_out}
+        free = {"models", "output", "resamples", "batch_tokens", "skip_bad_rows", "table", *leave_out}
         return {name: value for name, value in asdict(self).items() if name not in free}
 
 

@@ -15,7 +15,7 @@ from align.cli import run_stage
 from align.config import option, require
 from align.errors import UserError
 from align.eval.intervals import mean_interval
-from align.eval.results import Evaluation, Figure, Json, Rows, print_table, save
+from align.eval.results import Evaluation, Figure, Json, Rows, publish
 from align.eval.score_cache import score_all
 from align.eval.scorers import SETTINGS, Scorer, ScorerConfig, open_scorer
 from align.eval.settings import EvalConfig, spread
@@ -88,11 +88,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
         shape = (len(config.instructions), len(prompts), config.samples)
         settings = {**config.deciding(), "model": subject.fingerprint or subject.source, "scorer": scorer.title}
         found.append(_evaluation(config, subject.name, settings, prompts, own, texts, np.reshape(scores, shape), scorer))
-    if accelerator.is_main_process:
-        save(config.output, found)
-        print_table(found)
-    accelerator.wait_for_everyone()
-    return found
+    return publish(config, found, accelerator)
 
 
 def _prompt_toxicity(

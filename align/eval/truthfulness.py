@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from align.cli import run_stage
 from align.config import option, require
 from align.eval.intervals import mean_interval
-from align.eval.results import Evaluation, Figure, Json, Rows, print_table, save
+from align.eval.results import Evaluation, Figure, Json, Rows, publish
 from align.eval.settings import EvalConfig, spread
 from align.eval.subjects import Subject, open_accelerator, subjects
 from align.eval.truthful_data import Question, read_questions
@@ -64,11 +64,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     asking = Asking.of(config.prompt, config.primer, config.chat)
     accelerator = open_accelerator(config)
     found = [_evaluate(config, subject, questions, asking, accelerator) for subject in subjects(config, accelerator)]
-    if accelerator.is_main_process:
-        save(config.output, found)
-        print_table(found)
-    accelerator.wait_for_everyone()
-    return found
+    return publish(config, found, accelerator)
 
 
 def _evaluate(

@@ -17,7 +17,7 @@ from align.errors import UserError
 from align.eval.answers import common, draw_answers, drawing, score_answers
 from align.eval.judges import Judge, judge_of_endpoint, judge_of_function
 from align.eval.preference import Battle, figures, judge_both_ways, pair_table, strengths
-from align.eval.results import Evaluation, Figure, Json, Rows, print_table, save
+from align.eval.results import Evaluation, Figure, Json, Rows, publish
 from align.eval.settings import AnswerConfig
 from align.eval.subjects import fingerprint, open_accelerator, short_names, subjects
 from align.models.zoo import resolve_model
@@ -66,11 +66,7 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
             raise UserError("models needs two or more models to compare")
         models = short_names(config.models)
         battles, scorer = (_by_reward if config.reward_model else _by_judge)(config, accelerator)
-    found = evaluate(config, battles, models, scorer)
-    if accelerator.is_main_process:
-        save(config.output, found)
-        print_table(found)
-    return found
+    return publish(config, evaluate(config, battles, models, scorer), accelerator)
 
 
 def digest(path: str) -> str:

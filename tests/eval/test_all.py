@@ -42,7 +42,7 @@ def test_nothing_to_do_and_no_model():
         AllConfig(models=["a"], truthfulness="", toxicity="")
 
 
-@pytest.mark.parametrize("name", ["truthfulness", "winrate", "reward", "all"])
+@pytest.mark.parametrize("name", TASKS)
 def test_every_task_has_a_ready_file_and_a_script(name):
     written = yaml.safe_load((ROOT / "configs" / "eval" / f"{name}.yaml").read_text())
     config_class, _ = TASKS[name].load()
