@@ -10,12 +10,12 @@ from align.batching import over_rows
 from align.config import ModelConfig
 from align.data.records import Prompt
 from align.distributed import compute_dtype
+from align.eval.intervals import mean_interval
 from align.generation import Sampling, noise, sample
 from align.models.loading import Loaded, load
 from align.models.roles import response_log_probs
 from align.ppo.kl import kl_estimates
 from align.reward.checkpoint import LoadedReward
-from align.reward.metrics import bootstrap
 from align.reward.scoring import Answer, RewardModelScorer
 from align.tensor_ops import Padded
 
@@ -78,7 +78,7 @@ def compare(
         policy.backbone.requires_grad_(False).to(accelerator.device)
     said = [answers(policy, reward, prompts, sampling, seed, accelerator) for policy in policies]
     difference = torch.tensor(said[1].rewards, dtype=torch.float64) - torch.tensor(said[0].rewards, dtype=torch.float64)
-    low, high = bootstrap(difference, torch.arange(len(difference)), len(difference), 2000)
+    low, high = mean_interval(difference.numpy())
     contexts = [policies[1].tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
     kl = response_kl(policies[1], policies[0], contexts, said[1].ids, sampling.temperature, accelerator)
     return Comparison(list(prompts), said[0], said[1], float(difference.mean()), low, high, sum(kl) / len(kl))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from align.generation import generator
+from align.eval.intervals import mean_interval
 from align.reward.loss import pairs_of, ranking_loss
 
 
@@ -39,7 +39,8 @@ def summarize(rankings: Sequence[Scored], resamples: int = 1000) -> dict[str, fl
     pairs = pairs_of([list(item.ranks) for item in rankings], [0.0] * len(rankings))
     difference = rewards[pairs.better] - rewards[pairs.worse]
     right = (difference > 0).double() + 0.5 * (difference == 0).double()
-    low, high = bootstrap(right, pairs.ranking, len(rankings), resamples)
+    # Pairs of a ranking hang together: whole rankings are drawn again.
+    low, high = mean_interval(right.numpy(), resamples, pairs.ranking.tolist())
     figures = {
         "loss": float(ranking_loss(rewards, pairs._replace(weight=pairs.weight.double()))) / len(rankings),
         "accuracy": float(right.mean()),
@@ -55,17 +56,6 @@ def summarize(rankings: Sequence[Scored], resamples: int = 1000) -> dict[str, fl
     for distance in sorted(set(pairs.distance.tolist())):
         figures[f"accuracy/distance_{distance}"] = float(right[pairs.distance == distance].mean())
     return figures
-
-
-def bootstrap(values: Tensor, group: Tensor, groups: int, resamples: int, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of the mean of `values` when whole groups are drawn again: pairs of a ranking hang together."""
-    sums = torch.zeros(groups, dtype=torch.float64).index_add(0, group, values.double())
-    counts = torch.zeros(groups, dtype=torch.float64).index_add(0, group, torch.ones_like(values, dtype=torch.float64))
-    drawn = torch.from_numpy(generator(20220304).integers(groups, size=(resamples, groups)))
-    means = sums[drawn].sum(1) / counts[drawn].sum(1).clamp(min=1)
-    tail = (1 - level) / 2
-    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return low, high
 
 
 def calibration(difference: Tensor, bins: int = 10) -> list[tuple[float, float, int]]:

@@ -46,3 +46,19 @@ def test_the_draws_do_not_depend_on_how_many_are_held_at_once(monkeypatch):
     whole = resample(lambda drawn: drawn.sum(1), 10, 300)
     monkeypatch.setattr("align.eval.intervals.CHUNK", 25)
     assert (resample(lambda drawn: drawn.sum(1), 10, 300) == whole).all()
+
+
+def test_a_group_weighs_as_much_as_it_holds():
+    # Nine right pairs in one ranking, one wrong pair in the other. Two drawn of two give 1 (a quarter of the time),
+    # 9/10 (half) or 0 (a quarter): the median is .9, where a mean of the rankings' means would give .5.
+    values, group = np.array([1.0] * 9 + [0.0]), np.array([0] * 9 + [1])
+    assert mean_interval(values, 4001, group, level=0.0) == pytest.approx((0.9, 0.9))
+
+
+def test_the_same_again_and_narrower_at_a_lower_level():
+    values, group = np.array([0.0, 1.0, 1.0, 0.0, 1.0]), np.arange(5)
+    assert mean_interval(values, 500, group) == mean_interval(values, 500, group)
+    low, high = mean_interval(values, 500, group, level=0.5)
+    wide_low, wide_high = mean_interval(values, 500, group, level=0.99)
+    assert wide_low <= low <= high <= wide_high
+    assert wide_low < low

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.reward.metrics import Scored, bootstrap, calibration, calibration_error, correlation, kendall_tau, summarize
+from align.reward.metrics import Scored, calibration, calibration_error, correlation, kendall_tau, summarize
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -104,45 +104,6 @@ def test_a_calibrated_model_has_a_small_error_and_an_overconfident_one_has_not()
 )
 def test_correlation_by_hand(left, right, expected):
     assert correlation(doubles(left), doubles(right)) == pytest.approx(expected, abs=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------------- bootstrap
-
-
-def test_bootstrap_of_equal_values_has_no_width():
-    assert bootstrap(doubles([0.5] * 6), torch.tensor([0, 0, 1, 1, 2, 2]), 3, 200) == (0.5, 0.5)
-
-
-def test_bootstrap_has_the_width_of_the_normal_approximation():
-    # 400 independent values, half of them 1: standard error sqrt(.25 / 400) = .025, so 95 % is .5 -+ .049.
-    values = doubles([0.0, 1.0] * 200)
-    low, high = bootstrap(values, torch.arange(400), 400, 4000)
-    assert low == pytest.approx(0.451, abs=0.005)
-    assert high == pytest.approx(0.549, abs=0.005)
-
-
-def test_bootstrap_draws_whole_groups():
-    # Ten equal values in each of 40 rankings: only 40 things are independent: error sqrt(.25 / 40) = .079, not .025.
-    values = doubles([float(number // 10 % 2) for number in range(400)])
-    low, high = bootstrap(values, torch.arange(400) // 10, 40, 4000)
-    assert low == pytest.approx(0.5 - 1.96 * 0.079, abs=0.03)
-    assert high == pytest.approx(0.5 + 1.96 * 0.079, abs=0.03)
-
-
-def test_bootstrap_weighs_a_group_by_its_pairs():
-    # Nine right pairs in one ranking, one wrong pair in the other. Two drawn of two give 1 (a quarter of the time),
-    # 9/10 (half) or 0 (a quarter): the median is .9, where a mean of the rankings' means would give .5.
-    values, group = doubles([1.0] * 9 + [0.0]), torch.tensor([0] * 9 + [1])
-    assert bootstrap(values, group, 2, 4001, level=0.0) == pytest.approx((0.9, 0.9))
-
-
-def test_bootstrap_is_reproducible_and_narrower_at_a_lower_level():
-    values, group = doubles([0.0, 1.0, 1.0, 0.0, 1.0]), torch.arange(5)
-    assert bootstrap(values, group, 5, 500) == bootstrap(values, group, 5, 500)
-    low, high = bootstrap(values, group, 5, 500, level=0.5)
-    wide_low, wide_high = bootstrap(values, group, 5, 500, level=0.99)
-    assert wide_low <= low <= high <= wide_high
-    assert wide_low < low
 
 
 # ---------------------------------------------------------------------------------------------------- all together

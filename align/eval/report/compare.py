@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from align.eval import intervals
 from align.eval.report.runs import Runs, Sample, StageRun
 from align.reward.loss import pairs_of
-from align.reward.metrics import Scored, bootstrap
+from align.reward.metrics import Scored
 
 Key = TypeVar("Key", bound=Hashable)
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
     """Mean and 95 % bootstrap interval of independent values; None for fewer than two."""
     if len(values) < 2:
         return None
-    column = torch.tensor(values, dtype=torch.float64)
-    low, high = bootstrap(column, torch.arange(len(values)), len(values), RESAMPLES)
-    return float(column.mean()), low, high
+    return sum(values) / len(values), *intervals.mean_interval(values)
 
 
 def pair_differences(rankings: Sequence[Scored]) -> Tensor:
@@ -140,8 +138,8 @@ def _share(label: str, difference: Tensor, ranking: Tensor) -> Share | None:
     if not len(difference):
         return None
     right = (difference > 0).double() + 0.5 * (difference == 0).double()
-    present, group = torch.unique(ranking, return_inverse=True)
-    low, high = bootstrap(right, group, len(present), RESAMPLES)
+    _, group = torch.unique(ranking, return_inverse=True)
+    low, high = intervals.mean_interval(right.numpy(), groups=group.tolist())
     return Share(label, float(right.mean()), low, high, len(right))
 
 
