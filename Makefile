@@ -58,7 +58,7 @@ $(VENV)/.ui: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) with the development tools (a few minutes)"
-	@$(PIP) -e '.[ui,deepspeed,dev]' && touch $@
+	@$(PIP) -e '.[ui,eval,deepspeed,dev]' && touch $@
 
 # The peer of PPO needs a TRL older than ours. Its torch comes from where ours does (pip's own settings decide).
 $(PEER)/.done: benchmarks/constraints-trl-1.12.txt | $(VENV)/bin/python

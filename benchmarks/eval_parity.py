@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from align.eval.settings import spread
 from align.eval.subjects import Subject, open_accelerator, subjects
 from align.eval.truthful_data import Question, read_questions
 from align.eval.truthful_prompts import Asking
 from align.eval.truthful_scoring import multiple_choice
-from align.eval.truthfulness import TruthfulnessConfig, score_choices, spread
+from align.eval.truthfulness import TruthfulnessConfig, score_choices
 from align.models.zoo import resolve_model
 
 SIDE = Path(__file__).with_name("lm_eval_side.py")

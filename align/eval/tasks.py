@@ -26,6 +26,11 @@ TASKS = {
         "align.eval.truthfulness:TruthfulnessConfig",
         "align.eval.truthfulness:run_truthfulness",
     ),
+    "train-judge": Task(
+        "train a judge of answers: is an answer true, is it informative",
+        "align.eval.train_judge:JudgeConfig",
+        "align.eval.train_judge:run_train_judge",
+    ),
     "toxicity": Task(
         "toxicity of continuations, as RealToxicityPrompts measures it",
         "align.eval.toxicity:ToxicityConfig",

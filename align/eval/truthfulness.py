@@ -12,13 +12,16 @@ from accelerate import Accelerator
 
 from align.cli import run_stage
 from align.config import option, require
-from align.eval.intervals import mean_interval
+from align.eval.judged_answers import Asks
 from align.eval.results import Evaluation, Figure, Json, Rows, publish
 from align.eval.settings import EvalConfig, spread
-from align.eval.subjects import Subject, open_accelerator, subjects
+from align.eval.subjects import Subject, fingerprint, open_accelerator, subjects
+from align.eval.truth_judge import Judge, load_judge
 from align.eval.truthful_data import Question, read_questions
+from align.eval.truthful_generation import judged_figures, overlap_figures, require_scorers, share, write_answers
 from align.eval.truthful_prompts import Asking, PromptStyle, require_template
 from align.eval.truthful_scoring import Choices, answer_log_likelihoods, multiple_choice
+from align.generation import Sampling
 
 Convention = Literal["lm-eval", "original"]
 TASK = "truthfulness"
@@ -47,40 +50,89 @@ class TruthfulnessConfig(EvalConfig):
     )
     chat: bool = option(False, "ask through the model's chat template, the primer as earlier turns; else as lines Q: and A:")
     multiple_choice: bool = option(True, "compare log-likelihoods of given answers: MC1, MC2, MC3")
+    generation: bool = option(False, "let the model write answers, for judges and for BLEU and ROUGE")
+    max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)")
+    temperature: float = option(0.0, "of written answers; 0 takes the likeliest token, as TruthfulQA does")
+    truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
+    info_judge: str = option("", "folder of a judge of informativeness; empty: none")
+    overlap: bool = option(True, "compare written answers with the given ones by BLEU and ROUGE (needs the extra eval)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "limit", self.limit >= 0, "0 or more")
-        require(self, "multiple_choice", self.multiple_choice, "true: nothing else is asked for")
+        require(self, "multiple_choice", self.multiple_choice or self.generation, "true, unless generation is")
+        require(self, "generation", self.generation or not (self.truth_judge or self.info_judge), "true for a judge")
+        require(self, "max_new_tokens", self.max_new_tokens > 0, "above 0")
+        require(self, "temperature", self.temperature >= 0, "0 or more")
+
+    def kept_under(self, *names: str) -> Json:
+        """The settings that decide the rows of one part: those that both share, and `names`."""
+        shared = ("seed", "dtype", "chat_template", "questions", "prompt", "primer", "chat")
+        files = {f"{name}_sha256": fingerprint(getattr(self, name)) for name in ("questions", "primer")}
+        return {name: getattr(self, name) for name in (*shared, *names)} | files
 
 
 def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
-    """Evaluate each model; writes `truthfulness.json` and a file of rows for each model, and prints the table.
+    """Evaluate each model; writes `truthfulness.json` and files of rows for each model, and prints the table.
 
     Raises:
         UserError: for anything that the settings, the questions or a model have wrong; what was computed is kept.
     """
+    if config.generation and config.overlap:
+        require_scorers()
     questions = spread(read_questions(config.questions, config.skip_bad_rows), config.limit)
     asking = Asking.of(config.prompt, config.primer, config.chat)
     accelerator = open_accelerator(config)
-    found = [_evaluate(config, subject, questions, asking, accelerator) for subject in subjects(config, accelerator)]
+    folders: dict[Asks, str] = {"truth": config.truth_judge, "info": config.info_judge}
+    judges = {asks: load_judge(folder, asks, accelerator) for asks, folder in folders.items() if folder}
+    found = [_evaluate(config, each, questions, asking, judges, accelerator) for each in subjects(config, accelerator)]
     return publish(config, found, accelerator)
 
 
 def _evaluate(
-    config: TruthfulnessConfig, subject: Subject, questions: list[Question], asking: Asking, accelerator: Accelerator
+    config: TruthfulnessConfig,
+    subject: Subject,
+    questions: list[Question],
+    asking: Asking,
+    judges: dict[Asks, Judge],
+    accelerator: Accelerator,
 ) -> Evaluation:
+    """Both parts for one model; `settings` of the result are all that decide a figure."""
     if config.chat:
         require_template(subject.loaded.tokenization, config.chat_template, subject.source)
-    settings: Json = {**config.deciding("limit", "multiple_choice"), "model": subject.fingerprint or subject.source}
-    rows = Rows(Path(config.output) / f"{TASK}-choice-{subject.name}.jsonl", settings, accelerator)
-    found = rows.fill(
-        {question.id: question for question in questions},
-        lambda part: score_choices(config, subject, part, asking, accelerator),
-        label=f"{subject.name}: multiple choice",
-    )
-    figures, table = choice_figures(config, questions, found)
-    return Evaluation(TASK, subject.name, settings, figures, {"Multiple choice by category": table})
+    by_id = {question.id: question for question in questions}
+    model = {"model": subject.source, "weights": subject.fingerprint}
+    figures: list[Figure] = []
+    tables: dict[str, list[Json]] = {}
+
+    def rows(part: str, *names: str) -> Rows:
+        path = Path(config.output) / f"{TASK}-{part}-{subject.name}.jsonl"
+        return Rows(path, config.kept_under(*names) | model, accelerator)
+
+    if config.multiple_choice:
+        found = rows("choice", "convention").fill(
+            by_id, lambda part: score_choices(config, subject, part, asking, accelerator), label=f"{subject.name}: choice"
+        )
+        figures, tables["Multiple choice by category"] = choice_figures(config, questions, found)
+    if config.generation:
+        sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
+        written = rows("answers", "max_new_tokens", "temperature").fill(
+            by_id,
+            lambda part: write_answers(subject, part, asking, sampling, config.seed, accelerator),
+            label=f"{subject.name}: answers",
+        )
+        texts = [row["text"] for row in written]
+        said, verdicts = judged_figures(judges, questions, texts, config.resamples, config.batch_tokens, accelerator)
+        figures += said
+        if config.overlap:
+            figures += overlap_figures(questions, texts, config.resamples)
+        tables["Answers"] = [
+            {"question": question.text, "answer": text, **verdict}
+            for question, text, verdict in zip(questions, texts, verdicts or [{}] * len(texts), strict=True)
+        ]
+    names = ("convention", "max_new_tokens", "temperature", "limit", "truth_judge", "info_judge")
+    settings = config.kept_under(*names) | model | {f"{asks} judge": judge.name for asks, judge in judges.items()}
+    return Evaluation(TASK, subject.name, settings, figures, tables)
 
 
 def score_choices(
@@ -120,21 +172,15 @@ def choice_figures(
     }
     values = {name: [getattr(score, name) for score in scores] for name in chance}
     figures = [
-        _mean(name, values[name], config.resamples, f"{note}{sum(guessed) / len(guessed):.3f}")
+        share(name, values[name], config.resamples, "log-likelihood", f"{note}{sum(guessed) / len(guessed):.3f}")
         for name, guessed in chance.items()
     ]
     table = []
     for category in sorted({question.category for question in questions}):
         of = [number for number, question in enumerate(questions) if question.category == category]
-        means = {name: _mean(name, [found[i] for i in of], config.resamples).text for name, found in values.items()}
+        means = {name: share(name, [found[i] for i in of], config.resamples, "").text for name, found in values.items()}
         table.append({"category": category, "n": len(of), **means})
     return figures, table
-
-
-def _mean(name: str, values: Sequence[float], resamples: int, note: str = "") -> Figure:
-    """A mean with its interval; one item alone has none."""
-    low, high = mean_interval(values, resamples) if len(values) > 1 else (None, None)
-    return Figure(name, sum(values) / len(values), low, high, len(values), note=note)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ class Loaded:
     start_adapter: str | None = None
 
 
-def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", may_be_classifier: bool = False) -> Loaded:
+def load(
+    config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", may_be_classifier: bool = False, layers: int = 0
+) -> Loaded:
     """Load a model and its tokenizer, with a trainable adapter if the config asks for one.
 
     A checkpoint that is itself an adapter goes on as one: its weights are kept frozen as the start (PPO's reference)
@@ -45,13 +47,14 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", may_b
     Args:
         adapter: what to call the trained adapter.
         may_be_classifier: whether a saved reward model, which has no vocabulary matrix, will do.
+        layers: keep the first layers alone; 0: all.
 
     Raises:
         UserError: if the model cannot be had or its architecture is not supported.
     """
     source = str(resolve_model(config.model))
     base, start = base_of(source)
-    model = load_weights(base, dtype)
+    model = load_weights(base, dtype, layers)
     if model.get_output_embeddings() is None and not may_be_classifier:
         raise UserError(f"model '{config.model}': it is a reward model, which has no vocabulary to speak with")
     tokenization = load_tokenization(source, config.chat_template)
@@ -128,13 +131,22 @@ def load_config(source: str) -> PreTrainedConfig:
     return config
 
 
-def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrainedModel:
     """A transformers model in the class that fits it, from safetensors alone.
 
+    Args:
+        layers: keep the first layers alone, an encoder's where there is one; 0: all.
+
     Raises:
-        UserError: if the weights are missing, broken, or only there as pickle.
+        UserError: if the weights are missing, broken, or only there as pickle, or have fewer layers.
     """
     config = load_config(source)
+    if layers:
+        if layers > config.num_hidden_layers:
+            raise UserError(f"layers is {layers}, but model '{source}' has {config.num_hidden_layers}")
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
     try:
         model, report = model_class(config).from_pretrained(
             source,

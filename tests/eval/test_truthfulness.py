@@ -97,7 +97,17 @@ def test_a_tokenizer_without_a_pad_token_will_do(tmp_path, sharp_folders):
 
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(tmp_path):
-    words = ["align/eval/truthfulness.py", "--models", "tiny-llama", "--dtype", "float32", "--limit", "5"]
+    words = [
+        "align/eval/truthfulness.py",
+        "--models",
+        "tiny-llama",
+        "--dtype",
+        "float32",
+        "--limit",
+        "5",
+        "--max_new_tokens",
+        "4",
+    ]
     launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--main_process_port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, *launcher, *words, "--output", str(tmp_path / "two")]
