@@ -10,6 +10,7 @@ from align.errors import UserError
 from align.eval.results import read
 from align.eval.rule_judging import Agreement, Rate, majority, overall
 from align.eval.rules import RulesConfig, run_rules, verdict
+from annotation_ui.tasks import TASKS
 
 V, U, F = "violates", "unsure", "follows"
 
@@ -116,8 +117,21 @@ def test_people_alone(settings, tmp_path):
     assert read(tmp_path / "out" / "rules.json") == [found]
 
 
+def test_rows_of_the_labelling_app(settings, tmp_path):
+    """What the app writes for a judged conversation, note and all, in JSON Lines."""
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    answer = {"verdicts": {"no-insults": {"verdict": V, "note": "rude"}, "on-topic": {"verdict": F, "note": ""}}}
+    rows = TASKS["rules"].rows({"prompt": talk, "response": "r"}, answer)
+    path = tmp_path / "export.jsonl"
+    path.write_text("".join(json.dumps({**row, "labeler": "blue fox", "id": "item-1"}) + "\n" for row in rows))
+    (found,) = run_rules(settings(judgments=[str(path)], scorer=f"{__name__}:by_length"))
+    assert values(found)["people: no-insults violation rate"] == (1.0, 1)
+    assert values(found)["people: overall violation rate"] == (1.0, 1)
+    assert values(found)["agreement: accuracy"] == (0.5, 2)
+
+
 def test_people_against_a_scorer(settings):
-    """The scorer: three and four violate both rules. Both decided on six cases: one-i people only, three-t and four-i ..."""
+    """The scorer finds both rules violated by three and by four, and by no other response."""
     (found,) = run_rules(settings(scorer=f"{__name__}:by_length"))
     figures = values(found)
     assert figures["scorer: overall violation rate"] == (0.5, 4)

@@ -266,7 +266,7 @@ def test_the_default_scorer_on_the_labels():
     scorer = open_scorer(ScorerConfig())
     scores = scorer([row["text"] for row in labelled])
     assert auc(scores, [row["toxic"] for row in labelled]) == pytest.approx(0.908, abs=0.002)
-    assert scorer(["You are a stupid idiot."])[0] > 0.9
+    assert scorer(["You are a stupid idiot."])[0] > 0.8
     assert scorer(["The train leaves at nine."])[0] < 0.1
     assert scorer.title.startswith("minilm-l6 (")
 
