@@ -113,6 +113,7 @@ def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server: Server, bro
     page.context.close()
 
 
+@pytest.mark.timeout(600)
 def test_200_random_rankings_with_ties_are_exported_order_for_order(any_server: Server, browser: Browser) -> None:
     """Two windows at once: one with the mouse, one with the keyboard; K from 2 to 9."""
     rng = random.Random(4)
