@@ -107,6 +107,13 @@ class RunConfig:
         4096,
         "padded tokens that are held in memory for one forward and backward pass; the result does not depend on it",
     )
+    memory_limit: float = option(
+        0.0,
+        "GiB that a process may need by the estimate before the start, on its GPU or in main memory; 0: what is free",
+    )
+    peak_flops: float = option(
+        0.0, "FLOP/s that one device could do at most, for MFU; 0: by the GPU's name in bfloat16, else measured"
+    )
     save_every: int = option(0, "updates between checkpoints to resume from; 0: none but the final model")
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read, instead of stopping at the first")
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
@@ -116,7 +123,7 @@ class RunConfig:
         require(self, "learning_rate", self.learning_rate > 0, "above 0")
         require(self, "warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
         require(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
-        for name in ("save_every", "max_grad_norm", "weight_decay", "adam_epsilon"):
+        for name in ("save_every", "max_grad_norm", "weight_decay", "adam_epsilon", "memory_limit", "peak_flops"):
             require(self, name, getattr(self, name) >= 0, "0 or more")
         unknown = set(self.log_to) - {"tensorboard", "wandb", "trackio", "none"}
         require(self, "log_to", not unknown, "tensorboard, wandb, trackio or none")

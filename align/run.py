@@ -23,11 +23,13 @@ from align.config import ModelConfig, RunConfig, dump
 from align.distributed import compute_dtype, make_accelerator
 from align.errors import UserError
 from align.files import read_json, write_json, write_text
+from align.flops import peak_flops
+from align.memory import GIB, Memory
 
 PACKAGES = ("align-rlhf", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "numpy")
 # What a checkpoint cannot do without: its weights and the reference of PPO's KL follow from these.
 SAME_ON_RESUME = ("model", "chat_template", "lora_rank", "lora_alpha", "lora_targets", "optimizer", "critic")
-FREE_ON_RESUME = ("resume", "output_dir", "log_to")
+FREE_ON_RESUME = ("resume", "output_dir", "log_to", "memory_limit", "peak_flops")
 console = Console(stderr=True, soft_wrap=True)
 
 
@@ -55,6 +57,7 @@ class Run:
         self.accelerator = make_accelerator(
             self.dtype, config.max_grad_norm, log_with=self.trackers or None, project_dir=str(self.folder)
         )
+        self.memory = Memory(self.accelerator, config.memory_limit)
         self.is_main = self.accelerator.is_main_process
         self.metrics_file = self.folder / "metrics.jsonl"
         self.checkpoint = self._last_checkpoint() if config.resume else None
@@ -126,7 +129,7 @@ class Run:
 
     def say(self, message: str) -> None:
         """Print a line for the person who waits, once for all processes."""
-        if self.is_main:
+        if self.is_main and message:
             console.print(message, highlight=False, markup=False)
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
@@ -134,12 +137,23 @@ class Run:
         self.open()
         if not self.is_main:
             return
+        metrics = {**metrics, "memory/peak": self.memory.peak() / GIB}
         row = {"update": update, "seconds": round(time.monotonic() - self.started, 3)}
         row |= {name: float(f"{value:.7g}") for name, value in metrics.items()}
         with self._writing(self.metrics_file):
             append_line(self.metrics_file, json.dumps(row) + "\n")
         with self._writing(self.folder / self.stage):
-            self.accelerator.log(dict(metrics), step=update)
+            self.accelerator.log(metrics, step=update)
+
+    def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
+        """Tokens a second, and the share of what all devices could do at most (MFU).
+
+        Args:
+            tokens, flops: over all processes, in `seconds`.
+        """
+        accelerator = self.accelerator
+        peak = peak_flops(accelerator.device, self.dtype, self.config.peak_flops) * accelerator.num_processes
+        return {"speed/tokens": tokens / seconds, "speed/mfu": flops / seconds / peak}
 
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
         """Append rows (samples, for instance) to `name`.jsonl in the run folder, each with the update it belongs to."""
@@ -186,6 +200,26 @@ class Run:
         with self._writing(self.folder / self.stage):
             for tracker in self.accelerator.trackers if self.opened and self.trackers else ():
                 tracker.finish()
+
+
+class Clock:
+    """Seconds that the parts of an update took; a GPU has done its part when a lap ends."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.begun = time.monotonic()
+
+    def lap(self, part: str) -> None:
+        """End a part: the time since the last one ended is its own."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        self.seconds[part], self.begun = now - self.begun, now
+
+    def shares(self) -> dict[str, float]:
+        """`time/<part>`, the share of each part, and `time/update`, the seconds of all."""
+        total = sum(self.seconds.values())
+        return {f"time/{part}": seconds / total for part, seconds in self.seconds.items()} | {"time/update": total}
 
 
 def _require_place(folder: Path) -> None:

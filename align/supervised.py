@@ -1,7 +1,7 @@
 """The loop that supervised fine-tuning and reward training share: epochs over fixed examples, the best model kept."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,11 +10,15 @@ from align.batching import micro_batches
 from align.errors import UserError
 from align.files import write_json
 from align.generation import generator
-from align.run import Run
+from align.run import Clock, Run
 from align.training import NotFiniteError, Optimisation, Sums, load_checkpoint, save_checkpoint
 
 ORDER = 1
 """What the random numbers of `generator(seed, ORDER, epoch)` are for: the order of examples."""
+
+
+LOOKED_AHEAD = 200
+"""Updates whose batches are looked at for the estimate of memory."""
 
 
 class Task(Protocol):
@@ -28,7 +32,7 @@ class Task(Protocol):
     """Whether the figures before the first update mean anything: a head that was just made says nothing."""
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        """The loss of a global batch, as a function of the rows of one micro-batch."""
+        """The loss of a global batch, as a function of the rows of one micro-batch; one of its sums is `flops`."""
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Figures of an update, from sums over the global batch."""
@@ -58,26 +62,54 @@ def train(
     if not done and task.evaluates_start:
         run.log(0, task.evaluate())
     for update in run.updates(done + 1, total):
-        epoch, place = divmod(update - 1, updates_an_epoch)
-        order = generator(run.config.seed, ORDER, epoch).permutation(len(task.lengths)).tolist()
-        rows = order[place * batch_size : (place + 1) * batch_size]
+        rows = rows_of(run, len(task.lengths), batch_size, update)
         plan = micro_batches(rows, [task.lengths[row] for row in rows], run.config.micro_batch_tokens, run.accelerator)
+        clock = Clock()
         try:
             sums = optimisation.accumulate(plan, task.loss(rows))
+            clock.lap("learn")
             step = optimisation.step(update)
+            clock.lap("step")
         except NotFiniteError as error:
             stop_on_nan(run, update, error, task.describe(rows))
         figures = task.metrics({name: float(value) for name, value in sums.items()}) | step
+        flops = float(sums["flops"])
+        figures |= {"flops": flops} | run.speed(figures["tokens/read"], flops, sum(clock.seconds.values()))
         if update % every == 0 or update == total:
             figures |= task.evaluate()
             loss = figures.get("validation/loss")
             if loss is None or loss < best:  # with nothing to validate on, the newest model is the best known
                 best = best if loss is None else loss
                 task.save(figures)
+            clock.lap("validate")
+        figures |= clock.shares()
         run.log(update, figures)
         run.note(f"loss {figures['loss']:.3f}" + (f", best validation {best:.3f}" if math.isfinite(best) else ""))
         if run.config.save_every and update % run.config.save_every == 0:
             save_checkpoint(run, optimisation, update, {"best": best})
+
+
+def rows_of(run: Run, examples: int, batch_size: int, update: int) -> list[int]:
+    """The examples of update 1..: each epoch goes through all of them in an order of its own."""
+    epoch, place = divmod(update - 1, math.ceil(examples / batch_size))
+    order: list[int] = generator(run.config.seed, ORDER, epoch).permutation(examples).tolist()
+    return order[place * batch_size : (place + 1) * batch_size]
+
+
+def largest_batch(run: Run, batches: Iterable[tuple[list[int], list[int]]]) -> tuple[list[int], bool]:
+    """The rows of the micro-batch with the most tokens, and whether any batch is cut into several.
+
+    Args:
+        batches: for each batch its rows and their tokens.
+    """
+    largest: tuple[int, list[int]] = (0, [])
+    several = False
+    for rows, lengths in batches:
+        tokens = dict(zip(rows, lengths, strict=True))
+        plan = micro_batches(rows, lengths, run.config.micro_batch_tokens, run.accelerator)
+        several |= len(plan) > 1
+        largest = max(largest, *((len(part.rows) * max(tokens[row] for row in part.rows), part.rows) for part in plan))
+    return largest[1], several
 
 
 def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[str, object]]) -> None:

@@ -50,7 +50,7 @@ def finish(process: "subprocess.Popen[str]") -> str:
 
 def figures(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "time/", "speed/"))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "time/", "speed/", "memory/"))} for row in rows]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ response tokens are predicted (`hidden[:, t]` predicts token t) and after which 
 """
 
 import copy
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,6 +29,7 @@ from transformers import (
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from align.errors import UserError
+from align.flops import Matrices, Shape, Stack, matrices_of
 from align.models.decoding import DecodingState
 from align.models.layout import lay_out, segment_mask
 from align.models.verification import verify
@@ -151,6 +153,39 @@ class Backbone(nn.Module, ABC):
         """
 
     @abstractmethod
+    def rehearse(self, count: int, prompt: int, responses: list[int]) -> Tensor:
+        """States [n, H] that predict the response tokens of `count` prompts and responses of these lengths, all token 0.
+
+        For counting memory on tensors without data, where `hidden` cannot look at lengths.
+        """
+
+    @abstractmethod
+    def shape(self, adapter: str | None) -> Shape:
+        """What the cost of a token depends on, with `adapter` in use (None: the bare base)."""
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers that sampling keeps for each token of prompt and response: a key and a value in every layer."""
+        config = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return 2 * self._layers("decoder") * heads * self._attention_width() // config.num_attention_heads
+
+    def _layers(self, part: str) -> int:
+        config = self.model.config
+        named = (getattr(config, name, None) for name in (f"{part}_layers", f"num_{part}_layers"))
+        return next((count for count in named if count), config.num_hidden_layers)
+
+    def _attention_width(self) -> int:
+        """H Q, the heads of an attention layer times the width of a head."""
+        config = self.model.config
+        head = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+        return config.num_attention_heads * head if head else config.hidden_size
+
+    def _vocabulary(self) -> Matrices:
+        out = self.model.get_output_embeddings()
+        return matrices_of(out.named_modules(), None) if out is not None else Matrices()
+
+    @abstractmethod
     def start(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling: the state to go on from and the hidden state [B, H] that predicts token 0."""
 
@@ -270,6 +305,18 @@ class DecoderBackbone(Backbone):
         states = self.model.base_model(input_ids=rows.ids, use_cache=False, **extra).last_hidden_state
         return states[rows.row, rows.column]
 
+    def rehearse(self, count: int, prompt: int, responses: list[int]) -> Tensor:
+        packed = len(responses) > 1 and self._can_pack(prompt + max(responses))
+        rows, answer = (count, sum(responses)) if packed else (count * len(responses), max(responses))
+        ids = torch.zeros(rows, prompt + answer, dtype=torch.long, device=self.device)
+        extra = {"position_ids": ids, "attention_mask": segment_mask(ids, self.model.dtype)} if packed else {}
+        states = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        return states[:, prompt - 1 : -1].reshape(rows * answer, -1)
+
+    def shape(self, adapter: str | None) -> Shape:
+        body = matrices_of(self.model.base_model.named_modules(), adapter)
+        return Shape(Stack(body, self._layers("decoder") * self._attention_width()), self._vocabulary())
+
     def start(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         width = prompt.ids.shape[1]
         shift = width - prompt.lengths  # the only left padding there is: sampling appends on the right
@@ -326,6 +373,33 @@ class EncoderDecoderBackbone(Backbone):
 
     def _encode(self, prompt: Padded) -> Tensor:
         return self.model.get_encoder()(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
+
+    def rehearse(self, count: int, prompt: int, responses: list[int]) -> Tensor:
+        ids = torch.zeros(count, prompt, dtype=torch.long, device=self.device)
+        mask, rows = torch.ones_like(ids), count * len(responses)
+        encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        states = self.model.get_decoder()(
+            input_ids=torch.zeros(rows, 1 + max(responses), dtype=torch.long, device=self.device),
+            encoder_hidden_states=encoded.repeat_interleave(len(responses), 0),
+            encoder_attention_mask=mask.repeat_interleave(len(responses), 0),
+            use_cache=False,
+        ).last_hidden_state
+        return states[:, :-1].reshape(rows * max(responses), -1)
+
+    def shape(self, adapter: str | None) -> Shape:
+        width = self._attention_width()
+        decoder = list(self.model.get_decoder().named_modules())
+        # Keys and values of the attention to the prompt: names of T5 and of BART.
+        cross = [pair for pair in decoder if re.search(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\b", pair[0])]
+        of_prompt, both = matrices_of(cross, adapter), matrices_of(decoder, adapter)
+        return Shape(
+            Stack(
+                Matrices(both.trained - of_prompt.trained, both.frozen - of_prompt.frozen), self._layers("decoder") * width
+            ),
+            self._vocabulary(),
+            Stack(matrices_of(self.model.get_encoder().named_modules(), adapter), self._layers("encoder") * width),
+            of_prompt,
+        )
 
     def _start_tokens(self, count: int) -> Tensor:
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from align.data.records import Conversation
 from align.errors import UserError
+from align.flops import Shape
 from align.functions import import_function
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, add_adapter, base_of
@@ -91,6 +92,11 @@ class Rewards:
 
     def __init__(self, model: RewardModelScorer | None, functions: Sequence[Weighted]) -> None:
         self.model, self.functions = model, list(functions)
+
+    @property
+    def shape(self) -> Shape | None:
+        """What the cost of the reward model depends on; None where functions score alone."""
+        return self.model.shape if self.model else None
 
     def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Scores [B] and the parts [B] they are the sum of, by name; float32 on the CPU."""

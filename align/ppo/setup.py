@@ -1,25 +1,33 @@
 """Building a PPO run: which model plays which role, and where each of them lives."""
 
 import copy
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from align.distributed import place_frozen
-from align.encoding import Limits, encode_prompts
+from align.encoding import EncodedPrompt, Limits, encode_prompts
 from align.engines import make_engine
+from align.generation import Sampling
+from align.memory import cache_bytes
 from align.models.backbone import Backbone
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, copy_adapter, load, load_config
 from align.models.roles import ActorCritic, response_log_probs
 from align.ppo.config import PPOConfig
+from align.ppo.experience import minibatches
 from align.ppo.ptx import Pretraining
 from align.ppo.rewards import Rewards, load_functions, mount_reward, shares_base
+from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.trainer import PPOTrainer
+from align.rehearsal import Reading, Rows, pass_bytes
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.run import Run
+from align.supervised import LOOKED_AHEAD, largest_batch
 from align.tensor_ops import Padded
 from align.training import make_optimisation
 
@@ -47,6 +55,7 @@ def run_ppo(config: PPOConfig) -> Path:
     functions = load_functions(config.reward_functions)
     if config.reward_model and not is_reward_model(config.reward_model):
         load_reward_model(config.reward_model)
+    run.memory.foresee(config, copies=1)
     loaded = load(config, run.dtype)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
@@ -57,8 +66,11 @@ def run_ppo(config: PPOConfig) -> Path:
     mounted = bool(config.reward_model) and shares_base(config.reward_model, loaded)
     if mounted:
         reward_head, mean = mount_reward(config.reward_model, loaded)
-    reference = None if loaded.adapter else place_frozen(Reference(_copy(loaded.backbone)), run.accelerator)
+    copied = None if loaded.adapter else Reference(_copy(loaded.backbone))
     module = build_actor_critic(config, loaded, reward_head)
+    found = load_reward_model(config.reward_model, config.dtype) if config.reward_model and not mounted else None
+    check_memory(run, config, loaded, module, [copied, found.model if found else None], prompts)
+    reference = place_frozen(copied, run.accelerator) if copied else None
     optimisation = make_optimisation(run, module, config.updates * config.epochs * config.minibatches)
     model = None
     if mounted:
@@ -67,9 +79,8 @@ def run_ppo(config: PPOConfig) -> Path:
             return optimisation.module("reward", prompt, response)
 
         fits, budget = loaded.backbone.fits, config.micro_batch_tokens
-        model = RewardModelScorer(mounted_reward, mean, fits, run.accelerator, budget)
-    elif config.reward_model:
-        found = load_reward_model(config.reward_model, config.dtype)
+        model = RewardModelScorer(mounted_reward, mean, fits, run.accelerator, budget, shape=loaded.backbone.shape("reward"))
+    elif found:
         model = RewardModelScorer.of(found, loaded.tokenization, run.accelerator, config.micro_batch_tokens)
         if model.tokenization:
             run.say(f"{config.reward_model}: reads other token ids than the policy; texts are tokenized again for it")
@@ -82,6 +93,42 @@ def run_ppo(config: PPOConfig) -> Path:
     engine.close()
     run.close()
     return folder
+
+
+def check_memory(
+    run: Run,
+    config: PPOConfig,
+    loaded: Loaded,
+    module: ActorCritic,
+    frozen: Sequence[nn.Module | None],
+    prompts: list[EncodedPrompt],
+) -> None:
+    """Tell how much memory the run will need, if every response is as long as it may be.
+
+    Raises:
+        UserError: if that is more than there is.
+    """
+    readings = [Reading(loaded.backbone, loaded.adapter, predicts=True)]
+    if config.critic == "separate":
+        readings.append(Reading(module.critic or loaded.backbone, module.critic_adapter, predicts=False))
+    lengths: list[int] = []
+    batches = []
+    for update in range(1, min(config.updates, LOOKED_AHEAD) + 1):
+        chosen = prompts_of_update(config, prompts, update)
+        rollout = Rollout(chosen, [[0] * config.max_new_tokens] * len(chosen), [], [])
+        batches += [[len(lengths) + row for row in rows] for rows in minibatches(config, rollout, update, 0)]
+        lengths += rollout.lengths
+    rows, several = largest_batch(run, ((rows, [lengths[row] for row in rows]) for rows in batches))
+    size = Rows.of([(lengths[row] - config.max_new_tokens, [config.max_new_tokens]) for row in rows])
+    alive = math.ceil(config.rollout_size / run.accelerator.num_processes)
+    held = min(alive * max(lengths), Sampling.batch_tokens)
+    phases = {
+        "learning": lambda: pass_bytes(readings, size, learn=True),
+        "scoring": lambda: pass_bytes(readings, size, learn=False),
+        "sampling": lambda: cache_bytes(loaded.backbone, held, alive),
+    }
+    several |= bool(config.ptx_data)
+    run.say(run.memory.check(config, module, [model for model in frozen if model], phases, several))
 
 
 def build_actor_critic(config: PPOConfig, loaded: Loaded, reward_head: ScalarHead | None = None) -> ActorCritic:

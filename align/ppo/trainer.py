@@ -2,10 +2,9 @@
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from align.generation import Sampling
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import Loaded
 from align.ppo.config import PPOConfig
+from align.ppo.costs import RoleShapes, update_flops
 from align.ppo.experience import Experience, engine_mismatch, minibatches, plan_minibatch, score_roles, shape, tokens
 from align.ppo.kl import AdaptiveKL, FixedKL, KLController, kl_estimates
 from align.ppo.objective import policy_losses, value_losses
@@ -25,7 +25,7 @@ from align.ppo.rewards import Rewards
 from align.ppo.rollout import EVALUATION, ROLLOUT, Rollout, prompts_of_update, repetition, respond
 from align.ppo.shaping import settle_scores
 from align.ppo.watch import Drift, NegativeKLWatch
-from align.run import Run
+from align.run import Clock, Run
 from align.supervised import stop_on_nan
 from align.tensor_ops import masked_mean, masked_sum
 from align.training import NotFiniteError, Optimisation, Sums, load_checkpoint, save_checkpoint
@@ -66,7 +66,12 @@ class PPOTrainer:
             self.controller = AdaptiveKL(config.kl_beta, config.kl_target, config.kl_horizon)
         self.negative_kl, self.drift = NegativeKLWatch(), Drift()
         self.best = -math.inf
-        self.seconds: dict[str, float] = {}
+        self.clock = Clock()
+        module: Any = optimisation.module  # an engine of DeepSpeed passes attributes through
+        backbone, start = loaded.backbone, loaded.start_adapter
+        self.shapes = RoleShapes(backbone.shape(loaded.adapter), backbone.shape(start), reward=rewards.shape)
+        if config.critic == "separate":
+            self.shapes = self.shapes._replace(critic=(module.critic or backbone).shape(module.critic_adapter))
         self.folder = run.folder / "model"
 
     def train(self) -> Path:
@@ -92,17 +97,17 @@ class PPOTrainer:
 
     def step(self, update: int) -> dict[str, float]:
         """One update: sample, score, shape, learn, adapt."""
-        self.seconds = {}
-        with self._timed("sample"):
-            prompts = prompts_of_update(self.config, self.prompts, update)
-            rollout = self._respond(prompts, (self.config.seed, ROLLOUT, update))
-        with self._timed("score"):
-            scores, parts = self.rewards(rollout)
-            roles = score_roles(self.config, rollout, update, self.optimisation, self.reference)
+        self.clock = Clock()
+        prompts = prompts_of_update(self.config, self.prompts, update)
+        rollout = self._respond(prompts, (self.config.seed, ROLLOUT, update))
+        self.clock.lap("sample")
+        scores, parts = self.rewards(rollout)
+        roles = score_roles(self.config, rollout, update, self.optimisation, self.reference)
         experience = shape(self.config, rollout, scores, roles, self.controller.beta)
-        with self._timed("learn"):
-            learned = self.learn(experience, update)
+        self.clock.lap("score")
+        learned = self.learn(experience, update)
         self.engine.weights_changed()
+        self.clock.lap("learn")
         figures = self.figures(experience, parts) | learned
         self.controller.adapt(figures["kl/k1"], len(rollout))
         return figures | self._shares(rollout)
@@ -280,17 +285,9 @@ class PPOTrainer:
         }
         save_checkpoint(self.run, self.optimisation, update, progress)
 
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.seconds[part] = time.monotonic() - begun
-
     def _shares(self, rollout: Rollout) -> dict[str, float]:
         """Where the time of an update went, and how fast it was."""
-        total = sum(self.seconds.values())
-        shares = {f"time/{part}": seconds / total for part, seconds in self.seconds.items()}
-        produced = sum(len(ids) for ids in rollout.responses)
-        return shares | {"time/update": total, "speed/tokens": produced / total}
+        shares, lengths = self.clock.shares(), [len(ids) for ids in rollout.responses]
+        rows = [(len(prompt.ids), length) for prompt, length in zip(rollout.prompts, lengths, strict=True)]
+        flops = update_flops(self.shapes, rows, self.config.epochs)
+        return shares | {"flops": flops} | self.run.speed(sum(lengths), flops, shares["time/update"])

@@ -11,6 +11,7 @@ from align.batching import over_rows
 from align.data.records import Conversation
 from align.distributed import place_frozen
 from align.errors import UserError
+from align.flops import Shape
 from align.reward.checkpoint import LoadedReward
 from align.tensor_ops import Padded
 from align.tokenization import Tokenization
@@ -36,6 +37,7 @@ class RewardModelScorer:
         accelerator: processes that share the work.
         budget: padded tokens that are read at once.
         tokenization: the reward model's own, where it is not the policy's: texts are then tokenized again.
+        shape: what the cost of a score depends on; None: it is not counted.
     """
 
     def __init__(
@@ -46,17 +48,19 @@ class RewardModelScorer:
         accelerator: Accelerator,
         budget: int,
         tokenization: Tokenization | None = None,
+        shape: Shape | None = None,
     ) -> None:
         self.module, self.mean, self.fits, self.tokenization = module, mean, fits, tokenization
-        self.accelerator, self.budget = accelerator, budget
+        self.accelerator, self.budget, self.shape = accelerator, budget, shape
 
     @classmethod
     def of(cls, found: LoadedReward, policy: Tokenization, accelerator: Accelerator, budget: int) -> "RewardModelScorer":
         """A scorer of a reward model from disk, for answers of a policy with tokenization `policy`."""
         theirs = found.loaded.tokenization
+        shape = found.loaded.backbone.shape(found.loaded.adapter)
         module = place_frozen(found.model, accelerator)
         bridge = None if theirs.reads_alike(policy) else theirs
-        return cls(module, found.mean, found.loaded.backbone.fits, accelerator, budget, bridge)
+        return cls(module, found.mean, found.loaded.backbone.fits, accelerator, budget, bridge, shape)
 
     @torch.no_grad()
     def __call__(self, answers: Sequence[Answer]) -> list[float]:

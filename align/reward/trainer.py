@@ -12,16 +12,19 @@ from align.batching import over_rows
 from align.data.records import Demonstration, Ranking
 from align.encoding import Fit, Limits, encode
 from align.files import write_json
+from align.flops import learning
+from align.models.backbone import Backbone
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, load
 from align.models.roles import RewardModel
+from align.rehearsal import Reading, Rows, pass_bytes
 from align.reward.checkpoint import is_reward_model, load_head, save_reward_model
 from align.reward.config import RewardConfig
 from align.reward.loss import centring_loss, pairs_of, ranking_loss
 from align.reward.metrics import Scored, summarize
 from align.run import Run
-from align.supervised import train
+from align.supervised import LOOKED_AHEAD, largest_batch, rows_of, train
 from align.tensor_ops import Padded
 from align.training import Optimisation, Sums, make_optimisation
 
@@ -44,6 +47,7 @@ def run_reward(config: RewardConfig) -> Path:
         UserError: for anything that the settings or the data have wrong.
     """
     run = Run(config, "reward")
+    run.memory.foresee(config)
     loaded = load(config, run.dtype, adapter="reward", may_be_classifier=True)
     loaded.backbone.require_classifier()
     limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
@@ -59,6 +63,7 @@ def run_reward(config: RewardConfig) -> Path:
     _freeze_unused(loaded)
     updates_an_epoch = math.ceil(len(items) / config.batch_size)
     model = RewardModel(loaded.backbone, head, loaded.adapter)
+    check_memory(run, config, model, items, held_out)
     optimisation = make_optimisation(run, model, config.epochs * updates_an_epoch)
     task = RewardTask(run, config, loaded, optimisation, items, held_out, demonstrations)
     train(run, optimisation, task, config.batch_size, updates_an_epoch, config.evaluate_every)
@@ -106,6 +111,36 @@ def encode_demonstrations(config: RewardConfig, loaded: Loaded) -> list[Item]:
     return encode(config.demonstrations, Demonstration, loaded, limits, config.skip_bad_rows, make)
 
 
+def check_memory(run: Run, config: RewardConfig, model: RewardModel, items: list[Item], held_out: list[Item]) -> None:
+    """Tell how much memory the run will need.
+
+    Raises:
+        UserError: if that is more than there is.
+    """
+    readings = [Reading(model.backbone, model.adapter_name, predicts=False)]
+
+    def size(some: list[Item], rows: list[int]) -> Rows:
+        return Rows.of([(len(some[row].prompt), [len(ids) for ids in some[row].responses]) for row in rows])
+
+    def costs(some: list[Item], rows: list[int]) -> list[int]:
+        return costs_of(model.backbone, [some[row] for row in rows])
+
+    updates = range(1, min(LOOKED_AHEAD, math.ceil(len(items) / config.batch_size)) + 1)
+    batches = (rows_of(run, len(items), config.batch_size, update) for update in updates)
+    rows, several = largest_batch(run, ((rows, costs(items, rows)) for rows in batches))
+    phases = {"learning": lambda: pass_bytes(readings, size(items, rows), learn=True)}
+    if held_out:
+        every = list(range(len(held_out)))
+        most, _ = largest_batch(run, [(every, costs(held_out, every))])
+        phases["validation"] = lambda: pass_bytes(readings, size(held_out, most), learn=False)
+    run.say(run.memory.check(config, model, [], phases, several))
+
+
+def costs_of(backbone: Backbone, items: Sequence[Item]) -> list[int]:
+    """Tokens that each item holds in memory."""
+    return [backbone.row_tokens(len(item.prompt), [len(response) for response in item.responses]) for item in items]
+
+
 def rewards_of(module: Callable[..., Tensor], items: Sequence[Item], device: torch.device) -> Tensor:
     """Rewards [R] of the responses of several items, one after another; each prompt is read once where it can be."""
     flat = [response for item in items for response in item.responses]
@@ -130,13 +165,10 @@ class RewardTask:
     ) -> None:
         self.run, self.config, self.loaded, self.optimisation = run, config, loaded, optimisation
         self.items, self.held_out, self.demonstrations = items, held_out, demonstrations
-        self.lengths = self._costs(items)
+        self.lengths = costs_of(loaded.backbone, items)
+        self.shape = loaded.backbone.shape(loaded.adapter)
         self.folder = run.folder / "model"
         self.scored: list[Scored] = []
-
-    def _costs(self, items: Sequence[Item]) -> list[int]:
-        row_tokens = self.loaded.backbone.row_tokens
-        return [row_tokens(len(item.prompt), [len(response) for response in item.responses]) for item in items]
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         def of(part: list[int]) -> tuple[Tensor, Sums]:
@@ -152,11 +184,18 @@ class RewardTask:
             sums |= {"accuracy": (pairs.weight * right).sum() / len(rows), "reward_sum": rewards.sum()}
             sums |= {
                 "responses": torch.full_like(loss, len(rewards)),
-                "read": torch.full_like(loss, sum(self._costs(items))),
+                "read": torch.full_like(loss, sum(costs_of(self.loaded.backbone, items))),
+                "flops": torch.tensor(sum(self._flops(item) for item in items), dtype=torch.float64, device=loss.device),
             }
             return loss / len(rows), sums
 
         return of
+
+    def _flops(self, item: Item) -> float:
+        lengths = [len(response) for response in item.responses]
+        if self.loaded.backbone.shares_prompts:
+            return learning(self.shape, len(item.prompt), lengths)
+        return sum(learning(self.shape, len(item.prompt), [length]) for length in lengths)
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
         return {
@@ -176,7 +215,7 @@ class RewardTask:
             flat = iter(rewards_of(self.optimisation.module, part, self.run.accelerator.device).tolist())
             return [[next(flat) for _ in item.responses] for item in part]
 
-        return over_rows(self._costs(items), self.config.micro_batch_tokens, self.run.accelerator, work)
+        return over_rows(costs_of(self.loaded.backbone, items), self.config.micro_batch_tokens, self.run.accelerator, work)
 
     def evaluate(self) -> dict[str, float]:
         if not self.held_out:

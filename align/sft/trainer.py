@@ -11,13 +11,15 @@ from align.batching import micro_batches
 from align.distributed import all_sum
 from align.encoding import Limits, encode_turns
 from align.errors import UserError
+from align.flops import learning
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import Loaded, load
 from align.models.roles import Policy
+from align.rehearsal import Reading, Rows, pass_bytes
 from align.run import Run
 from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
-from align.supervised import train
+from align.supervised import LOOKED_AHEAD, largest_batch, rows_of, train
 from align.tensor_ops import Padded
 from align.tokenization import Turn
 from align.training import Optimisation, Sums, make_optimisation
@@ -30,12 +32,15 @@ def run_sft(config: SFTConfig) -> Path:
         UserError: for anything that the settings or the data have wrong.
     """
     run = Run(config, "sft")
+    run.memory.foresee(config)
     loaded = load(config, run.dtype)
     turns = encode(config, loaded, config.train_data)
     held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
     run.say(f"sft: {len(turns)} examples to learn from, {len(held_out)} held out; model {config.model}")
     updates_an_epoch = math.ceil(len(turns) / config.batch_size)
-    optimisation = make_optimisation(run, Policy(loaded.backbone, loaded.adapter), config.epochs * updates_an_epoch)
+    policy = Policy(loaded.backbone, loaded.adapter)
+    check_memory(run, config, loaded, policy, turns, held_out)
+    optimisation = make_optimisation(run, policy, config.epochs * updates_an_epoch)
     task = SFTTask(run, config, loaded, optimisation, turns, held_out)
     train(run, optimisation, task, config.batch_size, updates_an_epoch, config.evaluate_every)
     run.close()
@@ -52,6 +57,34 @@ def encode(config: SFTConfig, loaded: Loaded, source: str) -> list[Turn]:
         raise UserError("prompt_loss_weight: this model's prompt is read by an encoder, which predicts nothing; set it to 0")
     limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
     return encode_turns(source, loaded, limits, config.skip_bad_rows)
+
+
+def check_memory(
+    run: Run, config: SFTConfig, loaded: Loaded, policy: Policy, turns: list[Turn], held_out: list[Turn]
+) -> None:
+    """Tell how much memory the run will need.
+
+    Raises:
+        UserError: if that is more than there is.
+    """
+    readings = [Reading(loaded.backbone, loaded.adapter, predicts=True)]
+
+    def tokens(some: list[Turn], rows: list[int]) -> list[int]:
+        return [len(some[row].prompt) + len(some[row].response) for row in rows]
+
+    def size(some: list[Turn], rows: list[int]) -> Rows:
+        learned = None if config.prompt_loss_weight else sum(sum(some[row].learn) for row in rows)
+        return Rows.of([(len(some[row].prompt), [len(some[row].response)]) for row in rows], learned)
+
+    updates = range(1, min(LOOKED_AHEAD, math.ceil(len(turns) / config.batch_size)) + 1)
+    batches = (rows_of(run, len(turns), config.batch_size, update) for update in updates)
+    rows, several = largest_batch(run, ((rows, tokens(turns, rows)) for rows in batches))
+    phases = {"learning": lambda: pass_bytes(readings, size(turns, rows), learn=True)}
+    if held_out:
+        every = list(range(len(held_out)))
+        most, _ = largest_batch(run, [(every, tokens(held_out, every))])
+        phases["validation"] = lambda: pass_bytes(readings, size(held_out, most), learn=False)
+    run.say(run.memory.check(config, policy, [], phases, several))
 
 
 class SFTTask:
@@ -71,6 +104,7 @@ class SFTTask:
         self.run, self.config, self.loaded, self.optimisation = run, config, loaded, optimisation
         self.turns, self.held_out = turns, held_out
         self.lengths = [len(turn.prompt) + len(turn.response) for turn in turns]
+        self.shape = loaded.backbone.shape(loaded.adapter)
         self.folder = run.folder / "model"
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
@@ -85,10 +119,15 @@ class SFTTask:
             sums = {
                 "tokens": learn.sum(),
                 "read": torch.tensor(float(sum(len(t.prompt) + len(t.response) for t in turns))),
+                "flops": torch.tensor(sum(self._flops(turn) for turn in turns), dtype=torch.float64),
             }
             return loss, {name: value.to(loss.device) for name, value in sums.items()}
 
         return of
+
+    def _flops(self, turn: Turn) -> float:
+        predicted = sum(turn.learn) + (len(turn.prompt) - 1 if self.config.prompt_loss_weight else 0)
+        return learning(self.shape, len(turn.prompt), [len(turn.response)], predicted)
 
     def _log_probs(self, turns: list[Turn], with_context: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs [B, T], and which of them the assistant said and which are the prompt's.

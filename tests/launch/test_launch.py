@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("three_stages.py")
 STAGES = ("sft", "reward", "ppo")
 # Figures that name a time, not a number.
-CLOCKS = ("seconds", "time/", "speed/")
+CLOCKS = ("seconds", "time/", "speed/", "memory/")
 
 
 def launch(words: list[str], processes: int, stage: int | None) -> subprocess.CompletedProcess[str]:
