@@ -32,7 +32,7 @@ class Task(Protocol):
     """Whether the figures before the first update mean anything: a head that was just made says nothing."""
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        """The loss of a global batch, as a function of the rows of one micro-batch; one of its sums is `flops`."""
+        """The loss of a global batch, as a function of the rows of one micro-batch; of a language model, one sum is `flops`."""
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Figures of an update, from sums over the global batch."""
@@ -73,8 +73,9 @@ def train(
         except NotFiniteError as error:
             stop_on_nan(run, update, error, task.describe(rows))
         figures = task.metrics({name: float(value) for name, value in sums.items()}) | step
-        flops = float(sums["flops"])
-        figures |= {"flops": flops} | run.speed(figures["tokens/read"], flops, sum(clock.seconds.values()))
+        if "flops" in sums:
+            flops = float(sums["flops"])
+            figures |= {"flops": flops} | run.speed(figures["tokens/read"], flops, sum(clock.seconds.values()))
         if update % every == 0 or update == total:
             figures |= task.evaluate()
             loss = figures.get("validation/loss")
