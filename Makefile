@@ -9,6 +9,7 @@ OUTPUT ?= $(if $(filter smollm2-135m,$(MODEL)),runs/demo,runs/demo-$(MODEL))
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TESTS ?= tests
+JOBS ?= 2
 ONLY ?=
 PAIRS ?= 3
 QUESTIONS ?= 50
@@ -24,7 +25,7 @@ annotate: $(VENV)/.ui
 	@$(VENV)/bin/align annotate
 
 test: $(VENV)/.dev
-	@$(VENV)/bin/python -m pytest -q $(TESTS)
+	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
