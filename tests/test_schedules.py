@@ -70,7 +70,8 @@ def test_seven_percent_of_a_hundred_updates_are_seven():
 
 
 def processes(count):
-    return [SimpleNamespace(num_processes=count, process_index=rank) for rank in range(count)]
+    cpu = SimpleNamespace(type="cpu")
+    return [SimpleNamespace(num_processes=count, process_index=rank, device=cpu) for rank in range(count)]
 
 
 def test_micro_batches_by_hand():
@@ -78,6 +79,13 @@ def test_micro_batches_by_hand():
     plans = [micro_batches([40, 41, 42, 43], [3, 10, 5, 4], 10, process) for process in processes(2)]
     assert plans[0] == [MicroBatch([41], 1.0), MicroBatch([43], 1.0)]
     assert plans[1] == [MicroBatch([42, 40], 1.0), MicroBatch([40], 0.0)]  # a filler with the shortest row
+
+
+def test_a_micro_batch_ends_where_its_padding_would_cost_more_than_another_one():
+    # Beside a row of 100 tokens, one of 70 brings 30 of padding; the next one would bring it to 65, above 64 on a CPU.
+    (alone,) = processes(1)
+    assert micro_batches([0, 1, 2], [100, 70, 65], 1000, alone) == [MicroBatch([0, 1], 1.0), MicroBatch([2], 1.0)]
+    assert micro_batches([0, 1, 2], [100, 70, 66], 1000, alone) == [MicroBatch([0, 1, 2], 1.0)]
 
 
 @QUICK
