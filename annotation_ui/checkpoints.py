@@ -44,6 +44,7 @@ class Checkpoints:
         self._turn = threading.Lock()
         self._status = Status()
         self._model: _Model | None = None
+        self._asked = ""  # what the lead asked for and has not unloaded since
 
     @property
     def status(self) -> Status:
@@ -61,16 +62,22 @@ class Checkpoints:
         name = name.strip()
         if not name:
             raise UserError("name a model: a folder, a hub name or a built-in one")
+        self._asked = name
         self._status = Status("loading", name, "waits for a reply that is being made" if self._turn.locked() else "")
 
         def work() -> None:
             with self._turn, suppress(UserError):  # an error stands in `status`
-                self._ready(name)
+                if self._asked == name:  # else it was unloaded, or another one asked for, while this waited
+                    self._ready(name)
 
         threading.Thread(target=work, daemon=True).start()
 
     def unload(self) -> None:
-        """End the model's process, also in the middle of a reply."""
+        """End the model's process, also in the middle of a reply, and load none that waits."""
+        self._asked = ""
+        self._end()
+
+    def _end(self) -> None:
         model, self._model, self._status = self._model, None, Status()
         if model is not None:
             model.process.kill()
@@ -102,7 +109,7 @@ class Checkpoints:
         if model is not None and model.name == name and model.process.poll() is None:
             self._status = Status("loaded", name, model.detail)
             return model.process
-        self.unload()  # two may not fit
+        self._end()  # two may not fit
         self._status = Status("loading", name)
         start = time.monotonic()
         try:

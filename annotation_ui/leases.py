@@ -11,7 +11,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from annotation_ui.database import Database
@@ -129,8 +129,11 @@ def _held(session: Session, user_id: int, task: str) -> Assignment | None:
 
 def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
     """The first free item after the last one the labeler had; else one that came back and they never had."""
-    walked = select(func.max(Assignment.position)).where(
-        Assignment.user_id == user_id, Assignment.batch_id == batch_id, ~Assignment.adjudication
+    walked = (  # not max(): PostgreSQL, which knows little of a young table, would read all that the labeler has done
+        select(Assignment.position)
+        .where(Assignment.user_id == user_id, Assignment.batch_id == batch_id, ~Assignment.adjudication)
+        .order_by(Assignment.position.desc())
+        .limit(1)
     )
     here = session.scalar(walked)
     free = select(Item).where(Item.batch_id == batch_id, Item.taken < Item.needed).order_by(Item.position).limit(1)

@@ -61,6 +61,7 @@ export function mount(root, view, context) {
   }
 
   function setRanks(ranks, index) {
+    if (ranks.every((rank, other) => rank === state.ranks[other])) return; // no step for undo to take back
     const placed = ranks[index];
     const group = tiers(ranks)[placed - 1] ?? [];
     const tied = group.filter((other) => other !== index).map(letter);

@@ -8,9 +8,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+
+from annotation_ui.database import Database
 
 
 def binaries() -> Path | None:
@@ -48,3 +53,30 @@ def cluster() -> Iterator[str]:
     finally:
         run(str(bin_dir / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def rows_read(database: Database, action: Callable[[], Any]) -> int:
+    """How many rows of tables and indexes the queries of `action` look at, whatever else the machine does meanwhile."""
+    queries: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith("SELECT"):
+            queries.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        action()
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+    assert queries
+    with database.engine.connect() as connection:
+        plans = [
+            connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one()[0]["Plan"]
+            for statement, parameters in queries
+        ]
+    return sum(_rows(plan) for plan in plans)
+
+
+def _rows(plan: dict[str, Any]) -> int:
+    here = (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    return int(here) + sum(_rows(inner) for inner in plan.get("Plans", ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def drag(page: Page, source: str, target: str) -> None:
     for _ in range(2):
         end = page.locator(target).first.bounding_box()
         assert end is not None
-        page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2, steps=3)
+        page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2)
     page.mouse.up()
 
 
@@ -115,9 +116,12 @@ def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server: Server, bro
 
 @pytest.mark.timeout(600)
 def test_200_random_rankings_with_ties_are_exported_order_for_order(any_server: Server, browser: Browser) -> None:
-    """Two windows at once: one with the mouse, one with the keyboard; K from 2 to 9."""
+    """Two windows at once: one with the mouse, one with the keyboard; K from 2 to 9.
+
+    200 on SQLite and 40 on PostgreSQL here; 200 on both with ALIGN_FULL=1, as continuous integration runs it.
+    """
     rng = random.Random(4)
-    count = 200
+    count = 200 if any_server.database.is_sqlite or os.environ.get("ALIGN_FULL") == "1" else 40
     rows = [rank_rows(1, rng.randint(2, 9))[0] for _ in range(count)]
     for number, (_, row) in enumerate(rows):
         row["prompt"], row["id"] = f"Question {number}", f"q-{number}"
@@ -126,7 +130,7 @@ def test_200_random_rankings_with_ties_are_exported_order_for_order(any_server: 
     pages = {how: open_rank(any_server, browser, f"many-{how}", viewport=tall) for how in ("mouse", "keyboard")}
     expected: dict[str, dict[str, int]] = {}
     for number in range(count):
-        how = "mouse" if number % 8 == 7 else "keyboard"  # dragging is slow; the mouse gets the last one
+        how = "mouse" if number % 20 == 19 else "keyboard"  # dragging is slow; the mouse gets the last one
         page = pages[how]
         texts = shown_texts(page)
         tiers = random_tiers(rng, len(texts))

@@ -65,12 +65,23 @@ def test_a_model_is_loaded_beside_talks_dies_with_its_process_and_is_unloaded(tm
     assert checkpoints.status.state == "none"
 
 
+def test_a_model_that_waits_is_not_loaded_after_it_was_unloaded() -> None:
+    checkpoints = Checkpoints()
+    with checkpoints._turn:  # as long as a reply is being made
+        checkpoints.load("tiny-gpt2")
+        assert checkpoints.status.detail == "waits for a reply that is being made"
+        checkpoints.unload()
+    time.sleep(0.5)  # its turn
+    assert checkpoints.status.state == "none"
+
+
 def test_the_lead_loads_and_unloads_a_model(server: Server, browser: Browser, tmp_path: Path) -> None:
     server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
     page = server.page(browser, "model-boss", "lead")
     page.goto("/lead/")
     page.get_by_role("tab", name="Model", exact=True).click()
     status = page.locator("#model-status .status")
+    page.get_by_role("button", name="Unload", exact=True).click()  # the app is all tests' own: one may have left a model
     expect(status).to_contain_text("No model is loaded")
     for name, says in (
         (str(tmp_path), "holds neither config.json nor adapter_config.json"),

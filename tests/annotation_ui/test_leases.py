@@ -17,6 +17,7 @@ from annotation_ui.leases import Leases
 from annotation_ui.schema import Assignment, Item, Judgment
 from annotation_ui.tasks import BadInputError
 
+from . import postgres
 from .running import add_batch, add_users, rank_rows
 
 ANSWER = {"ranks": [1, 2, 2, 3]}
@@ -261,11 +262,16 @@ def test_the_next_of_100_000_items_comes_in_under_50_ms(database: Database, leas
             {"user": ann},
         )
     for user in (ann, bob):
-        times = []
-        for turn in range(20):
-            start = time.perf_counter()
-            assignment = leases.next(user, "rank")
-            times.append(time.perf_counter() - start)
-            assert assignment is not None
-            submit(judgments, user, assignment, f"{user}-{turn}")
-        assert median(times) < 0.05, times  # pauses of a shared machine are not the queue's; a scan would slow every turn
+        medians = []
+        for part in range(8):
+            times = []
+            for turn in range(5):
+                start = time.perf_counter()
+                assignment = leases.next(user, "rank")
+                times.append(time.perf_counter() - start)
+                assert assignment is not None
+                submit(judgments, user, assignment, f"{user}-{part}-{turn}")
+            medians.append(median(times))
+        assert min(medians) < 0.05, medians  # what else runs makes some parts slow; a slow queue all of them
+        if not database.is_sqlite:
+            assert postgres.rows_read(database, lambda user=user: leases.next(user, "rank")) < 100
