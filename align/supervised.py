@@ -32,7 +32,7 @@ class Task(Protocol):
     """Whether the figures before the first update mean anything: a head that was just made says nothing."""
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        """The loss of a global batch, as a function of the rows of a micro-batch; of a language model, one sum is `flops`."""
+        """The loss of a global batch, as a function of a micro-batch's rows; of a language model, one sum is `flops`."""
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Figures of an update, from sums over the global batch."""
