@@ -46,6 +46,5 @@ def test_acknowledged_judgments_survive_three_kills(database_url: str, tmp_path:
             killer.join()
         assert server.process is not None
         assert server.process.poll() is None
-    # Enough that each kill met many on their way, on a busy machine too; benchmarks/annotation_load.py measures speed.
-    assert len(result.acknowledged) > 4 * LABELERS * SECONDS / 60
+    assert len(result.acknowledged) > 10 * LABELERS * SECONDS / 60
     check(server.database, result.acknowledged)

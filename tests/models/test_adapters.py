@@ -314,12 +314,12 @@ def test_an_adapter_with_whole_modules_of_its_own_is_switched_with_them(foreign_
 
 def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypatch):
     """A run names its base as it was given, `runs/sft/model`, seen from where it was started."""
-    base, adapter = tmp_path / "work" / "runs" / "sft" / "model", tmp_path / "work" / "runs" / "reward" / "model"
+    base, adapter = tmp_path / "here" / "runs" / "sft" / "model", tmp_path / "here" / "runs" / "reward" / "model"
     for folder in (base, adapter, tmp_path / "elsewhere"):
         folder.mkdir(parents=True)
     (base / "config.json").write_text("{}")
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/sft/model"}')
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "here")
     assert base_of("runs/reward/model") == ("runs/sft/model", True)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert base_of("../work/runs/reward/model") == (str(base), True)
+    assert base_of("../here/runs/reward/model") == (str(base), True)
