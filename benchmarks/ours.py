@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,34 +77,28 @@ def _between(run: Path, work: Work) -> Measurement:
     return Measurement(seconds, [int(rows[step]["tokens/read"]) for step in chosen], figures)
 
 
+def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
+    """Settings that the two supervised stages share."""
+    return {
+        "model": str(folder / "model"),
+        "chat_template": "raw",
+        "train_data": str(folder / f"{work.name}.jsonl"),
+        "batch_size": work.rows,
+        "learning_rate": LEARNING_RATE,
+        "output_dir": str(scratch / "run"),
+        "log_to": ["none"],
+        "seed": seed,
+    }
+
+
 def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    config = RewardConfig(
-        model=str(folder / "model"),
-        chat_template="raw",
-        train_data=str(folder / f"{work.name}.jsonl"),
-        batch_size=work.rows,
-        learning_rate=LEARNING_RATE,
-        output_dir=str(scratch / "run"),
-        log_to=["none"],
-        seed=seed,
-    )
-    run_reward(config)
-    return _between(Path(config.output_dir), work)
+    run_reward(RewardConfig(**_supervised(work, folder, seed, scratch)))
+    return _between(scratch / "run", work)
 
 
 def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    config = SFTConfig(
-        model=str(folder / "model"),
-        chat_template="raw",
-        train_data=str(folder / f"{work.name}.jsonl"),
-        batch_size=work.rows,
-        learning_rate=LEARNING_RATE,
-        output_dir=str(scratch / "run"),
-        log_to=["none"],
-        seed=seed,
-    )
-    run_sft(config)
-    return _between(Path(config.output_dir), work)
+    run_sft(SFTConfig(**_supervised(work, folder, seed, scratch)))
+    return _between(scratch / "run", work)
 
 
 def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
