@@ -14,6 +14,12 @@ from align.data import Prompt, Ranking, read_records
 
 from .rows import RECORDS, ROWS, error_of, lines, write_parquet
 
+
+def gz(data: bytes) -> bytes:
+    """A gzip file without the time of now: test processes must name their cases alike."""
+    return gzip.compress(data, mtime=0)
+
+
 # --- Ways in ---
 
 
@@ -28,9 +34,9 @@ from .rows import RECORDS, ROWS, error_of, lines, write_parquet
         ("bom.jsonl", b"\xef\xbb\xbf" + lines(ROWS)),
         ("rows.json", lines(ROWS)),
         ("array.json", b"\xef\xbb\xbf\n " + json.dumps(ROWS, indent=2).encode()),
-        ("rows.jsonl.gz", gzip.compress(lines(ROWS))),
-        ("parts.jsonl.gz", gzip.compress(lines(ROWS[:1])) + gzip.compress(lines(ROWS[1:]))),
-        ("array.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+        ("rows.jsonl.gz", gz(lines(ROWS))),
+        ("parts.jsonl.gz", gz(lines(ROWS[:1])) + gz(lines(ROWS[1:]))),
+        ("array.json.gz", gz(json.dumps(ROWS).encode())),
     ],
 )
 def test_json_files(tmp_path, name, data):
@@ -63,7 +69,7 @@ def test_folder_of_files_takes_those_of_the_split(tmp_path):
 
 def test_folder_without_split_names_is_read_whole(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:2]))
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines(ROWS[2:])))
+    (tmp_path / "b.jsonl.gz").write_bytes(gz(lines(ROWS[2:])))
     (tmp_path / ".hidden.jsonl").write_bytes(b"broken")
     assert read_records(tmp_path, Prompt) == RECORDS
 
@@ -132,12 +138,12 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
         ("a.jsonl", b"", "the file is empty; write one record a line"),
         ("a.jsonl.gz", b"", "the file is empty; write one record a line"),
         ("a.jsonl", b"\n \n", "has no rows; write one record a line"),
-        ("a.jsonl.gz", gzip.compress(b""), "has no rows; write one record a line"),
+        ("a.jsonl.gz", gz(b""), "has no rows; write one record a line"),
         ("a.json", b"[]", "has no rows; write one record a line"),
         ("a.csv", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
          ".ndjson.gz, .parquet"),
         ("a.jsonl.gz", b"plain", "broken gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
-        ("a.jsonl.gz", gzip.compress(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
+        ("a.jsonl.gz", gz(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
          "end-of-stream marker was reached); copy or compress it again"),
         ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16"), "is UTF-16; save it as UTF-8"),
     ],
@@ -149,7 +155,7 @@ def test_broken_files(tmp_path, name, data, message):
 
 
 def test_gzip_with_damaged_bytes(tmp_path):
-    data = bytearray(gzip.compress(lines(ROWS * 50)))
+    data = bytearray(gz(lines(ROWS * 50)))
     data[40] ^= 0xFF
     (tmp_path / "a.jsonl.gz").write_bytes(data)
     assert ": broken gzip file (" in error_of(tmp_path / "a.jsonl.gz", skip_bad_rows=True)
