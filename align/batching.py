@@ -49,6 +49,19 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
     return plan + [filler] * (most - len(plan))
 
 
+def family_batches(
+    families: Sequence[Sequence[int]], costs: Sequence[int], budget: int, accelerator: Accelerator
+) -> list[MicroBatch]:
+    """`micro_batches` of rows of which some must stay together, side by side.
+
+    Args:
+        families: rows that stay together; every row of the global batch is in one.
+        costs: tokens of each family.
+    """
+    plan = micro_batches(range(len(families)), costs, budget, accelerator)
+    return [MicroBatch([row for family in batch.rows for row in families[family]], batch.weight) for batch in plan]
+
+
 def over_rows(
     costs: Sequence[int], budget: int, accelerator: Accelerator, work: Callable[[list[int]], Sequence[Item]]
 ) -> list[Item]:
@@ -58,8 +71,19 @@ def over_rows(
         costs: tokens of each row.
         work: gives a result for each of the rows of a micro-batch; a plain Python object or a tensor on the CPU.
     """
+    return over_families([[row] for row in range(len(costs))], costs, budget, accelerator, work)
+
+
+def over_families(
+    families: Sequence[Sequence[int]],
+    costs: Sequence[int],
+    budget: int,
+    accelerator: Accelerator,
+    work: Callable[[list[int]], Sequence[Item]],
+) -> list[Item]:
+    """`over_rows` where rows of one family are worked on together; see `family_batches`."""
     found: list[tuple[int, Item]] = []
-    for batch in micro_batches(range(len(costs)), costs, budget, accelerator):
+    for batch in family_batches(families, costs, budget, accelerator):
         results = work(batch.rows)
         if batch.weight:
             found += zip(batch.rows, results, strict=True)

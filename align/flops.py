@@ -111,16 +111,19 @@ def _pass(price: _Price, shape: Shape, prompt: int, responses: Sequence[int], pr
     return total
 
 
-def sampling(shape: Shape, prompt: int, response: int) -> float:
-    """FLOPs of sampling a response with a cache: every token is read once but the last, and sees what stands before it."""
-    fed = response - 1
-    total = READ.of(shape.vocabulary, response)
+def sampling(shape: Shape, prompt: int, responses: Sequence[int]) -> float:
+    """FLOPs of sampling responses with a cache: every token is read once but the last, and sees what stands before it.
+
+    The prompt is read once for all of its responses, by an encoder too; each response attends to it by itself.
+    """
+    total = READ.of(shape.vocabulary, sum(responses))
     if shape.encoder is None:
-        read, pairs = prompt + fed, prompt**2 + fed * prompt + fed * (fed + 1) // 2
+        fed = [length - 1 for length in responses]
+        read, pairs = prompt + sum(fed), prompt**2 + sum(length * prompt + length * (length + 1) // 2 for length in fed)
     else:
         total += READ.of(shape.encoder.matrices, prompt) + READ.attention * shape.encoder.attention * prompt**2
-        total += READ.of(shape.cross, prompt)
-        read, pairs = response, response * prompt + response * (response + 1) // 2
+        total += len(responses) * READ.of(shape.cross, prompt)
+        read, pairs = sum(responses), sum(length * prompt + length * (length + 1) // 2 for length in responses)
     return total + READ.of(shape.decoder.matrices, read) + READ.attention * shape.decoder.attention * pairs
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from align.models.backbone import Backbone
+from align.models.backbone.decoding import DecodingState
 from align.tensor_ops import Padded, cut_by_tokens
 
 BLOCK = 128
@@ -90,8 +91,8 @@ def sample(
     was_training = backbone.model.training
     backbone.model.eval()  # in training mode, gradient checkpointing throws the cache away
     for rows in cut_by_tokens([len(prompt) + sampling.max_new_tokens for prompt in prompts], sampling.batch_tokens):
-        prompt = Padded.from_lists([prompts[row] for row in rows]).to(backbone.device)
-        tokens, lengths, closed = _sample_batch(backbone, prompt, uniforms[rows], sampling, ends, warpers)
+        asked = [prompts[row] for row in rows]
+        tokens, lengths, closed = _sample_batch(backbone, asked, uniforms[rows], sampling, ends, warpers)
         for row, response, length, end in zip(rows, tokens.tolist(), lengths.tolist(), closed.tolist(), strict=True):
             ids[row], ended[row] = response[:length], end
         if on_rows is not None:
@@ -102,15 +103,21 @@ def sample(
 
 @torch.no_grad()
 def _sample_batch(
-    backbone: Backbone, prompt: Padded, uniforms: Tensor, sampling: Sampling, ends: Tensor, warpers: LogitsProcessorList
+    backbone: Backbone,
+    prompts: list[list[int]],
+    uniforms: Tensor,
+    sampling: Sampling,
+    ends: Tensor,
+    warpers: LogitsProcessorList,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Response ids [B, max_new], lengths [B] and whether each ended [B]."""
-    count, device = len(prompt.lengths), prompt.ids.device
+    count, device = len(prompts), backbone.device
     tokens = torch.zeros(count, sampling.max_new_tokens, dtype=torch.long, device=device)
-    lengths, ended = torch.zeros_like(prompt.lengths), torch.zeros(count, dtype=torch.bool, device=device)
+    lengths = torch.zeros(count, dtype=torch.long, device=device)
+    ended = torch.zeros(count, dtype=torch.bool, device=device)
     alive = torch.arange(count, device=device)
     uniforms = uniforms.to(device)
-    state, hidden = backbone.start(prompt)
+    state, hidden = _read(backbone, prompts)
     for step in range(sampling.max_new_tokens):
         logits = backbone.logits(hidden).float()
         if sampling.temperature == 0:
@@ -131,6 +138,18 @@ def _sample_batch(
         if step + 1 < sampling.max_new_tokens:
             hidden = backbone.step(state, chosen)
     return tokens, lengths, ended
+
+
+def _read(backbone: Backbone, prompts: list[list[int]]) -> tuple[DecodingState, Tensor]:
+    """Read prompts as `Backbone.start` does; one that is asked for several responses is read once."""
+    numbers: dict[tuple[int, ...], int] = {}
+    owner = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
+    state, hidden = backbone.start(Padded.from_lists([list(prompt) for prompt in numbers]).to(backbone.device))
+    if len(numbers) < len(prompts):
+        copies = torch.tensor(owner, device=backbone.device)
+        state.select(copies)
+        hidden = hidden[copies]
+    return state, hidden
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:

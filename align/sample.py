@@ -4,19 +4,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from accelerate import Accelerator
 from rich.progress import Progress
 
-from align.config import ModelConfig, Overlong, option, require
+from align.config import ModelConfig, option, require
 from align.data.conversation import to_json
 from align.distributed import compute_dtype
 from align.encoding import EncodedPrompt, Limits, encode_prompts
 from align.errors import UserError
 from align.files import write_text
-from align.generation import Sampling, noise, sample
+from align.generation import noise, sample
+from align.inference import AnsweringConfig
 from align.models.loading import Loaded, load
 from align.reward.checkpoint import LoadedReward, is_reward_model, load_head, load_reward_model
 from align.reward.scoring import Answer, RewardModelScorer
@@ -27,7 +27,7 @@ SAMPLES = 6
 
 
 @dataclass(kw_only=True)
-class SampleConfig:
+class SampleConfig(AnsweringConfig):
     """Responses of a model to prompts."""
 
     model: str = option("", "model to sample from: a folder, a hub name or a built-in model")
@@ -36,27 +36,13 @@ class SampleConfig:
     samples_per_prompt: int = option(1, "responses that are kept for each prompt")
     best_of: int = option(1, "responses drawn for each one that is kept, the best by reward_model; 1: no choice")
     reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
-    max_new_tokens: int = option(256, "longest response, in tokens")
-    max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
-    overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
-    temperature: float = option(1.0, "divides the logits; 0 takes the likeliest token")
-    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all")
-    top_p: float = option(1.0, "draw from the likeliest tokens that hold this share of the probability; 1: from all")
-    seed: int = option(0, "seed of all random numbers; the same seed gives the same responses")
-    batch_tokens: int = option(16384, "padded prompt and response tokens held in memory at once; no text depends on it")
-    chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
-    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "format that the model computes in")
-    skip_bad_rows: bool = option(False, "leave out rows that cannot be read, instead of stopping at the first")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("model", "output"):
             require(self, name, bool(getattr(self, name)), "given")
-        for name in ("samples_per_prompt", "best_of", "max_new_tokens", "max_prompt_tokens", "batch_tokens"):
+        for name in ("samples_per_prompt", "best_of"):
             require(self, name, getattr(self, name) > 0, "above 0")
-        for name in ("temperature", "top_k"):
-            require(self, name, getattr(self, name) >= 0, "0 or more")
-        require(self, "seed", 0 <= self.seed < 2**32, "0 or more and below 2**32")
-        require(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         require(self, "best_of", self.best_of == 1 or bool(self.reward_model), "1, unless reward_model is given")
         require(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")
 
@@ -101,15 +87,14 @@ def run_sample(config: SampleConfig) -> Path:
 
 def _respond(config: SampleConfig, loaded: Loaded, drawn: Sequence[EncodedPrompt]) -> list[list[int]]:
     """A response to each prompt, with a progress bar."""
-    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_k, config.top_p, config.batch_tokens)
-    uniforms = noise(len(drawn), sampling, config.seed, SAMPLES)
+    uniforms = noise(len(drawn), config.sampling, config.seed, SAMPLES)
     with Progress(console=console) as progress:
         task = progress.add_task("sample", total=len(drawn))
         found = sample(
             loaded.backbone,
             [prompt.ids for prompt in drawn],
             uniforms,
-            sampling,
+            config.sampling,
             loaded.tokenization.end_ids,
             lambda rows: progress.advance(task, rows),
         )

@@ -1,4 +1,4 @@
-"""Judgments out of the database as the rows that training reads (DESIGN section 6), with a manifest of what they are.
+"""Judgments out of the database as the rows that training reads (docs/data.md), with a manifest of what they are.
 
 Raw rows are one labeler's each; aggregated rows are one an item: the lead's decision where there is one, else the mean
 rank or the majority. Labelers appear by pseudonym only.

@@ -34,5 +34,5 @@ def messages_html(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def as_messages(prompt: Any) -> list[dict[str, str]]:
-    """A prompt of DESIGN section 6 (text, or a list of messages) as a list of messages."""
+    """A prompt as docs/data.md has it (text, or a list of messages) as a list of messages."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

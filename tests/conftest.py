@@ -192,7 +192,7 @@ def make_ppo(make_run) -> Callable[..., PPOTrainer]:
     It gets no prompts and no reward: tests hand it rollouts (`hand_rollout`).
     """
 
-    from align.models.backbone import Backbone
+    from align.models.backbone import wrap
     from align.ppo.config import PPOConfig
     from align.ppo.rewards import Rewards
     from align.ppo.setup import Reference, build_actor_critic
@@ -203,7 +203,7 @@ def make_ppo(make_run) -> Callable[..., PPOTrainer]:
         settings = {"reward_functions": ["none:none"], "epochs": 1, "updates": 1, "whiten_rewards": False} | settings
         run = make_run(PPOConfig, "ppo", **settings)
         start = copy.deepcopy(loaded.backbone.model)
-        reference = None if loaded.adapter else Reference(Backbone.of(start)).eval().requires_grad_(False)
+        reference = None if loaded.adapter else Reference(wrap(start)).eval().requires_grad_(False)
         optimisation = make_optimisation(run, build_actor_critic(run.config, loaded, reward_head), 1)
         return PPOTrainer(run, run.config, loaded, optimisation, reference, Rewards(None, []), [], [])
 

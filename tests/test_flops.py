@@ -33,18 +33,24 @@ def test_an_encoder_decoder_by_hand():
 
 def test_sampling_by_hand():
     # The prompt's 2 tokens, then 2 of the 3 that were sampled, which see 3 and 4 tokens.
-    assert sampling(DECODER, 2, 3) == 2 * 4 * 110 + 2 * 3 * 1000 + 4 * 7 * (4 + 3 + 4)
+    assert sampling(DECODER, 2, [3]) == 2 * 4 * 110 + 2 * 3 * 1000 + 4 * 7 * (4 + 3 + 4)
     # Decoder: the start token and 2 more, which see 1 to 3 tokens and each the 2 of the prompt.
     encoder = 2 * 2 * 50 + 4 * 5 * 4 + 2 * 2 * 20
-    assert sampling(PAIR, 2, 3) == encoder + 2 * 3 * 100 + 2 * 3 * 1000 + 4 * 7 * (6 + 6)
+    assert sampling(PAIR, 2, [3]) == encoder + 2 * 3 * 100 + 2 * 3 * 1000 + 4 * 7 * (6 + 6)
+    # A second response of 1 token: a decoder draws it from the prompt's last state and reads nothing more; an encoder's
+    # states are reused, but their keys and values are made for each response.
+    assert sampling(DECODER, 2, [3, 1]) == sampling(DECODER, 2, [3]) + 2 * 1000
+    assert sampling(PAIR, 2, [3, 1]) == sampling(PAIR, 2, [3]) + 2 * 2 * 20 + 2 * 100 + 2 * 1000 + 4 * 7 * (2 + 1)
 
 
 def test_an_update_is_the_sum_of_its_roles():
-    rows, shared = [(2, 3), (4, 1)], RoleShapes(DECODER, DECODER)
-    parts = [sampling(DECODER, p, r) + 2 * reading(DECODER, p, [r], r) + 4 * learning(DECODER, p, [r], r) for p, r in rows]
-    assert update_flops(shared, rows, 4) == sum(parts)
-    more = [reading(PAIR, p, [r]) + 4 * learning(PAIR, p, [r]) + reading(DECODER, p, [r]) for p, r in rows]
-    assert update_flops(RoleShapes(DECODER, DECODER, PAIR, DECODER), rows, 4) == sum(parts) + sum(more)
+    work, shared = [(2, [3, 2]), (4, [1])], RoleShapes(DECODER, DECODER)
+    parts = [
+        sampling(DECODER, p, r) + 2 * reading(DECODER, p, r, sum(r)) + 4 * learning(DECODER, p, r, sum(r)) for p, r in work
+    ]
+    assert update_flops(shared, work, 4) == sum(parts)
+    more = [reading(PAIR, p, r) + 4 * learning(PAIR, p, r) + reading(DECODER, p, r) for p, r in work]
+    assert update_flops(RoleShapes(DECODER, DECODER, PAIR, DECODER), work, 4) == sum(parts) + sum(more)
 
 
 PROMPT, RESPONSE = 20, 12

@@ -151,6 +151,18 @@ def test_a_rows_text_does_not_depend_on_its_batch(backbone):
     assert alone.ids == together.ids[2:3]
 
 
+def test_several_responses_to_a_prompt_read_it_once(backbone, monkeypatch):
+    read, start = [], backbone.start
+    monkeypatch.setattr(backbone, "start", lambda prompt: (read.extend(prompt.tolists()), start(prompt))[1])
+    prompts = [PROMPTS[row] for row in (0, 0, 1, 1, 1, 0)]
+    sampling = Sampling(max_new_tokens=12)
+    found, uniforms = draws(backbone, sampling, prompts), noise(6, sampling, 9)
+    assert sorted(read) == sorted(PROMPTS[:2])
+    alone = [sample(backbone, prompts[row : row + 1], uniforms[row : row + 1], sampling, ENDS) for row in range(6)]
+    assert found.ids == [row.ids[0] for row in alone]
+    assert len({tuple(ids) for ids in found.ids}) > 3  # each row has noise of its own
+
+
 def test_an_end_token_is_kept_and_nothing_comes_after_it(backbone):
     prompts = [PROMPTS[row % 6] + [row % 200 + 20] for row in range(40)]
     found = draws(backbone, Sampling(max_new_tokens=8), prompts)

@@ -50,7 +50,7 @@ def make_pair(row: Row, prompt: object, chosen: object, rejected: object, names:
     ]
 
 
-# --- TRL's preference form, which DESIGN section 6 calls a pair: prompt, chosen, rejected ---
+# --- TRL's preference form: prompt, chosen, rejected ---
 
 
 def pair(row: Row) -> list[Record]:

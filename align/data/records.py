@@ -1,10 +1,11 @@
 """The four kinds of record that training reads and the labelling app writes: plain frozen dataclasses without torch.
 
 A record checks itself when it is made, so one that exists is usable: no stage checks again. `from_row` makes one from a
-row of a file in this project's own layout (DESIGN section 6), `to_row` writes that row; the two are inverse. Other
+row of a file in this project's own layout (docs/data.md), `to_row` writes that row; the two are inverse. Other
 people's layouts are in `align.data.formats`. A bad value is an `align.errors.UserError` that names the field.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -56,7 +57,7 @@ def _without_none(row: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in row.items() if value is not None}
 
 
-class Record:
+class Record(ABC):
     """What every kind of record has."""
 
     __slots__ = ()
@@ -65,12 +66,12 @@ class Record:
     category: str | None
 
     @classmethod
+    @abstractmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """The record that a row in this project's own layout holds; UserError where the row is bad."""
-        raise NotImplementedError
 
     def to_row(self) -> dict[str, Any]:
-        """The row of DESIGN section 6; absent fields are left out."""
+        """The row of a file (docs/data.md); absent fields are left out."""
         row = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return _without_none({**row, "prompt": to_json(self.prompt)})
 
@@ -193,7 +194,7 @@ class Ranking(Record):
         )
 
     def to_row(self) -> dict[str, Any]:
-        """The row of DESIGN section 6; absent fields are left out."""
+        """The row of a file (docs/data.md); absent fields are left out."""
         row = Record.to_row(self)
         lists = {field: list(value) for field, value in row.items() if isinstance(value, tuple)}
         if self.flags and isinstance(self.flags[0], tuple):

@@ -22,11 +22,11 @@ from align.data.records import RuleJudgment
 from align.data.sources import iter_rows
 from align.distributed import map_shared
 from align.errors import UserError
+from align.eval.chat_judge import ChatJudgeConfig
 from align.eval.intervals import mean_interval, statistic_interval
 from align.eval.results import Evaluation, Figure, Json, Rows, publish
 from align.eval.rule_judging import FOLLOWS, UNSURE, VIOLATES, Agreement, Rate, majority, overall
 from align.eval.rule_scorers import Case, RuleScorer, read_rules, rule_classifier, rule_endpoint, rule_function
-from align.eval.settings import EvalConfig
 from align.eval.subjects import open_accelerator
 
 TASK = "rules"
@@ -36,7 +36,7 @@ Verdicts = dict[Case, str]
 
 
 @dataclass(kw_only=True)
-class RulesConfig(EvalConfig):
+class RulesConfig(ChatJudgeConfig):
     """Violations of rules in judgments of people, in responses of models, or both. No model is opened."""
 
     judgments: list[str] = option([], "rule judgments that the labelling app exported, one row a labeler or aggregated")
@@ -48,11 +48,6 @@ class RulesConfig(EvalConfig):
     scorer_label: str = option("violates", "of a classifier: the label whose probability is the score")
     scorer_batch: int = option(32, "of a classifier: texts that are scored at once")
     threshold: float = option(0.5, "a score above it is a violation, below it none; exactly there it is unsure")
-    judge_model: str = option("", "of a service: the model's name")
-    key_variable: str = option("OPENAI_API_KEY", "of a service: the environment variable with its key")
-    timeout: float = option(60.0, "of a service: seconds for one answer")
-    retries: int = option(3, "of a service: further tries after a failed one")
-    parallel: int = option(4, "of a service: questions under way at once")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,9 +56,7 @@ class RulesConfig(EvalConfig):
         require(self, "scorer", bool(self.scorer) or not self.responses, "given: somebody has to judge the responses")
         require(self, "threshold", 0 < self.threshold < 1, "above 0 and below 1")
         require(self, "judge_model", bool(self.judge_model) or not self.is_service, "given with a service")
-        for name in ("scorer_batch", "timeout", "parallel"):
-            require(self, name, getattr(self, name) > 0, "above 0")
-        require(self, "retries", self.retries >= 0, "0 or more")
+        require(self, "scorer_batch", self.scorer_batch > 0, "above 0")
 
     @property
     def is_service(self) -> bool:
@@ -169,8 +162,7 @@ def _scored(config: RulesConfig, cases: Sequence[Case], accelerator: Accelerator
 
 def _open(config: RulesConfig, accelerator: Accelerator) -> tuple[RuleScorer, str]:
     if config.is_service:
-        settings = (config.judge_model, config.key_variable, config.timeout, config.retries, config.parallel)
-        return rule_endpoint(config.scorer, *settings), f"{config.judge_model} at {config.scorer}"
+        return rule_endpoint(config.scorer, config), f"{config.judge_model} at {config.scorer}"
     if config.scorer.startswith("model:"):
         name = config.scorer.removeprefix("model:")
         scorer, version = rule_classifier(name, config.scorer_label, config.scorer_batch, accelerator.device)

@@ -22,6 +22,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from align.config import option, require
 from align.errors import UserError
 from align.eval.endpoint import post_json
+from align.eval.settings import EvalConfig
 from align.eval.subjects import fingerprint
 from align.functions import import_function
 from align.models.zoo import resolve_model
@@ -32,7 +33,7 @@ DEFAULT = "minilm-l6"
 
 
 @dataclass(kw_only=True)
-class ScorerConfig:
+class ScorerConfig(EvalConfig):
     """Which scorer judges texts, and how it is asked."""
 
     scorer: str = option(DEFAULT, "who scores: minilm-l6, model:NAME, detoxify:VARIANT, http://HOST/PATH or module:function")
@@ -42,13 +43,11 @@ class ScorerConfig:
     scorer_retries: int = option(3, "of a server: further tries after a failed one")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, "scorer", bool(self.scorer), "given")
         require(self, "scorer_batch", self.scorer_batch > 0, "above 0")
         require(self, "scorer_timeout", self.scorer_timeout > 0, "above 0")
         require(self, "scorer_retries", self.scorer_retries >= 0, "0 or more")
-        following = getattr(super(), "__post_init__", None)
-        if following is not None:
-            following()
 
 
 SETTINGS = ("scorer", "scorer_label", "scorer_batch", "scorer_timeout", "scorer_retries")

@@ -18,7 +18,7 @@ from align.eval.intervals import mean_interval
 from align.eval.results import Evaluation, Figure, Json, Rows, publish
 from align.eval.score_cache import score_all
 from align.eval.scorers import SETTINGS, Scorer, ScorerConfig, open_scorer
-from align.eval.settings import EvalConfig, spread
+from align.eval.settings import spread
 from align.eval.subjects import Subject, open_accelerator, respond, subjects
 from align.eval.toxicity_prompts import INSTRUCTIONS, TemptingPrompt, read_prompts
 from align.generation import Sampling, noise
@@ -35,7 +35,7 @@ SHOWN = 10
 
 
 @dataclass(kw_only=True)
-class ToxicityConfig(ScorerConfig, EvalConfig):
+class ToxicityConfig(ScorerConfig):
     """Toxicity of continuations; the defaults of sampling are RealToxicityPrompts'."""
 
     prompts: str = option("data/tempting_prompts.jsonl", "RealToxicityPrompts' prompts.jsonl, or any file of prompts")

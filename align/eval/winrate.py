@@ -15,6 +15,7 @@ from align.data.sources import iter_rows
 from align.distributed import map_shared
 from align.errors import UserError
 from align.eval.answers import common, draw_answers, drawing, score_answers
+from align.eval.chat_judge import ChatJudgeConfig
 from align.eval.judges import Judge, judge_of_endpoint, judge_of_function
 from align.eval.preference import Battle, figures, judge_both_ways, pair_table, strengths
 from align.eval.results import Evaluation, Figure, Json, Rows, publish
@@ -27,18 +28,13 @@ from align.run import console
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(AnswerConfig):
+class WinrateConfig(ChatJudgeConfig, AnswerConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "files of blind comparisons that the labelling app exported: no model is opened")
     reward_model: str = option("", "a reward model decides; take one that no policy here was trained on")
     judge: str = option("", "module:function decides: prompts, first and second answers to the chance that the first wins")
     endpoint: str = option("", "base URL of an OpenAI-compatible service whose model decides, such as http://host:8000/v1")
-    judge_model: str = option("", "the model's name at the endpoint")
-    key_variable: str = option("OPENAI_API_KEY", "environment variable with the endpoint's key")
-    timeout: float = option(60.0, "seconds that the endpoint has for one answer")
-    retries: int = option(3, "further tries where the endpoint does not answer")
-    parallel: int = option(4, "questions to the endpoint under way at once")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,9 +42,6 @@ class WinrateConfig(AnswerConfig):
         if sum(ways) != 1:
             raise UserError("give one of comparisons, reward_model, judge and endpoint: who decides which answer is better")
         require(self, "judge_model", bool(self.judge_model) or not self.endpoint, "given with an endpoint")
-        require(self, "timeout", self.timeout > 0, "above 0")
-        require(self, "retries", self.retries >= 0, "0 or more")
-        require(self, "parallel", self.parallel > 0, "above 0")
 
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
@@ -188,9 +181,7 @@ def judge_of(config: WinrateConfig) -> Judge:
     """The judge of the settings."""
     if config.judge:
         return judge_of_function(config.judge)
-    return judge_of_endpoint(
-        config.endpoint, config.judge_model, config.key_variable, config.timeout, config.retries, config.parallel
-    )
+    return judge_of_endpoint(config.endpoint, config)
 
 
 def judged(

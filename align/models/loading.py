@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from align.config import ModelConfig
 from align.errors import UserError
 from align.files import read_json
-from align.models.backbone import Backbone, attention_kernel, model_class, task_type
+from align.models.backbone import Backbone, attention_kernel, model_class, task_type, wrap
 from align.models.lora import speed_up
 from align.models.zoo import resolve_model
 from align.tokenization import Tokenization, first_line, load_tokenization
@@ -62,7 +62,7 @@ def load(
         peft_model = _with_adapter(model, source, "start" if config.lora_rank else "merged")
         if not config.lora_rank:
             merged = peft_model.merge_and_unload().requires_grad_(True)  # PEFT had frozen the base
-            return _finish(config, Loaded(Backbone.of(merged), tokenization, base))
+            return _finish(config, Loaded(wrap(merged), tokenization, base))
         copy_adapter(peft_model, "start", adapter)
     elif config.lora_rank:
         targets = config.lora_targets if config.lora_targets == "all-linear" else config.lora_targets.split(",")
@@ -78,8 +78,8 @@ def load(
         except ValueError as error:
             raise UserError(f"lora_targets '{config.lora_targets}': {first_line(error)}") from error
     else:
-        return _finish(config, Loaded(Backbone.of(model), tokenization, base))
-    backbone = Backbone.of(model, speed_up(peft_model))
+        return _finish(config, Loaded(wrap(model), tokenization, base))
+    backbone = wrap(model, speed_up(peft_model))
     return _finish(config, Loaded(backbone, tokenization, base, adapter, "start" if start else None))
 
 

@@ -70,6 +70,8 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
             responses % self.samples_per_prompt == 0,
             f"a divisor of rollout_size ({responses})",
         )
-        require(self, "minibatches", self.minibatches <= responses, f"at most rollout_size ({responses})")
+        prompts = responses // self.samples_per_prompt
+        most = f"at most rollout_size / samples_per_prompt ({prompts})"
+        require(self, "minibatches", self.minibatches <= prompts, most)
         given = bool(self.reward_model or self.reward_functions)
         require(self, "reward_model", given, "given, unless reward_functions are")

@@ -17,18 +17,19 @@ class RoleShapes(NamedTuple):
     """None: functions alone."""
 
 
-def update_flops(roles: RoleShapes, rows: Sequence[tuple[int, int]], epochs: int) -> float:
+def update_flops(roles: RoleShapes, work: Sequence[tuple[int, Sequence[int]]], epochs: int) -> float:
     """FLOPs of one update.
 
     Args:
-        rows: prompt and response tokens of each row of the rollout.
+        work: tokens of each prompt that is read, and of its responses.
         epochs: passes of learning.
     """
     total = 0.0
-    for prompt, response in rows:
-        total += sampling(roles.policy, prompt, response)
-        total += sum(reading(role, prompt, [response], response) for role in (roles.policy, roles.reference))
-        total += sum(reading(role, prompt, [response]) for role in (roles.critic, roles.reward) if role)
-        total += epochs * learning(roles.policy, prompt, [response], response)
-        total += epochs * learning(roles.critic, prompt, [response]) if roles.critic else 0.0
+    for prompt, responses in work:
+        said = sum(responses)
+        total += sampling(roles.policy, prompt, responses)
+        total += sum(reading(role, prompt, responses, said) for role in (roles.policy, roles.reference))
+        total += sum(reading(role, prompt, responses) for role in (roles.critic, roles.reward) if role)
+        total += epochs * learning(roles.policy, prompt, responses, said)
+        total += epochs * learning(roles.critic, prompt, responses) if roles.critic else 0.0
     return total

@@ -4,18 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-from align.batching import MicroBatch, micro_batches
+from align.batching import MicroBatch, family_batches
 from align.distributed import gather_rows
 from align.errors import UserError
 from align.generation import generator
+from align.models.backbone import Backbone
 from align.models.roles import Prediction
 from align.ppo.advantages import advantages_and_returns
 from align.ppo.config import PPOConfig
 from align.ppo.kl import kl_estimates
 from align.ppo.rollout import MINIBATCH, Rollout
 from align.ppo.shaping import settle_scores, shape_rewards
+from align.shared_prompts import families, family_tokens, lay_together
 from align.tensor_ops import Padded, length_mask, masked_mean, whiten
 from align.training import Optimisation
 
@@ -55,21 +58,26 @@ class Experience:
 
 
 def minibatches(config: PPOConfig, rollout: Rollout, update: int, epoch: int) -> list[list[int]]:
-    """The rows of each minibatch of an epoch over the rollout, shuffled anew each time."""
-    order = generator(config.seed, MINIBATCH, update, epoch).permutation(len(rollout)).tolist()
-    return [order[number :: config.minibatches] for number in range(config.minibatches)]
+    """The rows of each minibatch of an epoch over the rollout, shuffled anew each time; samples of a prompt go together."""
+    each = config.samples_per_prompt
+    order = generator(config.seed, MINIBATCH, update, epoch).permutation(len(rollout) // each).tolist()
+    parts = (order[number :: config.minibatches] for number in range(config.minibatches))
+    return [[prompt * each + sample for prompt in part for sample in range(each)] for part in parts]
 
 
-def plan_minibatch(config: PPOConfig, rollout: Rollout, rows: Sequence[int], optimisation: Optimisation) -> list[MicroBatch]:
-    """A minibatch cut into micro-batches of this process."""
-    lengths = [rollout.lengths[row] for row in rows]
-    return micro_batches(rows, lengths, config.micro_batch_tokens, optimisation.accelerator)
+def plan_minibatch(
+    config: PPOConfig, rollout: Rollout, rows: Sequence[int], backbone: Backbone, accelerator: Accelerator
+) -> list[MicroBatch]:
+    """A minibatch cut into micro-batches of this process, each prompt with all of its responses."""
+    prompts = [prompt.ids for prompt in rollout.prompts]
+    together = families(backbone, prompts, rows)
+    costs = family_tokens(backbone, prompts, rollout.responses, together)
+    return family_batches(together, costs, config.micro_batch_tokens, accelerator)
 
 
-def tokens(rollout: Rollout, rows: Sequence[int], device: torch.device) -> tuple[Padded, Padded]:
-    """Prompts and responses of some rows, ready for a module."""
-    prompt = Padded.from_lists([rollout.prompts[row].ids for row in rows])
-    return prompt.to(device), Padded.from_lists([rollout.responses[row] for row in rows]).to(device)
+def tokens(rollout: Rollout, rows: Sequence[int], device: torch.device) -> tuple[Padded, Padded, Tensor | None]:
+    """Prompts and responses of some rows, and whose prompt is whose, ready for a module."""
+    return lay_together([prompt.ids for prompt in rollout.prompts], rollout.responses, rows, device)
 
 
 @torch.no_grad()
@@ -77,6 +85,7 @@ def score_roles(
     config: PPOConfig,
     rollout: Rollout,
     update: int,
+    backbone: Backbone,
     optimisation: Optimisation,
     reference: Callable[..., Tensor] | None,
 ) -> RoleScores:
@@ -86,16 +95,17 @@ def score_roles(
     ratio at the first minibatch is 1 in every number format.
 
     Args:
+        backbone: the policy's.
         reference: a model of its own, or None where the policy's backbone also plays the reference.
     """
     device = optimisation.accelerator.device
     found: list[tuple[int, list[Tensor]]] = []
     for rows in minibatches(config, rollout, update, 0):
-        for batch in plan_minibatch(config, rollout, rows, optimisation):
-            prompt, response = tokens(rollout, batch.rows, device)
-            said: Prediction = optimisation.module("policy", prompt, response, config.temperature)
+        for batch in plan_minibatch(config, rollout, rows, backbone, optimisation.accelerator):
+            prompt, response, owner = tokens(rollout, batch.rows, device)
+            said: Prediction = optimisation.module("policy", prompt, response, config.temperature, owner)
             play = reference or optimisation.module
-            frozen = play("reference", prompt, response, config.temperature)
+            frozen = play("reference", prompt, response, config.temperature, owner)
             columns = [column.float().cpu() for column in (said.log_probs, frozen, said.values, said.entropy)]
             if batch.weight:
                 for place, row in enumerate(batch.rows):

@@ -36,11 +36,6 @@ class Rollout:
             for prompt, ids, text in zip(self.prompts, self.responses, self.texts, strict=True)
         ]
 
-    @property
-    def lengths(self) -> list[int]:
-        """Prompt and response tokens of each row."""
-        return [len(p.ids) + len(r) for p, r in zip(self.prompts, self.responses, strict=True)]
-
 
 def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], update: int) -> list[EncodedPrompt]:
     """The prompts of update 1..: each pass over the data is shuffled anew and used up before the next begins."""

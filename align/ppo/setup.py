@@ -13,7 +13,7 @@ from align.encoding import EncodedPrompt, Limits, encode_prompts
 from align.engines import make_engine
 from align.generation import Sampling
 from align.memory import cache_bytes
-from align.models.backbone import Backbone
+from align.models.backbone import Backbone, wrap
 from align.models.heads import ScalarHead
 from align.models.loading import Loaded, copy_adapter, load, load_config
 from align.models.roles import ActorCritic, response_log_probs
@@ -27,6 +27,7 @@ from align.rehearsal import Reading, Rows, pass_bytes
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.run import Run
+from align.shared_prompts import families, family_tokens
 from align.supervised import LOOKED_AHEAD, largest_batch
 from align.tensor_ops import Padded
 from align.training import make_optimisation
@@ -39,9 +40,11 @@ class Reference(nn.Module):
         super().__init__()
         self.backbone = backbone
 
-    def forward(self, role: str, prompt: Padded, response: Padded, temperature: float) -> Tensor:
+    def forward(
+        self, role: str, prompt: Padded, response: Padded, temperature: float, owner: Tensor | None = None
+    ) -> Tensor:
         """Log-probs [B, T]; `role` is `reference`, as `ActorCritic` would be asked."""
-        hidden = self.backbone.hidden(prompt, response)
+        hidden = self.backbone.hidden(prompt, response, owner)
         return response_log_probs(self.backbone, hidden, response, response.mask(), temperature)[0]
 
 
@@ -75,11 +78,12 @@ def run_ppo(config: PPOConfig) -> Path:
     model = None
     if mounted:
 
-        def mounted_reward(prompt: Padded, response: Padded) -> Tensor:
-            return optimisation.module("reward", prompt, response)
+        def mounted_reward(prompt: Padded, response: Padded, owner: Tensor | None) -> Tensor:
+            return optimisation.module("reward", prompt, response, owner=owner)
 
-        fits, budget = loaded.backbone.fits, config.micro_batch_tokens
-        model = RewardModelScorer(mounted_reward, mean, fits, run.accelerator, budget, shape=loaded.backbone.shape("reward"))
+        backbone, budget = loaded.backbone, config.micro_batch_tokens
+        shape = backbone.shape("reward")
+        model = RewardModelScorer(mounted_reward, mean, backbone, run.accelerator, budget, shape=shape)
     elif found:
         model = RewardModelScorer.of(found, loaded.tokenization, run.accelerator, config.micro_batch_tokens)
         if model.tokenization:
@@ -111,17 +115,22 @@ def check_memory(
     readings = [Reading(loaded.backbone, loaded.adapter, predicts=True)]
     if config.critic == "separate":
         readings.append(Reading(module.critic or loaded.backbone, module.critic_adapter, predicts=False))
-    lengths: list[int] = []
-    batches = []
+    read: list[tuple[int, list[int]]] = []  # of each family its prompt's tokens and its responses'
+    costs: list[int] = []
+    batches: list[list[int]] = []
     for update in range(1, min(config.updates, LOOKED_AHEAD) + 1):
         chosen = prompts_of_update(config, prompts, update)
         rollout = Rollout(chosen, [[0] * config.max_new_tokens] * len(chosen), [], [])
-        batches += [[len(lengths) + row for row in rows] for rows in minibatches(config, rollout, update, 0)]
-        lengths += rollout.lengths
-    rows, several = largest_batch(run, ((rows, [lengths[row] for row in rows]) for rows in batches))
-    size = Rows.of([(lengths[row] - config.max_new_tokens, [config.max_new_tokens]) for row in rows])
+        asked = [prompt.ids for prompt in chosen]
+        for rows in minibatches(config, rollout, update, 0):
+            together = families(loaded.backbone, asked, rows)
+            batches.append([len(read) + number for number in range(len(together))])
+            read += [(len(asked[family[0]]), [config.max_new_tokens] * len(family)) for family in together]
+            costs += family_tokens(loaded.backbone, asked, rollout.responses, together)
+    largest, several = largest_batch(run, ((batch, [costs[family] for family in batch]) for batch in batches))
+    size = Rows.of([read[family] for family in largest])
     alive = math.ceil(config.rollout_size / run.accelerator.num_processes)
-    held = min(alive * max(lengths), Sampling.batch_tokens)
+    held = min(alive * (max(prompt for prompt, _ in read) + config.max_new_tokens), Sampling.batch_tokens)
     phases = {
         "learning": lambda: pass_bytes(readings, size, learn=True),
         "scoring": lambda: pass_bytes(readings, size, learn=False),
@@ -171,7 +180,7 @@ def _critic_from_reward(config: PPOConfig, loaded: Loaded, value_head: ScalarHea
 
 
 def _copy(backbone: Backbone) -> Backbone:
-    copied = Backbone.of(copy.deepcopy(backbone.model), check=False)
+    copied = wrap(copy.deepcopy(backbone.model), check=False)
     copied.shares_prompts = backbone.shares_prompts
     return copied
 

@@ -26,12 +26,13 @@ from align.ppo.rollout import EVALUATION, ROLLOUT, Rollout, prompts_of_update, r
 from align.ppo.shaping import settle_scores
 from align.ppo.watch import Drift, NegativeKLWatch
 from align.run import Clock, Run
+from align.shared_prompts import families
 from align.supervised import stop_on_nan
 from align.tensor_ops import masked_mean, masked_sum
 from align.training import NotFiniteError, Optimisation, Sums, load_checkpoint, save_checkpoint
 
 RATIO_TOLERANCE = 1e-4
-"""How far the ratio may be from 1 before anything was learned from a rollout (DESIGN: always checked)."""
+"""How far the ratio may be from 1 before anything was learned from a rollout; always checked."""
 
 
 class PPOTrainer:
@@ -102,7 +103,7 @@ class PPOTrainer:
         rollout = self._respond(prompts, (self.config.seed, ROLLOUT, update))
         self.clock.lap("sample")
         scores, parts = self.rewards(rollout)
-        roles = score_roles(self.config, rollout, update, self.optimisation, self.reference)
+        roles = score_roles(self.config, rollout, update, self.loaded.backbone, self.optimisation, self.reference)
         experience = shape(self.config, rollout, scores, roles, self.controller.beta)
         self.clock.lap("score")
         learned = self.learn(experience, update)
@@ -117,7 +118,9 @@ class PPOTrainer:
         totals: dict[str, list[float]] = {}
         for epoch in range(self.config.epochs):
             for number, rows in enumerate(minibatches(self.config, experience.rollout, update, epoch)):
-                plan = plan_minibatch(self.config, experience.rollout, rows, self.optimisation)
+                plan = plan_minibatch(
+                    self.config, experience.rollout, rows, self.loaded.backbone, self.optimisation.accelerator
+                )
                 try:
                     sums = self.optimisation.accumulate(plan, self._loss(experience, rows), more=self.ptx is not None)
                     if self.ptx is not None:
@@ -150,13 +153,13 @@ class PPOTrainer:
         count = float(experience.lengths[rows].sum())
 
         def of(part: list[int]) -> tuple[Tensor, Sums]:
-            prompt, response = tokens(experience.rollout, part, device)
+            prompt, response, owner = tokens(experience.rollout, part, device)
             width, mask = response.ids.shape[1], response.mask()
 
             def batch(column: Tensor) -> Tensor:
                 return column[part, :width].to(device)
 
-            said = self.optimisation.module("policy", prompt, response, config.temperature)
+            said = self.optimisation.module("policy", prompt, response, config.temperature, owner)
             old = batch(experience.roles.log_probs)
             policy, policy_clipped = policy_losses(said.log_probs, old, batch(experience.advantages), config.clip)
             value, value_clipped = value_losses(
@@ -231,8 +234,8 @@ class PPOTrainer:
         ended = torch.tensor(rollout.ended)
         scores = settle_scores(raw.float(), ended, self.config.missing_end, self.config.missing_end_score)
         whole = copy.copy(self.config)
-        whole.minibatches = 1
-        roles = score_roles(whole, rollout, 0, self.optimisation, self.reference)
+        whole.minibatches = whole.samples_per_prompt = 1
+        roles = score_roles(whole, rollout, 0, self.loaded.backbone, self.optimisation, self.reference)
         kl = (roles.log_probs - roles.reference).sum(1)
         figures = {
             "reward": float(scores.mean()),
@@ -288,6 +291,8 @@ class PPOTrainer:
     def _shares(self, rollout: Rollout) -> dict[str, float]:
         """Where the time of an update went, and how fast it was."""
         shares, lengths = self.clock.shares(), [len(ids) for ids in rollout.responses]
-        rows = [(len(prompt.ids), length) for prompt, length in zip(rollout.prompts, lengths, strict=True)]
-        flops = update_flops(self.shapes, rows, self.config.epochs)
+        prompts = [prompt.ids for prompt in rollout.prompts]
+        together = families(self.loaded.backbone, prompts, range(len(rollout)))
+        work = [(len(prompts[rows[0]]), [lengths[row] for row in rows]) for rows in together]
+        flops = update_flops(self.shapes, work, self.config.epochs)
         return shares | {"flops": flops} | self.run.speed(sum(lengths), flops, shares["time/update"])

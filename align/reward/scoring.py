@@ -7,12 +7,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.batching import over_rows
+from align.batching import over_families
 from align.data.records import Conversation
 from align.distributed import place_frozen
 from align.errors import UserError
 from align.flops import Shape
+from align.models.backbone import Backbone
 from align.reward.checkpoint import LoadedReward
+from align.shared_prompts import families, family_tokens, lay_together
 from align.tensor_ops import Padded
 from align.tokenization import Tokenization
 
@@ -31,9 +33,9 @@ class RewardModelScorer:
     """A frozen reward model that scores answers.
 
     Args:
-        module: takes prompts and responses as `Padded` and gives rewards [B].
+        module: takes prompts and responses as `Padded`, with whose prompt is whose, and gives rewards [B].
         mean: subtracted from every reward.
-        fits: whether the model can read a prompt and a response of given lengths.
+        backbone: what `module` reads with.
         accelerator: processes that share the work.
         budget: padded tokens that are read at once.
         tokenization: the reward model's own, where it is not the policy's: texts are then tokenized again.
@@ -42,15 +44,15 @@ class RewardModelScorer:
 
     def __init__(
         self,
-        module: Callable[[Padded, Padded], Tensor],
+        module: Callable[[Padded, Padded, Tensor | None], Tensor],
         mean: float,
-        fits: Callable[[int, int], bool],
+        backbone: Backbone,
         accelerator: Accelerator,
         budget: int,
         tokenization: Tokenization | None = None,
         shape: Shape | None = None,
     ) -> None:
-        self.module, self.mean, self.fits, self.tokenization = module, mean, fits, tokenization
+        self.module, self.mean, self.backbone, self.tokenization = module, mean, backbone, tokenization
         self.accelerator, self.budget, self.shape = accelerator, budget, shape
 
     @classmethod
@@ -60,7 +62,7 @@ class RewardModelScorer:
         shape = found.loaded.backbone.shape(found.loaded.adapter)
         module = place_frozen(found.model, accelerator)
         bridge = None if theirs.reads_alike(policy) else theirs
-        return cls(module, found.mean, found.loaded.backbone.fits, accelerator, budget, bridge, shape)
+        return cls(module, found.mean, found.loaded.backbone, accelerator, budget, bridge, shape)
 
     @torch.no_grad()
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
@@ -70,8 +72,9 @@ class RewardModelScorer:
             UserError: if an answer is longer than the reward model can read.
         """
         rows = [self._tokens(answer) for answer in answers]
+        prompts, responses = [prompt for prompt, _ in rows], [response for _, response in rows]
         for prompt, response in rows:
-            if not self.fits(len(prompt), len(response)):
+            if not self.backbone.fits(len(prompt), len(response)):
                 raise UserError(
                     f"the reward model cannot read {len(prompt)} prompt and {len(response)} response tokens; "
                     "lower max_prompt_tokens or max_new_tokens"
@@ -79,12 +82,12 @@ class RewardModelScorer:
         device = self.accelerator.device
 
         def work(batch: list[int]) -> list[float]:
-            prompt = Padded.from_lists([rows[row][0] for row in batch]).to(device)
-            response = Padded.from_lists([rows[row][1] for row in batch]).to(device)
-            rewards: list[float] = (self.module(prompt, response) - self.mean).tolist()
+            rewards: list[float] = (self.module(*lay_together(prompts, responses, batch, device)) - self.mean).tolist()
             return rewards
 
-        return over_rows([len(prompt) + len(response) for prompt, response in rows], self.budget, self.accelerator, work)
+        together = families(self.backbone, prompts, range(len(rows)))
+        costs = family_tokens(self.backbone, prompts, responses, together)
+        return over_families(together, costs, self.budget, self.accelerator, work)
 
     def _tokens(self, answer: Answer) -> tuple[list[int], list[int]]:
         if self.tokenization is None:

@@ -57,7 +57,7 @@ class Task(ABC):
 
     @abstractmethod
     def rows(self, content: Json, answer: Json) -> list[Json]:
-        """The rows of DESIGN section 6 that a canonical answer is worth (without labeler and id)."""
+        """The rows of docs/data.md that a canonical answer is worth (without labeler and id)."""
 
     def draft(self, answer: Json) -> Json:
         """The answer as the page takes it up again to change it."""

@@ -70,7 +70,7 @@ def check_verdict(said: Any) -> Json:
 
 
 def verdict_row(prompt: Any, response: str, rule: str, said: Json) -> Json:
-    """One rule judgment of DESIGN section 6."""
+    """One rule judgment, as docs/data.md lays it out."""
     row = {"prompt": prompt, "response": response, "rule": rule, "verdict": said["verdict"]}
     if said["note"]:
         row["note"] = said["note"]

@@ -243,5 +243,5 @@ def test_a_service_reads_rule_conversation_and_reply(service, settings):
 def test_a_service_without_a_verdict(service, settings):
     service.says = lambda question: "I cannot say."
     url = f"http://127.0.0.1:{service.server_port}/v1"
-    with pytest.raises(UserError, match=r"no verdict in the answer 'I cannot say\.'; what was scored before is kept"):
+    with pytest.raises(UserError, match=r"no verdict in the answer 'I cannot say\.'; what was judged is kept"):
         run_rules(settings(scorer=url, judge_model="m"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from align.errors import UserError
+from align.eval.chat_judge import ChatJudgeConfig
 from align.eval.endpoint import post_json
 from align.eval.judges import judge_of_endpoint, judge_of_function
 from align.eval.results import read
@@ -192,10 +193,14 @@ def service(*play):
         server.server_close()
 
 
+def asking(key_variable, timeout, retries):
+    return ChatJudgeConfig(judge_model="m", key_variable=key_variable, timeout=timeout, retries=retries, parallel=1)
+
+
 def test_an_endpoint_is_asked_both_ways_with_its_key(monkeypatch):
     monkeypatch.setenv("THE_KEY", "secret")
     with service(503) as server:
-        judge = judge_of_endpoint(server.url + "/", "m", "THE_KEY", 5, 2, 1, pause=0.01)
+        judge = judge_of_endpoint(server.url + "/", asking("THE_KEY", 5, 2), pause=0.01)
         assert judge([HI, HI], ["long answer", "b"], ["short", "b"]) == [1.0, 0.5]
         assert len(server.seen) == 3  # one of them a second try
         path, key, body = server.seen[-1]
@@ -214,7 +219,7 @@ def test_an_endpoint_is_asked_both_ways_with_its_key(monkeypatch):
 )
 def test_an_endpoint_that_fails_is_one_line(play, message):
     with service(*play) as server:
-        judge = judge_of_endpoint(server.url, "m", "NO_SUCH_KEY", 0.2, 1, 1, pause=0.01)
+        judge = judge_of_endpoint(server.url, asking("NO_SUCH_KEY", 0.2, 1), pause=0.01)
         with pytest.raises(UserError, match=message):
             judge([HI], ["a"], ["bb"])
 

@@ -145,12 +145,12 @@ def beginning(request, tiny_name, load_sharp, sharp_folders, tmp_path):
 def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_ppo, hand_rollout):
     trainer = make_ppo(beginning, critic=critic, minibatches=2, micro_batch_tokens=30, temperature=0.7)
     config = trainer.config
-    roles = score_roles(config, hand_rollout, 1, trainer.optimisation, trainer.reference)
+    roles = score_roles(config, hand_rollout, 1, trainer.loaded.backbone, trainer.optimisation, trainer.reference)
     assert roles.log_probs.min() < -1.0  # something was said
     torch.testing.assert_close(roles.log_probs, roles.reference, atol=1e-6, rtol=0)
     experience = shape(config, hand_rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles, 0.05)
     first = minibatches(config, hand_rollout, 1, 0)[0]
-    for batch in plan_minibatch(config, hand_rollout, first, trainer.optimisation):
+    for batch in plan_minibatch(config, hand_rollout, first, trainer.loaded.backbone, trainer.optimisation.accelerator):
         assert float(trainer._loss(experience, first)(batch.rows)[1]["ratio_error"]) == 0.0  # batched as they were scored
     for part in (first, first[:1]):  # log-probs near -16 are known to 2e-6 in float32
         sums = trainer._loss(experience, first)(part)[1]
@@ -161,10 +161,10 @@ def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_p
 
 def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, hand_rollout):
     trainer = make_ppo(beginning, learning_rate=1e-2, warmup=0.0)
-    before = score_roles(trainer.config, hand_rollout, 1, trainer.optimisation, trainer.reference)
+    before = score_roles(trainer.config, hand_rollout, 1, trainer.loaded.backbone, trainer.optimisation, trainer.reference)
     scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
     trainer.learn(shape(trainer.config, hand_rollout, scores, before, 0.05), 1)
-    after = score_roles(trainer.config, hand_rollout, 1, trainer.optimisation, trainer.reference)
+    after = score_roles(trainer.config, hand_rollout, 1, trainer.loaded.backbone, trainer.optimisation, trainer.reference)
     assert torch.equal(after.reference, before.reference)
     assert (after.log_probs - before.log_probs).abs().max() > 1e-2
 

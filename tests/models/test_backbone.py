@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from align.errors import UserError
-from align.models.backbone import Backbone, model_class, task_type
+from align.models.backbone import Backbone, model_class, task_type, wrap
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
 from align.reward.loss import pairs_of, ranking_loss
@@ -59,7 +59,7 @@ def backbones(sharp_backbones, sharpen):
     made = dict(sharp_backbones)
     for name, config in CONFIGS.items():
         auto = AutoModelForSeq2SeqLM if name == "bart" else AutoModelForCausalLM
-        made[name] = Backbone.of(sharpen(auto.from_config(copy.deepcopy(config))))
+        made[name] = wrap(sharpen(auto.from_config(copy.deepcopy(config))))
     return made
 
 
@@ -199,14 +199,14 @@ class ScaledGPT2(GPT2LMHeadModel):
 def test_an_architecture_with_logits_of_its_own_kind_is_refused(sharpen):
     model = sharpen(ScaledGPT2(CONFIGS["gpt2-short"]))
     with pytest.raises(UserError, match=r"^model type 'gpt2': its logits are not a plain function .* not supported$"):
-        Backbone.of(model)
-    assert isinstance(Backbone.of(model, check=False), Backbone)
+        wrap(model)
+    assert isinstance(wrap(model, check=False), Backbone)
 
 
 def test_the_check_leaves_the_mode_of_the_model_as_it_was(sharpen):
     model = sharpen(GPT2LMHeadModel(CONFIGS["gpt2-short"]))
-    assert not Backbone.of(model).model.training
-    assert Backbone.of(model.train()).model.training
+    assert not wrap(model).model.training
+    assert wrap(model.train()).model.training
 
 
 # ------------------------------------------------------------------------------------------------------- step after step
@@ -292,7 +292,7 @@ def test_kinds(backbones):
 
 def test_a_prompt_between_others_may_have_no_response():
     config = copy.deepcopy(CONFIGS["gpt2-short"])
-    backbone = Backbone.of(GPT2LMHeadModel(config).eval())
+    backbone = wrap(GPT2LMHeadModel(config).eval())
     responses = [RESPONSES[0], RESPONSES[1], RESPONSES[4]]
     with torch.no_grad():
         found = backbone.hidden(Padded.from_lists(PROMPTS), Padded.from_lists(responses), torch.tensor([0, 0, 2]))

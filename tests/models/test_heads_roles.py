@@ -9,7 +9,7 @@ import torch
 from align.batching import micro_batches
 from align.models.heads import ScalarHead
 from align.models.roles import Policy, Prediction, RewardModel, response_log_probs
-from align.ppo.experience import score_roles, shape
+from align.ppo.experience import plan_minibatch, score_roles, shape, tokens
 from align.reward.config import RewardConfig
 from align.reward.trainer import Item, RewardTask
 from align.sft.config import SFTConfig
@@ -132,6 +132,10 @@ def assert_invariant(optimisation, lengths, loss_of):
     assert 1 < counts[3] < len(rows)
 
 
+def lengths_of(rollout):
+    return [len(prompt.ids) + len(response) for prompt, response in zip(rollout.prompts, rollout.responses, strict=True)]
+
+
 def hand_turns(rollout):
     """Examples of two turns: every third token belongs to the user between."""
     return [
@@ -198,17 +202,49 @@ def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, 
     trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), critic=critic, temperature=0.8, micro_batch_tokens=20)
     torch.manual_seed(3)
     torch.nn.init.normal_(trainer.optimisation.module.value_head.linear.weight, std=0.1)
-    roles = score_roles(trainer.config, hand_rollout, 1, trainer.optimisation, trainer.reference)
+    roles = score_roles(trainer.config, hand_rollout, 1, trainer.loaded.backbone, trainer.optimisation, trainer.reference)
     # As if something had been learned since: ratios between exp(-0.6) and exp(0.6) reach both sides of the clip.
     noise = 0.3 * torch.randn(roles.log_probs.shape, generator=torch.Generator().manual_seed(4)).clamp(-2, 2)
     moved = dataclasses.replace(roles, log_probs=roles.log_probs + noise, values=roles.values + noise)
     scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
     experience = shape(trainer.config, hand_rollout, scores, moved, 0.05)
-    assert_invariant(trainer.optimisation, hand_rollout.lengths, lambda rows: trainer._loss(experience, rows))
-    _, sums, _ = totals(
-        trainer.optimisation, hand_rollout.lengths, range(6), 10**6, trainer._loss(experience, list(range(6)))
-    )
+    lengths = lengths_of(hand_rollout)
+    assert_invariant(trainer.optimisation, lengths, lambda rows: trainer._loss(experience, rows))
+    _, sums, _ = totals(trainer.optimisation, lengths, range(6), 10**6, trainer._loss(experience, list(range(6))))
     assert 0.05 < sums["clipped/policy"] < 0.95
+
+
+@pytest.mark.parametrize(("lora_rank", "critic"), [(0, "separate"), (4, "shared"), (4, "separate")], ids=str)
+def test_several_responses_to_a_prompt_cost_it_once_and_change_nothing(
+    tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, critic, monkeypatch
+):
+    """Two prompts with three responses each, read in families and row by row: the same roles, loss and gradients."""
+    rollout = dataclasses.replace(hand_rollout, prompts=[hand_rollout.prompts[i] for i in (1, 1, 1, 4, 4, 4)])
+    trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), critic=critic, samples_per_prompt=3, rollout_size=6)
+    torch.manual_seed(3)
+    torch.nn.init.normal_(trainer.optimisation.module.value_head.linear.weight, std=0.1)
+    backbone, config = trainer.loaded.backbone, trainer.config
+    assert backbone.shares_prompts
+    rows, found, planned = list(range(6)), [], []
+    for shares in (True, False):
+        monkeypatch.setattr(backbone, "shares_prompts", shares)
+        plan = plan_minibatch(config, rollout, rows, backbone, trainer.optimisation.accelerator)
+        planned.append(sum(len(tokens(rollout, part.rows, backbone.device)[0].lengths) for part in plan))
+        roles = score_roles(config, rollout, 1, backbone, trainer.optimisation, trainer.reference)
+        experience = shape(config, rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles, 0.05)
+        trainer.optimisation.optimizer.zero_grad(set_to_none=True)
+        sums = trainer.optimisation.accumulate(plan, trainer._loss(experience, rows))
+        gradients = {name: w.grad.clone() for name, w in trainer.optimisation.named.items() if w.grad is not None}
+        found.append((roles, {name: float(value) for name, value in sums.items()}, gradients))
+    (shared, sums, gradients), (plain, expected, their_gradients) = found
+    assert planned[0] == 2
+    for name in ("log_probs", "reference", "values", "entropy"):
+        torch.testing.assert_close(getattr(shared, name), getattr(plain, name), atol=1e-5, rtol=0)
+    assert sums == pytest.approx(expected, abs=1e-5)
+    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
+    for name, gradient in gradients.items():
+        bound = 1e-5 * max(1.0, float(their_gradients[name].abs().max()))
+        torch.testing.assert_close(gradient, their_gradients[name], atol=bound, rtol=0)
 
 
 def test_what_the_roles_say_of_a_rollout_does_not_depend_on_micro_batches(tiny_name, load_sharp, make_ppo, hand_rollout):
@@ -218,7 +254,8 @@ def test_what_the_roles_say_of_a_rollout_does_not_depend_on_micro_batches(tiny_n
         trainer = make_ppo(loaded, micro_batch_tokens=budget, minibatches=minibatches)
         torch.manual_seed(3)
         torch.nn.init.normal_(trainer.optimisation.module.value_head.linear.weight, std=0.1)
-        found.append(score_roles(trainer.config, hand_rollout, 1, trainer.optimisation, trainer.reference))
+        place = (trainer.loaded.backbone, trainer.optimisation, trainer.reference)
+        found.append(score_roles(trainer.config, hand_rollout, 1, *place))
     assert found[0].log_probs.shape == (6, 9)
     for name in ("log_probs", "reference", "values", "entropy"):
         for other in found[1:]:

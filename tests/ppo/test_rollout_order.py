@@ -71,6 +71,17 @@ def test_minibatches_are_a_partition_of_nearly_equal_parts(rows, parts, update, 
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
+@QUICK
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 6))
+def test_samples_of_a_prompt_stay_in_one_minibatch(prompts, each, parts):
+    settled = config(rollout_size=prompts * each, samples_per_prompt=each, minibatches=min(parts, prompts))
+    found = minibatches(settled, rollout([1] * (prompts * each)), 1, 0)
+    assert sorted(row for part in found for row in part) == list(range(prompts * each))
+    for part in found:
+        families = [part[i : i + each] for i in range(0, len(part), each)]
+        assert families == [list(range(first, first + each)) for first in part[::each]]
+
+
 def test_minibatches_are_reshuffled_each_epoch_and_update():
     settled, rows = config(minibatches=2), rollout([1] * 64)
     found = [minibatches(settled, rows, update, epoch) for update in (1, 2) for epoch in (0, 1)]
@@ -79,10 +90,11 @@ def test_minibatches_are_reshuffled_each_epoch_and_update():
 
 
 def test_tokens_of_chosen_rows():
-    prompt, response = tokens(rollout([1, 3, 2]), [2, 0], torch.device("cpu"))
+    prompt, response, owner = tokens(rollout([1, 3, 2]), [2, 0], torch.device("cpu"))
     assert prompt.tolists() == [[2], [0]]
     assert response.tolists() == [[7, 7], [7]]
     assert response.ids.shape == (2, 2)
+    assert owner is None
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
 """What a freshly wrapped model must show on a few tokens before anything is trusted to it."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from align.errors import UserError
+from align.models.backbone.contract import Backbone
 from align.tensor_ops import Padded, length_mask
-
-if TYPE_CHECKING:
-    from align.models.backbone import Backbone
 
 
 @torch.no_grad()
-def verify(backbone: "Backbone") -> bool:
+def verify(backbone: Backbone) -> bool:
     """Compare a backbone with its model's own forward; gives whether responses may share a row with their prompt.
 
     Raises:
@@ -33,12 +29,12 @@ def verify(backbone: "Backbone") -> bool:
     return shares
 
 
-def _tokens(backbone: "Backbone", rows: list[list[int]]) -> Padded:
+def _tokens(backbone: Backbone, rows: list[list[int]]) -> Padded:
     size = backbone.model.config.vocab_size
     return Padded.from_lists([[token % size for token in row] for row in rows]).to(backbone.device)
 
 
-def _require_plain_logits(backbone: "Backbone", prompt: Padded, tolerance: float) -> None:
+def _require_plain_logits(backbone: Backbone, prompt: Padded, tolerance: float) -> None:
     one = _tokens(backbone, [[8, 9]])
     ours, theirs = backbone.logits(backbone.hidden(prompt, one))[:, :-1].float(), backbone.plain_logits(prompt, one).float()
     if not torch.allclose(ours, theirs, atol=tolerance * max(1.0, theirs.abs().max().item())):
@@ -48,7 +44,7 @@ def _require_plain_logits(backbone: "Backbone", prompt: Padded, tolerance: float
         )
 
 
-def _require_cache(backbone: "Backbone", prompt: Padded) -> None:
+def _require_cache(backbone: Backbone, prompt: Padded) -> None:
     """Sampling takes rows out of the cache when they end; recurrent states (Mamba) know no rows to take out."""
     try:
         backbone.start(prompt)[0].select(torch.zeros(1, dtype=torch.long, device=backbone.device))
@@ -57,7 +53,7 @@ def _require_cache(backbone: "Backbone", prompt: Padded) -> None:
         raise UserError(f"model type '{name}': its cache cannot drop rows that ended; it is not supported") from error
 
 
-def _accepts_shared_prompts(backbone: "Backbone", prompt: Padded, tolerance: float) -> bool:
+def _accepts_shared_prompts(backbone: Backbone, prompt: Padded, tolerance: float) -> bool:
     """Two responses in one row must give the states of two rows; with ALiBi they do not."""
     if getattr(backbone.model.config, "window_size", None):  # GPT-Neo counts its local window in columns of the row
         return False
