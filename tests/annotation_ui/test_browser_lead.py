@@ -1,0 +1,123 @@
+"""The lead's tabs by mouse: users, import, batches and an aggregated export, from one end to the other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+from sqlalchemy import select
+
+from annotation_ui.judgments import Judgments
+from annotation_ui.leases import Leases
+from annotation_ui.schema import Batch, User
+
+from .conftest import SCREENSHOTS
+from .running import Server, do, rank_rows
+
+pytestmark = pytest.mark.timeout(180)
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+
+
+def open_tab(page: Page, name: str) -> Locator:
+    """The panel of a tab, clicked."""
+    page.get_by_role("tab", name=name, exact=True).click()
+    panel = page.locator('[role="tabpanel"]:visible').first
+    expect(panel).to_be_visible()
+    return panel
+
+
+def choose(panel: Locator, label: str, value: str) -> None:
+    """Pick a value from one of Gradio's lists by typing it."""
+    field = panel.get_by_label(label, exact=True)
+    field.click()
+    field.fill(value)
+    panel.page.get_by_role("option", name=value, exact=True).click()
+
+
+def sign_in(server: Server, browser: Browser, name: str, password: str) -> Page:
+    page = browser.new_context(base_url=server.url).new_page()
+    page.goto("/login")
+    page.fill('input[name="name"]', name)
+    page.fill('input[name="password"]', password)
+    page.click('button[type="submit"]')
+    return page
+
+
+def test_a_labeler_is_added_shut_out_and_let_in(server: Server, browser: Browser) -> None:
+    page = server.page(browser, "office", "lead")
+    page.goto("/lead/")
+    panel = open_tab(page, "Users")
+    panel.get_by_label("Name", exact=True).fill("newcomer")
+    panel.get_by_role("button", name="Add", exact=True).click()
+    said = panel.get_by_label("Result")
+    expect(said).to_have_value(re.compile("^Password of newcomer"))
+    password = said.input_value().rsplit(": ", 1)[1]
+    expect(panel.get_by_role("gridcell", name="newcomer").first).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lead-users.png")
+    labeler = sign_in(server, browser, "newcomer", password)
+    labeler.wait_for_url(f"{server.url}/")
+    panel.get_by_role("button", name="Shut out").click()
+    expect(said).to_have_value("newcomer is shut out and signed out.")
+    labeler.reload()
+    expect(labeler).to_have_url(re.compile("/login"))
+    panel.get_by_role("button", name="Let in").click()
+    expect(said).to_have_value("newcomer may sign in.")
+    again = sign_in(server, browser, "newcomer", password)
+    again.wait_for_url(f"{server.url}/")
+    panel.get_by_role("button", name="Add", exact=True).click()
+    expect(page.locator(".toast-body").last).to_contain_text("newcomer")
+    for window in (page, labeler, again):
+        window.context.close()
+
+
+def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_an_item(
+    server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for _, row in rank_rows(3)))
+    page = server.page(browser, "office", "lead")
+    page.goto("/lead/")
+    panel = open_tab(page, "Import")
+    panel.locator('input[type="file"]').first.set_input_files(path)
+    expect(panel.get_by_text("samples.jsonl").first).to_be_visible()
+    panel.get_by_label("Name of the batch").fill("from the page")
+    panel.get_by_role("button", name="Import", exact=True).click()
+    expect(panel.get_by_text("Imported 3 items.")).to_be_visible()
+
+    panel = open_tab(page, "Batches")
+    choose(panel, "Batch", "from the page")
+    panel.get_by_label("Labelers for each item").fill("2")
+    panel.get_by_label("Priority (higher first)").fill("7")
+    panel.get_by_role("button", name="Save", exact=True).click()
+    expect(panel.get_by_text("Saved.")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lead-batches.png")
+    with server.database.read() as session:
+        batch = session.scalars(select(Batch).where(Batch.name == "from the page")).one()
+        assert (batch.overlap, batch.priority, batch.open) == (2, 7, True)
+
+    judgments = Judgments(Leases(server.database))
+    for name, ranks in (("twice-ann", [1, 2, 3, 4]), ("twice-bob", [1, 3, 2, 4])):
+        server.token(name)
+        with server.database.read() as session:
+            user = session.scalars(select(User.id).where(User.name == name)).one()
+        for _ in range(3):
+            do(judgments, user, "rank", {"ranks": ranks, **BLANK})
+
+    panel = open_tab(page, "Export")
+    choose(panel, "Batches (none: all)", "from the page")
+    page.keyboard.press("Escape")
+    panel.get_by_label("One row an item (aggregated)").check()
+    panel.get_by_role("button", name="Export", exact=True).click()
+    link = panel.locator('a[href*="rankings-"][download]').first
+    expect(link).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lead-export.png")
+    with page.expect_download() as download:
+        link.click()
+    rows = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["Prompt 0", "Prompt 1", "Prompt 2"]
+    # Both put the first before the middle two, which they order differently, and those before the last.
+    assert [row["ranks"] for row in rows] == [[1, 2, 2, 3]] * 3
+    page.context.close()
