@@ -91,14 +91,14 @@ def finish(stage: Callable[[Any], Path], config: RunConfig) -> Path:
 
 
 def comparison_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Answers side by side, for the report."""
+    """The first answers to each prompt side by side, for the report."""
     return [
         {
             "prompt": list(prompt.prompt),
-            "before": found.before.texts[i],
-            "after": found.after.texts[i],
-            "reward_before": found.before.rewards[i],
-            "reward_after": found.after.rewards[i],
+            "before": found.before.texts[i * found.samples],
+            "after": found.after.texts[i * found.samples],
+            "reward_before": found.before.rewards[i * found.samples],
+            "reward_after": found.after.rewards[i * found.samples],
         }
         for i, prompt in enumerate(found.prompts)
     ]
@@ -129,7 +129,8 @@ def summarize(folder: Path, found: Comparison) -> list[dict[str, Any]]:
         _row("PPO: mean reward on held-out prompts", mean[0], mean[1])
         | {
             "interval": f"gain {found.gain:+.2f} ({found.gain_low:+.2f} to {found.gain_high:+.2f})",
-            "note": f"{len(found.prompts)} prompts, by the reward model that PPO was trained on; 95 % bootstrap",
+            "note": f"{len(found.prompts)} prompts, {found.samples} answers each, by the reward model that PPO was trained "
+            "on; 95 % bootstrap over prompts",
         },
         _row("KL to the fine-tuned model, nats a response", 0.0, found.kl),
         _row("tokens a response", length(before.ids), length(after.ids)),

@@ -199,12 +199,12 @@ def make_ppo(make_run) -> Callable[..., PPOTrainer]:
     from align.ppo.trainer import PPOTrainer
     from align.training import make_optimisation
 
-    def of(loaded: Loaded, reward_head=None, **settings) -> PPOTrainer:
+    def of(loaded: Loaded, mounted=None, **settings) -> PPOTrainer:
         settings = {"reward_functions": ["none:none"], "epochs": 1, "updates": 1, "whiten_rewards": False} | settings
         run = make_run(PPOConfig, "ppo", **settings)
         start = copy.deepcopy(loaded.backbone.model)
         reference = None if loaded.adapter else Reference(wrap(start)).eval().requires_grad_(False)
-        optimisation = make_optimisation(run, build_actor_critic(run.config, loaded, reward_head), 1)
+        optimisation = make_optimisation(run, build_actor_critic(run.config, loaded, mounted), 1)
         return PPOTrainer(run, run.config, loaded, optimisation, reference, Rewards(None, []), [], [])
 
     return of

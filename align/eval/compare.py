@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 
-from align.batching import over_rows
+from align.batching import over_families
 from align.config import ModelConfig
 from align.data.records import Prompt
 from align.distributed import compute_dtype
@@ -17,7 +17,7 @@ from align.models.roles import response_log_probs
 from align.ppo.kl import kl_estimates
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import Answer, RewardModelScorer
-from align.tensor_ops import Padded
+from align.shared_prompts import families, family_tokens, lay_together
 
 COMPARISON = 6
 """What the random numbers of `noise(seed, COMPARISON)` are for."""
@@ -26,7 +26,7 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Said:
-    """What one policy answered: texts, rewards, token counts, whether each answer ended, and token ids."""
+    """What one policy answered: texts, rewards, token ids, whether each answer ended; a prompt's answers together."""
 
     texts: list[str]
     rewards: list[float]
@@ -39,12 +39,14 @@ class Comparison:
     """Two policies on the same prompts.
 
     Attributes:
+        samples: answers to each prompt.
         gain: mean reward of `after` less that of `before`; `gain_low` and `gain_high` bound it at
-            95 % (bootstrap over prompts).
+            95 % (bootstrap over prompts, of the means over a prompt's answers).
         kl: KL(after || before) of a response in nats, by the k3 estimator on `after`'s responses.
     """
 
     prompts: list[Prompt]
+    samples: int
     before: Said
     after: Said
     gain: float
@@ -60,6 +62,7 @@ def compare(
     prompts: Sequence[Prompt],
     sampling: Sampling,
     seed: int,
+    samples: int = 4,
     dtype: str = "auto",
 ) -> Comparison:
     """Let two policies answer the same prompts, and score both.
@@ -68,6 +71,7 @@ def compare(
         before, after: folders or names of policies with the same tokenizer.
         reward: scores the answers; less its mean over demonstrations.
         seed: of the sampling noise, which both share.
+        samples: answers to each prompt; more of them narrow the interval down to what prompts differ by.
 
     Raises:
         UserError: if a model cannot be loaded.
@@ -76,12 +80,14 @@ def compare(
     policies = [load(ModelConfig(model=name), compute_dtype(dtype)) for name in (before, after)]
     for policy in policies:
         policy.backbone.requires_grad_(False).to(accelerator.device)
-    said = [answers(policy, reward, prompts, sampling, seed, accelerator) for policy in policies]
-    difference = torch.tensor(said[1].rewards, dtype=torch.float64) - torch.tensor(said[0].rewards, dtype=torch.float64)
+    asked = [prompt for prompt in prompts for _ in range(samples)]
+    said = [answers(policy, reward, asked, sampling, seed, accelerator) for policy in policies]
+    rewards = torch.tensor([one.rewards for one in said], dtype=torch.float64).view(2, len(prompts), samples).mean(-1)
+    difference = rewards[1] - rewards[0]
     low, high = mean_interval(difference.numpy())
-    contexts = [policies[1].tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
+    contexts = [policies[1].tokenization.prompt_ids(prompt.prompt) for prompt in asked]
     kl = response_kl(policies[1], policies[0], contexts, said[1].ids, sampling.temperature, accelerator)
-    return Comparison(list(prompts), said[0], said[1], float(difference.mean()), low, high, sum(kl) / len(kl))
+    return Comparison(list(prompts), samples, said[0], said[1], float(difference.mean()), low, high, sum(kl) / len(kl))
 
 
 def answers(
@@ -114,13 +120,13 @@ def response_kl(
 
     @torch.no_grad()
     def work(batch: list[int]) -> list[float]:
-        prompt = Padded.from_lists([contexts[row] for row in batch]).to(accelerator.device)
-        response = Padded.from_lists([ids[row] for row in batch]).to(accelerator.device)
-        both = [
-            response_log_probs(m.backbone, m.backbone.hidden(prompt, response), response, response.mask(), temperature)[0]
-            for m in (policy, reference)
-        ]
+        prompt, response, owner = lay_together(contexts, ids, batch, accelerator.device)
+        mask, both = response.mask(), []
+        for backbone in (policy.backbone, reference.backbone):
+            hidden = backbone.hidden(prompt, response, owner)
+            both.append(response_log_probs(backbone, hidden, response, mask, temperature)[0])
         return kl_estimates(both[0], both[1])[1].sum(1).tolist()
 
-    costs = [len(context) + len(response) for context, response in zip(contexts, ids, strict=True)]
-    return over_rows(costs, BATCH_TOKENS, accelerator, work)
+    together = families(policy.backbone, contexts, range(len(ids)))
+    costs = family_tokens(policy.backbone, contexts, ids, together)
+    return over_families(together, costs, BATCH_TOKENS, accelerator, work)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,11 +81,19 @@ def shares_base(folder: str, policy: Loaded) -> bool:
     return is_adapter and Path(base).resolve() == Path(policy.base).resolve()
 
 
-def mount_reward(folder: str, policy: Loaded) -> tuple[ScalarHead, float]:
-    """Load a reward adapter onto the policy's base; gives its head and its mean."""
+class MountedReward(NamedTuple):
+    """A reward model that lives on the policy's base, as the adapter `reward`."""
+
+    head: ScalarHead
+    mean: float
+    """Of its rewards over demonstrations."""
+
+
+def mount_reward(folder: str, policy: Loaded) -> MountedReward:
+    """Load a reward adapter onto the policy's base."""
     head, mean = load_head(folder, policy.backbone.hidden_size)
     add_adapter(policy.backbone, folder, "reward")
-    return head.requires_grad_(False), mean
+    return MountedReward(head.requires_grad_(False), mean)
 
 
 class Rewards:

@@ -20,7 +20,7 @@ from align.models.roles import ActorCritic, response_log_probs
 from align.ppo.config import PPOConfig
 from align.ppo.experience import minibatches
 from align.ppo.ptx import Pretraining
-from align.ppo.rewards import Rewards, load_functions, mount_reward, shares_base
+from align.ppo.rewards import MountedReward, Rewards, load_functions, mount_reward, shares_base
 from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.trainer import PPOTrainer
 from align.rehearsal import Reading, Rows, pass_bytes
@@ -65,12 +65,10 @@ def run_ppo(config: PPOConfig) -> Path:
     held_out = config.validation_prompts
     validation = encode_prompts(held_out, loaded, limits, config.skip_bad_rows) if held_out else []
     ptx = Pretraining(config, loaded) if config.ptx_data else None
-    reward_head, mean = None, 0.0
-    mounted = bool(config.reward_model) and shares_base(config.reward_model, loaded)
-    if mounted:
-        reward_head, mean = mount_reward(config.reward_model, loaded)
+    shares = bool(config.reward_model) and shares_base(config.reward_model, loaded)
+    mounted = mount_reward(config.reward_model, loaded) if shares else None
     copied = None if loaded.adapter else Reference(_copy(loaded.backbone))
-    module = build_actor_critic(config, loaded, reward_head)
+    module = build_actor_critic(config, loaded, mounted)
     found = load_reward_model(config.reward_model, config.dtype) if config.reward_model and not mounted else None
     check_memory(run, config, loaded, module, [copied, found.model if found else None], prompts)
     reference = place_frozen(copied, run.accelerator) if copied else None
@@ -83,7 +81,7 @@ def run_ppo(config: PPOConfig) -> Path:
 
         backbone, budget = loaded.backbone, config.micro_batch_tokens
         shape = backbone.shape("reward")
-        model = RewardModelScorer(mounted_reward, mean, backbone, run.accelerator, budget, shape=shape)
+        model = RewardModelScorer(mounted_reward, mounted.mean, backbone, run.accelerator, budget, shape=shape)
     elif found:
         model = RewardModelScorer.of(found, loaded.tokenization, run.accelerator, config.micro_batch_tokens)
         if model.tokenization:
@@ -140,19 +138,22 @@ def check_memory(
     run.say(run.memory.check(config, module, [model for model in frozen if model], phases, several))
 
 
-def build_actor_critic(config: PPOConfig, loaded: Loaded, reward_head: ScalarHead | None = None) -> ActorCritic:
+def build_actor_critic(config: PPOConfig, loaded: Loaded, mounted: MountedReward | None = None) -> ActorCritic:
     """The module that PPO trains.
 
-    A critic of its own starts from the reward model where that has the policy's architecture and all weights are trained
-    (InstructGPT, section 3.5), else from the policy's start; its head starts at 0 unless it comes from the reward model.
+    A critic of its own starts from the reward model (InstructGPT, section 3.5) where that is an adapter on the policy's
+    base, or where all weights are trained and it has the policy's architecture; else from the policy's start, with a head
+    that starts at 0.
     """
     backbone, hidden_size = loaded.backbone, loaded.backbone.hidden_size
     value_head = ScalarHead(hidden_size, start_at_zero=True)
     critic, critic_adapter = None, None
     if config.critic == "separate" and loaded.adapter:
         assert backbone.peft is not None
-        copy_adapter(backbone.peft, loaded.adapter, "value")
+        copy_adapter(backbone.peft, "reward" if mounted else loaded.adapter, "value")
         critic_adapter = "value"
+        if mounted:
+            _start_from(mounted.head, mounted.mean, value_head)
         for name, weight in backbone.model.named_parameters():  # adding one adapter must not freeze the other
             if f".{loaded.adapter}." in name:
                 weight.requires_grad_(True)
@@ -161,8 +162,8 @@ def build_actor_critic(config: PPOConfig, loaded: Loaded, reward_head: ScalarHea
         critic.requires_grad_(True)
     if critic is not None:
         _freeze_vocabulary(critic)
-    module = ActorCritic(backbone, loaded.adapter, value_head, loaded.start_adapter, critic, critic_adapter, reward_head)
-    return module
+    reward_head = mounted.head if mounted else None
+    return ActorCritic(backbone, loaded.adapter, value_head, loaded.start_adapter, critic, critic_adapter, reward_head)
 
 
 def _critic_from_reward(config: PPOConfig, loaded: Loaded, value_head: ScalarHead) -> Backbone | None:
@@ -172,11 +173,16 @@ def _critic_from_reward(config: PPOConfig, loaded: Loaded, value_head: ScalarHea
     if ours.model_type != theirs.model_type or ours.hidden_size != theirs.hidden_size:
         return None
     found = load_reward_model(config.reward_model, config.dtype)
-    with torch.no_grad():
-        value_head.linear.weight.copy_(found.model.head.linear.weight)
-        assert value_head.linear.bias is not None
-        value_head.linear.bias.fill_(-found.mean)
+    _start_from(found.model.head, found.mean, value_head)
     return found.model.backbone
+
+
+@torch.no_grad()
+def _start_from(reward_head: ScalarHead, mean: float, value_head: ScalarHead) -> None:
+    """Let values start as rewards less their mean over demonstrations."""
+    value_head.linear.weight.copy_(reward_head.linear.weight)
+    assert value_head.linear.bias is not None
+    value_head.linear.bias.fill_(-mean)
 
 
 def _copy(backbone: Backbone) -> Backbone:

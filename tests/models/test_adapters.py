@@ -204,8 +204,7 @@ def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lo
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_a_mounted_reward_is_frozen_and_the_policy_stays_trainable(lora, reward_folder, make_ppo, critic):
-    head, _ = mount_reward(reward_folder, lora)
-    trainer = make_ppo(lora, reward_head=head, critic=critic)
+    trainer = make_ppo(lora, mount_reward(reward_folder, lora), critic=critic)
     names = {name for name in trainer.optimisation.named if "adapter" not in name}
     assert not any(".reward." in name or name.startswith("reward_head") for name in names)
     assert set(adapter_weights(lora.backbone, "policy")) <= trainable(lora.backbone)
@@ -213,6 +212,16 @@ def test_a_mounted_reward_is_frozen_and_the_policy_stays_trainable(lora, reward_
         rewards = trainer.optimisation.module("reward", PROMPT, RESPONSE)
         found = load_reward_model(reward_folder, "float32").model(PROMPT, RESPONSE)
     torch.testing.assert_close(rewards, found, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_critic_adapter_starts_as_the_mounted_reward(lora, reward_folder, make_ppo):
+    mounted = mount_reward(reward_folder, lora)
+    module = make_ppo(lora, mounted, critic="separate").optimisation.module
+    values = module("policy", PROMPT, RESPONSE).values
+    rewards = mounted.head(states(lora.backbone, "reward"))  # [:, t]: the reward of what was said before token t
+    assert values.std() > 1e-2
+    torch.testing.assert_close(values, (rewards[:, :-1] - mounted.mean) * RESPONSE.mask(), atol=1e-5, rtol=0)
 
 
 def test_a_reward_model_on_another_base_is_not_mounted(reward_folder, load_sharp, sharp_folders, tmp_path, tiny_name):
