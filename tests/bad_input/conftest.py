@@ -1,0 +1,70 @@
+"""Small files and the check that a command was refused in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from align import cli
+
+TINY = ("--model", "tiny-gpt2", "--log_to", "none")
+SHORT = ("--updates", "1", "--rollout_size", "4", "--max_new_tokens", "4", "--max_prompt_tokens", "64")
+
+
+def write_rows(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, whole."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def demonstrations(tmp_path) -> Path:
+    return write_rows(tmp_path / "demos.jsonl", *({"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)))
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    return write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
+
+
+@pytest.fixture
+def refused(tmp_path, capsys) -> Callable[..., str]:
+    """Run a command that must fail; gives its error line. It writes nothing to stdout, and nothing to a new run folder."""
+
+    def of(*words: object, output: Path | None = None, alone: bool = True) -> str:
+        folder = output or tmp_path / "run"
+        before = snapshot(folder) if output else None
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in (*words, "--output_dir", folder)])
+        told = capsys.readouterr()
+        assert ended.value.code == 2
+        assert told.out == ""
+        lines = told.err.splitlines()
+        assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
+        assert "Traceback" not in told.err
+        if alone:
+            assert len(lines) == 1, lines
+        if output is None:
+            assert not folder.exists(), sorted(folder.rglob("*"))
+        else:
+            assert snapshot(folder) == before
+        return lines[-1]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A fine-tuning run of two updates, with its last checkpoint."""
+    folder = tmp_path_factory.mktemp("finished")
+    rows = [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]
+    data = write_rows(folder / "demos.jsonl", *rows)
+    words = ["sft", *TINY, "--train_data", str(data), "--epochs", "2", "--save_every", "1"]
+    cli.main([*words, "--output_dir", str(folder / "run")])
+    return folder / "run"

@@ -1,0 +1,116 @@
+"""Checkpoints and reward functions that do not fit: one line, exit code 2, nothing half-written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from align import cli
+
+from .conftest import SHORT, TINY, snapshot, write_rows
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("reward")
+    data = write_rows(folder / "r.jsonl", *({"prompt": f"{i}?", "responses": ["x", "y"], "ranks": [1, 2]} for i in range(4)))
+    cli.main(["reward", *TINY, "--train_data", str(data), "--output_dir", str(folder / "run")])
+    return folder / "run" / "model"
+
+
+def test_an_existing_run_without_resume(finished, demonstrations, refused):
+    line = refused("sft", *TINY, "--train_data", demonstrations, output=finished)
+    assert line == f"error: {finished} already holds a run; set resume to go on with it, or another output_dir"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "old"),
+    [("model", "tiny-llama", "'tiny-gpt2'"), ("lora_rank", "4", "0"), ("optimizer", "adafactor", "")],
+)
+def test_resuming_another_model(key, value, old, finished, demonstrations, refused):
+    line = refused("sft", *TINY, "--train_data", demonstrations, "--resume", f"--{key}", value, output=finished)
+    assert line.startswith(f"error: {finished}/config.yaml: this run has {key} {old}")
+
+
+def test_resuming_another_architecture_without_its_settings(finished, demonstrations, refused, tmp_path):
+    run = Path(shutil.copytree(finished, tmp_path / "copy"))
+    (run / "config.yaml").unlink()
+    words = ("--model", "tiny-llama", "--log_to", "none", "--train_data", demonstrations, "--resume")
+    line = refused("sft", *words, output=run, alone=False)
+    assert "the checkpoint belongs to another model or other settings" in line
+
+
+def test_other_settings_are_told_on_resume(finished, tmp_path, capsys):
+    run = Path(shutil.copytree(finished, tmp_path / "copy"))
+    data = finished.parent / "demos.jsonl"
+    cli.main(["sft", *TINY, "--train_data", str(data), "--epochs", "3", "--resume", "--output_dir", str(run)])
+    told = capsys.readouterr().err
+    assert f"{run} goes on with other settings: save_every 0 (was 1), epochs 3 (was 2)" in told
+    assert [json.loads(line)["update"] for line in (run / "metrics.jsonl").read_text().splitlines()][-3:] == [1, 2, 3]
+
+
+def test_a_metrics_line_that_a_kill_cut_short(finished, tmp_path):
+    run = Path(shutil.copytree(finished, tmp_path / "copy"))
+    whole = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(whole + '{"update": 3, "los')
+    data = finished.parent / "demos.jsonl"
+    words = ["--train_data", str(data), "--epochs", "2", "--save_every", "1", "--resume", "--output_dir", str(run)]
+    cli.main(["sft", *TINY, *words])
+    assert (run / "metrics.jsonl").read_text() == whole
+
+
+def test_no_reward_model(finished, prompts, refused, tmp_path):
+    for folder in (finished / "model", tmp_path / "none"):
+        line = refused("ppo", *TINY, *SHORT, "--prompts", prompts, "--reward_model", folder)
+        assert line.startswith(f"error: {folder}: not a reward model of this package (reward.json is missing)")
+
+
+def test_a_reward_head_of_another_width(reward_model, prompts, refused, tmp_path):
+    folder = Path(shutil.copytree(reward_model, tmp_path / "other"))
+    save_file({"weight": torch.zeros(1, 32)}, folder / "reward_head.safetensors")
+    line = refused("ppo", *TINY, *SHORT, "--prompts", prompts, "--reward_model", folder, alone=False)
+    assert line == f"error: {folder}: its head reads 32 numbers, the model gives 64"
+
+
+# ----------------------------------------------------------------------------------------------------- reward functions
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> None:
+    """A module `wrong_rewards` that Python finds."""
+    code = "import math\n\ndef short(prompts, responses):\n    return [1.0]\n\n"
+    code += "def endless(prompts, responses):\n    return [math.inf] * len(responses)\n"
+    (tmp_path / "wrong_rewards.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("wrong_rewards:absent", "module 'wrong_rewards' has no attribute 'absent'"),
+        ("wrong_rewards", "module 'wrong_rewards' has no attribute ''"),
+        ("wrong_rewards:short=much", "could not convert string to float: 'much'"),
+    ],
+)
+def test_a_reward_function_that_is_not_there(function, why, prompts, refused, mine):
+    line = refused("ppo", *TINY, *SHORT, "--prompts", prompts, "--reward_functions", function)
+    assert line == f"error: reward function '{function}': {why}; write module:function or module:function=weight"
+
+
+@pytest.mark.parametrize(
+    ("function", "why"), [("short", "gave 1 scores for 4 responses"), ("endless", "gave inf for the response ")]
+)
+def test_a_reward_function_with_wrong_scores(function, why, prompts, mine, tmp_path, capsys):
+    words = ["ppo", *TINY, *SHORT, "--prompts", str(prompts), "--reward_functions", f"wrong_rewards:{function}"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--output_dir", str(tmp_path / "run")])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.splitlines()[-1].startswith(f"error: reward function '{function}' {why}")
+    assert "Traceback" not in told
+    # The first update did not end: the run's head is there and nothing else, and the same command may be tried again.
+    assert set(snapshot(tmp_path / "run")) == {"config.yaml", "environment.json"}
