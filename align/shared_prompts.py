@@ -10,6 +10,9 @@ from align.tensor_ops import Padded
 
 Ids = Sequence[int]
 
+MOST = 8
+"""Responses that share a row: the prompt's part in each gets small, while attention grows with the row's square."""
+
 
 def by_prompt(prompts: Sequence[Ids], rows: Iterable[int]) -> list[list[int]]:
     """Rows with the same prompt side by side, in the order in which the prompts first appear.
@@ -24,9 +27,25 @@ def by_prompt(prompts: Sequence[Ids], rows: Iterable[int]) -> list[list[int]]:
     return list(found.values())
 
 
-def families(backbone: Backbone, prompts: Sequence[Ids], rows: Iterable[int]) -> list[list[int]]:
-    """What a micro-batch takes whole: the responses to one prompt where `backbone` can share it, else single rows."""
-    return by_prompt(prompts, rows) if backbone.shares_prompts else [[row] for row in rows]
+def families(
+    backbone: Backbone, prompts: Sequence[Ids], responses: Sequence[Ids], rows: Iterable[int], budget: int
+) -> list[list[int]]:
+    """What a micro-batch takes whole: responses to one prompt where `backbone` can share it, else single rows.
+
+    Args:
+        budget: tokens that a family may hold, if it has more than one row.
+    """
+    if not backbone.shares_prompts:
+        return [[row] for row in rows]
+    found: list[list[int]] = []
+    for same in by_prompt(prompts, rows):
+        found.append([])
+        for row in same:
+            (tokens,) = family_tokens(backbone, prompts, responses, [[*found[-1], row]])
+            if found[-1] and (len(found[-1]) == MOST or tokens > budget):
+                found.append([])
+            found[-1].append(row)
+    return found
 
 
 def family_tokens(

@@ -127,6 +127,6 @@ def response_kl(
             both.append(response_log_probs(backbone, hidden, response, mask, temperature)[0])
         return kl_estimates(both[0], both[1])[1].sum(1).tolist()
 
-    together = families(policy.backbone, contexts, range(len(ids)))
+    together = families(policy.backbone, contexts, ids, range(len(ids)), BATCH_TOKENS)
     costs = family_tokens(policy.backbone, contexts, ids, together)
     return over_families(together, costs, BATCH_TOKENS, accelerator, work)

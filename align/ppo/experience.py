@@ -70,7 +70,7 @@ def plan_minibatch(
 ) -> list[MicroBatch]:
     """A minibatch cut into micro-batches of this process, each prompt with all of its responses."""
     prompts = [prompt.ids for prompt in rollout.prompts]
-    together = families(backbone, prompts, rows)
+    together = families(backbone, prompts, rollout.responses, rows, config.micro_batch_tokens)
     costs = family_tokens(backbone, prompts, rollout.responses, together)
     return family_batches(together, costs, config.micro_batch_tokens, accelerator)
 

@@ -121,7 +121,7 @@ def check_memory(
         rollout = Rollout(chosen, [[0] * config.max_new_tokens] * len(chosen), [], [])
         asked = [prompt.ids for prompt in chosen]
         for rows in minibatches(config, rollout, update, 0):
-            together = families(loaded.backbone, asked, rows)
+            together = families(loaded.backbone, asked, rollout.responses, rows, config.micro_batch_tokens)
             batches.append([len(read) + number for number in range(len(together))])
             read += [(len(asked[family[0]]), [config.max_new_tokens] * len(family)) for family in together]
             costs += family_tokens(loaded.backbone, asked, rollout.responses, together)

@@ -292,7 +292,9 @@ class PPOTrainer:
         """Where the time of an update went, and how fast it was."""
         shares, lengths = self.clock.shares(), [len(ids) for ids in rollout.responses]
         prompts = [prompt.ids for prompt in rollout.prompts]
-        together = families(self.loaded.backbone, prompts, range(len(rollout)))
+        together = families(
+            self.loaded.backbone, prompts, rollout.responses, range(len(rollout)), self.config.micro_batch_tokens
+        )
         work = [(len(prompts[rows[0]]), [lengths[row] for row in rows]) for rows in together]
         flops = update_flops(self.shapes, work, self.config.epochs)
         return shares | {"flops": flops} | self.run.speed(sum(lengths), flops, shares["time/update"])

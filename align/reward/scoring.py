@@ -85,7 +85,7 @@ class RewardModelScorer:
             rewards: list[float] = (self.module(*lay_together(prompts, responses, batch, device)) - self.mean).tolist()
             return rewards
 
-        together = families(self.backbone, prompts, range(len(rows)))
+        together = families(self.backbone, prompts, responses, range(len(rows)), self.budget)
         costs = family_tokens(self.backbone, prompts, responses, together)
         return over_families(together, costs, self.budget, self.accelerator, work)
 

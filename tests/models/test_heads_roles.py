@@ -14,6 +14,7 @@ from align.reward.config import RewardConfig
 from align.reward.trainer import Item, RewardTask
 from align.sft.config import SFTConfig
 from align.sft.trainer import SFTTask
+from align.shared_prompts import families
 from align.tensor_ops import Padded
 from align.tokenization import Turn
 from align.training import make_optimisation
@@ -245,6 +246,14 @@ def test_several_responses_to_a_prompt_cost_it_once_and_change_nothing(
     for name, gradient in gradients.items():
         bound = 1e-5 * max(1.0, float(their_gradients[name].abs().max()))
         torch.testing.assert_close(gradient, their_gradients[name], atol=bound, rtol=0)
+
+
+def test_a_family_is_cut_at_the_budget_and_at_its_most(backbone):
+    """Prompt of 3, responses of 4 tokens: rows of 2 take 11 (behind an encoder, whose start token counts, 13)."""
+    prompts, responses = [[5, 6, 7]] * 10, [[8, 9, 8, 9]] * 10
+    assert [len(rows) for rows in families(backbone, prompts, responses, range(10), 10**6)] == [8, 2]
+    assert [len(rows) for rows in families(backbone, prompts, responses, range(10), 13)] == [2] * 5
+    assert [len(rows) for rows in families(backbone, prompts, responses, range(10), 1)] == [1] * 10
 
 
 def test_what_the_roles_say_of_a_rollout_does_not_depend_on_micro_batches(tiny_name, load_sharp, make_ppo, hand_rollout):
