@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.integrations import unset_hf_deepspeed_config
 
 from align.errors import UserError
+from align.heap import keep_freed_memory
 
 Item = TypeVar("Item")
 
@@ -48,6 +49,7 @@ def make_accelerator(dtype: torch.dtype, max_grad_norm: float, **kwargs: Any) ->
     Raises:
         UserError: if DeepSpeed was asked for and is not installed.
     """
+    keep_freed_memory()
     # A second run in one process gets settings of its own; the process group stays.
     AcceleratorState._reset_state()
     process_group = InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)

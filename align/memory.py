@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from align.config import ModelConfig, RunConfig
 from align.distributed import compute_dtype
 from align.errors import UserError
+from align.heap import give_back
 from align.models.backbone import Backbone, model_class
 from align.models.loading import base_of, load_config
 from align.models.zoo import resolve_model
@@ -139,6 +140,7 @@ class Memory:
         self.device, self.limit = accelerator.device, limit
         self.sharding = Sharding.of(accelerator)
         gc.collect()  # of an earlier run in this process
+        give_back()
         self.base = 0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -57,26 +58,33 @@ def answer_log_likelihoods(
 ) -> list[list[float]]:
     """Summed log-probability in nats of each answer of each question; the same on every process.
 
+    What all prompts begin with, a primer for one, is read once for all questions of a batch, and each question once for
+    all its answers, where the model can.
+
     Args:
-        budget: padded tokens that are read at once.
+        budget: padded tokens that are read at once, the primer counted for each question.
     """
     costs = [backbone.row_tokens(len(each.prompt), [len(answer) for answer in each.answers]) for each in questions]
+    # A prompt keeps one token at least: the state behind it predicts its answers.
+    columns = zip(*(each.prompt[:-1] for each in questions), strict=False)
+    prefix = [ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, columns)]
 
     @torch.no_grad()
     def work(rows: list[int]) -> list[list[float]]:
         part = [questions[row] for row in rows]
-        sums = iter(_summed_log_probs(backbone, part).tolist())
+        sums = iter(_summed_log_probs(backbone, prefix, part).tolist())
         return [[next(sums) for _ in each.answers] for each in part]
 
     return over_rows(costs, budget, accelerator, work)
 
 
-def _summed_log_probs(backbone: Backbone, questions: Sequence[Choices]) -> torch.Tensor:
-    """[R] for the answers of all questions, one after another; each question is read once where the model can."""
+def _summed_log_probs(backbone: Backbone, prefix: list[int], questions: Sequence[Choices]) -> torch.Tensor:
+    """[R] for the answers of all questions, one after another, whose prompts all begin with `prefix`."""
     device = backbone.device
+    prompt = Padded.from_lists([each.prompt[len(prefix) :] for each in questions]).to(device)
     response = Padded.from_lists([answer for each in questions for answer in each.answers]).to(device)
     owner = torch.tensor([number for number, each in enumerate(questions) for _ in each.answers], device=device)
-    hidden = backbone.hidden(Padded.from_lists([each.prompt for each in questions]).to(device), response, owner)
+    hidden = backbone.hidden(prompt, response, owner, prefix)
     mask = response.mask()
     parts = zip(hidden[:, :-1][mask].split(LOGITS_AT_ONCE), response.ids[mask].split(LOGITS_AT_ONCE), strict=True)
     chosen = torch.cat([log_probs_of(backbone.logits(states), tokens) for states, tokens in parts])

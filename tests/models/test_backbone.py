@@ -23,7 +23,7 @@ from align.models.backbone import Backbone, model_class, task_type, wrap
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
 from align.reward.loss import pairs_of, ranking_loss
-from align.tensor_ops import Padded
+from align.tensor_ops import Padded, length_mask
 
 TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")
 WIDTH = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -105,6 +105,17 @@ def test_responses_that_share_a_prompt_have_the_states_of_separate_rows(any_back
     with torch.no_grad():
         found = any_backbone.hidden(Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES), torch.tensor(OWNER))
     assert_rows_equal(found, any_backbone, range(6))
+
+
+def test_a_prefix_in_front_of_all_prompts_gives_the_states_of_whole_prompts(any_backbone):
+    prefix = [7, 3, 3, 9]
+    prompt, response = Padded.from_lists(PROMPTS), Padded.from_lists([ids[:3] for ids in RESPONSES])
+    whole = Padded.from_lists([[*prefix, *ids] for ids in PROMPTS])
+    with torch.no_grad():
+        expected = any_backbone.hidden(whole, response, torch.tensor(OWNER))
+        found = any_backbone.hidden(prompt, response, torch.tensor(OWNER), prefix)
+    real = length_mask(response.lengths + 1, expected.shape[1])
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
 
 
 def test_what_stands_in_the_padding_does_not_matter(any_backbone):

@@ -6,7 +6,7 @@ t) and after which a reward is read (`hidden[:, length]`, the state after the la
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -110,13 +110,14 @@ class Backbone(nn.Module, ABC):
             )
 
     @abstractmethod
-    def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None, prefix: Sequence[int] = ()) -> Tensor:
         """Hidden states [R, T+1, H] of R responses.
 
         Args:
             prompt: N prompts; each is read once, however many responses it has.
             response: R responses.
             owner: [R] the prompt of each response, ascending; None: response i answers prompt i.
+            prefix: token ids that stand in front of every prompt; read once for all, where responses share a row.
 
         Returns:
             `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Positions past a response's length

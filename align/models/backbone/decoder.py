@@ -1,19 +1,20 @@
 """Models of GPT style."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
 from align.errors import UserError
 from align.flops import Shape, Stack, matrices_of
 from align.models.backbone.contract import Backbone
-from align.models.backbone.decoding import DecodingState
+from align.models.backbone.decoding import DecodingState, PrefixCache
 from align.models.backbone.layout import lay_out, segment_mask
 from align.tensor_ops import Padded
 
@@ -63,17 +64,26 @@ class DecoderBackbone(Backbone):
         changes = {"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
         return changes, {"base_model.model.score.weight": head.to(self.model.dtype)}
 
-    def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None, prefix: Sequence[int] = ()) -> Tensor:
         packed = owner is not None and self.shares_prompts and len(owner) > len(prompt.lengths)
-        packed = packed and self._can_pack(int((prompt.lengths[owner] + response.lengths).max()))
-        if owner is not None and not packed:
-            prompt, owner = prompt.rows(owner), None
+        packed = packed and self._can_pack(len(prefix) + int((prompt.lengths[owner] + response.lengths).max()))
+        if not packed:
+            prompt, owner, prefix = (prompt if owner is None else prompt.rows(owner)).behind(prefix), None, ()
         rows = lay_out(prompt, response, owner)
-        extra: dict[str, Tensor] = {}
+        extra: dict[str, Any] = {}
         if packed:  # else, without padding on the left, positions are 0..n-1, as every model assumes when told nothing
-            extra = {"position_ids": rows.positions, "attention_mask": segment_mask(rows.segments, self.model.dtype)}
+            mask = segment_mask(rows.segments, self.model.dtype)
+            extra = {"position_ids": rows.positions + len(prefix), "attention_mask": pad(mask, (len(prefix), 0))}
+        if prefix:
+            extra["past_key_values"] = self._read_prefix(prefix)
         states = self.model.base_model(input_ids=rows.ids, use_cache=False, **extra).last_hidden_state
         return states[rows.row, rows.column]
+
+    def _read_prefix(self, prefix: Sequence[int]) -> PrefixCache:
+        cache = PrefixCache(config=self.model.config)
+        self.model.base_model(torch.tensor([prefix], device=self.device), past_key_values=cache, use_cache=True)
+        cache.whole = True
+        return cache
 
     def rehearse(self, count: int, prompt: int, responses: list[int]) -> Tensor:
         packed = len(responses) > 1 and self._can_pack(prompt + max(responses))

@@ -1,12 +1,34 @@
-"""What sampling carries from token to token."""
+"""What is kept of tokens that were read, for those that follow."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+
+class PrefixCache(DynamicCache):
+    """Keys and values of one prefix that stands in front of many rows: no row is stored."""
+
+    whole = False
+    """Whether the prefix has been read; what comes then are rows behind it."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **settings: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, heads, columns, width] of the prefix and of each row behind it."""
+        if not self.whole:
+            return super().update(key_states, value_states, layer_idx, *args, **settings)
+        layer: Any = self.layers[layer_idx]
+
+        def behind(kept: Tensor, new: Tensor) -> Tensor:
+            return torch.cat([kept.expand(len(new), -1, -1, -1), new], dim=2)
+
+        return behind(layer.keys, key_states), behind(layer.values, value_states)
 
 
 class DecodingState:
-    """The cache, and which of its columns are padding."""
+    """What sampling carries from token to token: the cache, and which of its columns are padding."""
 
     def __init__(self, cache: Any, attention_mask: Tensor, positions: Tensor, encoded: Tensor | None = None) -> None:
         self.cache = cache

@@ -1,7 +1,7 @@
 """Models of T5 style."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -69,7 +69,8 @@ class EncoderDecoderBackbone(Backbone):
     def _start_tokens(self, count: int) -> Tensor:
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)
 
-    def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, owner: Tensor | None = None, prefix: Sequence[int] = ()) -> Tensor:
+        prompt = prompt.behind(prefix)  # an encoder looks both ways: what a prefix becomes depends on the prompt
         encoded, mask = self._encode(prompt), prompt.mask().long()
         if owner is not None:
             encoded, mask = encoded[owner], mask[owner]

@@ -45,15 +45,6 @@ def model_class(config: PreTrainedConfig) -> Any:
     return AutoModelForCausalLM
 
 
-def attention_kernel(config: PreTrainedConfig) -> str:
-    """Which of transformers' attention implementations to load a model with.
-
-    T5 trains a bias inside its attention. The fused CPU and GPU kernels have no gradient for it, so training would leave
-    them for another path than scoring takes, and in bfloat16 the ratio at the first minibatch would not be 1.
-    """
-    return "eager" if hasattr(config, "relative_attention_num_buckets") else "sdpa"
-
-
 def task_type(model: PreTrainedModel) -> str:
     """PEFT's name for what the model does, written into adapters so that PEFT's own classes load them."""
     return "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"

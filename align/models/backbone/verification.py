@@ -54,7 +54,7 @@ def _require_cache(backbone: Backbone, prompt: Padded) -> None:
 
 
 def _accepts_shared_prompts(backbone: Backbone, prompt: Padded, tolerance: float) -> bool:
-    """Two responses in one row must give the states of two rows; with ALiBi they do not."""
+    """Two responses in one row must give the states of two rows, behind a cached prefix too; with ALiBi they do not."""
     if getattr(backbone.model.config, "window_size", None):  # GPT-Neo counts its local window in columns of the row
         return False
     two = _tokens(backbone, [[8, 9, 4], [3, 5]])
@@ -63,10 +63,11 @@ def _accepts_shared_prompts(backbone: Backbone, prompt: Padded, tolerance: float
     backbone.shares_prompts = True
     try:
         together = backbone.hidden(prompt, two, owner)
+        behind = backbone.hidden(Padded(prompt.ids[:, 1:], prompt.lengths - 1), two, owner, prompt.ids[0, :1].tolist())
     except (ValueError, RuntimeError, TypeError, IndexError):
         return False
     finally:
         backbone.shares_prompts = False
     real = length_mask(two.lengths + 1, apart.shape[1])
     bound = tolerance * max(1.0, apart.abs().max().item())
-    return bool(torch.allclose(apart[real].float(), together[real].float(), atol=bound))
+    return all(torch.allclose(apart[real].float(), states[real].float(), atol=bound) for states in (together, behind))
