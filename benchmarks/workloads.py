@@ -107,7 +107,13 @@ WORKS = (
         settings={"critic": "separate"},
         compared_with="ppo",
     ),
-    replace(_PPO, name="ppo_lora", title="the same with LoRA", settings={"lora_rank": LORA_RANK}, compared_with="ppo"),
+    replace(
+        _PPO,
+        name="ppo_lora",
+        title="the same with LoRA, micro-batches of 512 tokens",
+        settings={"lora_rank": LORA_RANK, "micro_batch_tokens": 512},
+        compared_with="ppo",
+    ),
     replace(_RANKING, rows=2),
     replace(
         _RANKING,

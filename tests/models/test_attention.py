@@ -1,0 +1,116 @@
+"""Our attention against the formula in float64, and the shapes in which a model uses it."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from align.models.backbone import attention, wrap
+from align.models.backbone.short_attention import LONGEST, short_attention
+from align.tensor_ops import Padded
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def states(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def causal(length: int) -> torch.Tensor:
+    return torch.zeros(1, 1, length, length).masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), LOWEST)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("masks", [1, 2], ids=["one mask", "a mask a row"])
+def test_values_and_gradients_are_those_of_the_formula(groups, masks):
+    batch, shared, length, width = 2, 2, 7, 4
+    query, key = states(batch, groups * shared, length, width), states(batch, shared, length, width)
+    value = key.flip(0, 2) + 1
+    bias = causal(length).repeat(masks, 1, 1, 1)
+    if masks == 2:
+        bias[1, 0, 4:, 1:3] = LOWEST  # the second row hides two columns more
+    weights = states(batch, groups * shared, length, width)
+    found, expected = [], []
+    for results, dtype in ((found, torch.float32), (expected, torch.float64)):
+        leaves = [each.to(dtype, copy=True).requires_grad_() for each in (query, key, value)]
+        if dtype == torch.float32:
+            output = short_attention(*leaves, bias, 0.3)
+        else:
+            keys, values = (each.repeat_interleave(groups, 1) for each in leaves[1:])
+            output = (0.3 * leaves[0] @ keys.transpose(2, 3) + bias).softmax(-1) @ values
+        (output * weights.to(dtype)).sum().backward()
+        results += [output, *(leaf.grad for leaf in leaves)]
+    for ours, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), right, atol=1e-5, rtol=1e-5)
+
+
+def test_by_hand_for_two_columns():
+    # Scores of the second row: 1 * 0 and 1 * 1, so weights 1 / (1 + e) and e / (1 + e) of the values 10 and 20.
+    query, key, value = (torch.tensor(row).view(1, 1, 2, 1) for row in ([5.0, 1.0], [0.0, 1.0], [10.0, 20.0]))
+    output = short_attention(query, key, value, causal(2), 1.0)
+    assert output.flatten().tolist() == pytest.approx([10.0, (10 + 20 * math.e) / (1 + math.e)])
+
+
+def test_in_bfloat16_it_is_as_near_to_the_formula_as_torch_is():
+    query, key, value = (states(4, heads, 64, 32).bfloat16() for heads in (6, 2, 2))
+    right = scaled_dot_product_attention(query.double(), key.double(), value.double(), is_causal=True, enable_gqa=True)
+    theirs = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    ours = short_attention(query, key, value, causal(64), 32**-0.5)
+    off = [(each.double() - right).abs().mean().item() for each in (ours, theirs)]
+    assert off[0] < 1.2 * off[1]
+
+
+def in_bfloat16(backbone):
+    return wrap(copy.deepcopy(backbone.model).bfloat16())
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_a_model_in_bfloat16_takes_it_up_to_its_longest_row(sharp_backbones, name, monkeypatch):
+    backbone = in_bfloat16(sharp_backbones[name])
+    backbone.model.set_attn_implementation(attention.SDPA)
+    lengths = []
+
+    def counted(query, *rest):
+        lengths.append(query.shape[2])
+        return short_attention(query, *rest)
+
+    monkeypatch.setattr(attention, "short_attention", counted)
+    layers = backbone.model.config.num_hidden_layers
+    for total, calls in ((20, layers), (1, 0)):
+        lengths.clear()
+        with torch.no_grad():
+            backbone.model(input_ids=torch.full((2, total), 5))
+        assert lengths == [total] * calls
+    monkeypatch.setattr(attention, "LONGEST", 19)
+    lengths.clear()
+    backbone.hidden(Padded.from_lists([[5] * 12]), Padded.from_lists([[6] * 8]))
+    assert lengths == []
+    assert LONGEST == 256
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_both_kernels_give_a_model_the_same_states_and_gradients(sharp_backbones, name, monkeypatch):
+    backbone = in_bfloat16(sharp_backbones[name])
+    backbone.model.set_attn_implementation(attention.SDPA)
+    prompt, response = Padded.from_lists([[5, 6, 7], [8]]), Padded.from_lists([[9, 10], [11, 12, 13], [14]])
+
+    def run():
+        backbone.model.zero_grad()
+        hidden = backbone.hidden(prompt, response, torch.tensor([0, 0, 1]))
+        mask = response.mask()
+        hidden[:, :-1][mask].float().square().mean().backward()
+        return hidden[:, :-1][mask].float(), {
+            n: w.grad.float() for n, w in backbone.named_parameters() if w.grad is not None
+        }
+
+    states_ours, ours = run()
+    monkeypatch.setattr(attention, "LONGEST", 0)
+    states_theirs, theirs = run()
+    assert not torch.equal(states_ours, states_theirs)  # they are two kernels
+    bound = 0.03 * states_theirs.abs().max().item()
+    torch.testing.assert_close(states_ours, states_theirs, atol=bound, rtol=0)
+    assert ours.keys() == theirs.keys()
+    for weight, gradient in theirs.items():
+        assert (ours[weight] - gradient).norm() <= 0.05 * gradient.norm() + 1e-6, weight
