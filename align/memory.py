@@ -30,10 +30,12 @@ from align.models.zoo import resolve_model
 GIB = 2**30
 FLOAT = 4
 """Bytes of a float32."""
-HEAP = 0.35
-"""What the C library's heap holds in pieces beside what is alive, as a share of what comes and goes. Seen on Linux with
-SmolLM2-135M, peak of the process less what stays: 0.31 (all weights, supervised) to 0.40 (PPO with LoRA). None on a GPU,
-where torch counts what is alive."""
+HEAP = 0.2
+"""What the C library's heap holds in pieces beside what is alive, as a share of what comes and goes. None on a GPU, where
+torch counts what is alive."""
+BESIDE = int(0.45 * GIB)
+"""What a process on a CPU takes beside all that is counted: kernels that are compiled at their first use, threads, texts.
+Both numbers were fitted to four runs of SmolLM2-135M on Linux (docs/metrics.md)."""
 SMALL = 2**26
 """Bytes of weights below which a model fits anywhere: nothing is estimated."""
 
@@ -221,8 +223,8 @@ class Memory:
     def _estimate(self, config: ModelConfig, trained: Sequence[Tensor], weights: int) -> Estimate:
         assert isinstance(config, RunConfig)
         found = standing(config.optimizer, trained, weights, self.sharding)
-        heap = 0.0 if self.device.type == "cuda" else HEAP
-        return replace(found, stays=found.stays | {"process": self.base}, heap=heap)
+        heap, beside = (0.0, 0) if self.device.type == "cuda" else (HEAP, BESIDE)
+        return replace(found, stays=found.stays | {"process": self.base + beside}, heap=heap)
 
     def _require(self, estimate: Estimate, config: ModelConfig) -> None:
         free = self.free()
