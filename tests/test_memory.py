@@ -138,11 +138,12 @@ def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path):
         run_sft(SFTConfig(**settings, memory_limit=24))
     text = str(error.value)
     needed = float(text.split("needs about ")[1].split(" ")[0])
-    # On a CPU gradients count a third more, and the process itself is there too.
+    # On a CPU gradients count a fifth more, and the process itself is there too.
     assert 112 < needed < 125
     assert "but 24.0 GiB are free" in text
     assert "what saves most comes first: lora_rank 16 (about 100.4 GiB)" in text
-    assert f"memory_limit {int(needed) + 1} starts it nevertheless" in text
+    limit = int(text.split("memory_limit ")[1].split(" starts it nevertheless")[0])
+    assert needed - 0.05 <= limit < needed + 1.05  # whole GiB above the need, which the text rounds to a tenth
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="weights"):  # the limit lets it pass; then the missing weights are told
         run_sft(SFTConfig(**settings, memory_limit=200))
