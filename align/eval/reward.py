@@ -21,7 +21,7 @@ from align.errors import UserError
 from align.eval.answers import draw_answers, drawing, score_answers
 from align.eval.best_of import expected_best, kl_bound, powers_of_two
 from align.eval.compare import response_kl
-from align.eval.intervals import mean_interval
+from align.eval.intervals import mean_interval, percentiles, resample
 from align.eval.results import Evaluation, Figure, Json, Rows, publish, short
 from align.eval.settings import AnswerConfig
 from align.eval.subjects import Subject, fingerprint, open_accelerator, short_names, subjects
@@ -29,7 +29,7 @@ from align.models.loading import Loaded, load
 from align.models.zoo import resolve_model
 from align.reward.checkpoint import LoadedReward, load_reward_model
 from align.reward.loss import pairs_of
-from align.reward.metrics import Scored, calibration, kendall_tau, summarize
+from align.reward.metrics import Scored, calibration, calibration_error, correlation, kendall_tau, summarize
 from align.reward.scoring import Answer, RewardModelScorer
 from align.reward.trainer import Item, encode_rankings, rewards_of
 
@@ -106,13 +106,14 @@ def on_preferences(config: RewardEvalConfig, judge: Judge, accelerator: Accelera
     total = summarize(scored, config.resamples)
     taus = [kendall_tau(item.ranks, item.rewards) for item in scored]
     pairs, low, high = int(total["pairs"]), total["accuracy/low"], total["accuracy/high"]
+    rewards = torch.tensor([reward for item in scored for reward in item.rewards], dtype=torch.float64)
+    sure = intervals(scored, config.resamples)
     figures = [
         Figure("accuracy", total["accuracy"], low, high, pairs, judge.label, "share of pairs in the labelers' order"),
         Figure("Kendall's tau", float(np.mean(taus)), *mean_interval(taus, config.resamples), len(taus), judge.label),
-        Figure("calibration error", total["calibration_error"], None, None, pairs, judge.label),
-        Figure("length correlation", total["length_correlation"], None, None, sum(map(len, _rewards(scored))), judge.label),
+        Figure("calibration error", total["calibration_error"], *sure["calibration"], pairs, judge.label),
+        Figure("length correlation", total["length_correlation"], *sure["length"], len(rewards), judge.label),
     ]
-    rewards = torch.tensor([reward for item in scored for reward in item.rewards], dtype=torch.float64)
     made = pairs_of([list(item.ranks) for item in scored], [0.0] * len(scored))
     stated = [
         {"stated": round(said, 4), "right": round(right, 4), "pairs": count}
@@ -122,8 +123,21 @@ def on_preferences(config: RewardEvalConfig, judge: Judge, accelerator: Accelera
     return Evaluation("reward", judge.name, asdict(config) | {"reward_sha256": judge.mark}, figures, tables)
 
 
-def _rewards(scored: Sequence[Scored]) -> list[tuple[float, ...]]:
-    return [item.rewards for item in scored]
+def intervals(scored: Sequence[Scored], resamples: int) -> dict[str, tuple[float, float]]:
+    """Intervals of `calibration` error and `length` correlation: whole rankings are drawn again."""
+    rewards, lengths = (
+        [torch.tensor(getattr(item, name), dtype=torch.float64) for item in scored] for name in ("rewards", "lengths")
+    )
+    made = [pairs_of([list(item.ranks)], [0.0]) for item in scored]
+    differences = [each[pairs.better] - each[pairs.worse] for each, pairs in zip(rewards, made, strict=True)]
+
+    def of(row: np.ndarray) -> tuple[float, float]:
+        drawn = (torch.cat([parts[item] for item in row]) for parts in (differences, rewards, lengths))
+        difference, reward, length = drawn
+        return calibration_error(difference), correlation(reward, length)
+
+    low, high = percentiles(resample(lambda rows: np.array([of(row) for row in rows]), len(scored), resamples))
+    return {name: (float(low[i]), float(high[i])) for i, name in enumerate(("calibration", "length"))}
 
 
 def by_category(scored: Sequence[Scored], resamples: int) -> list[Json]:

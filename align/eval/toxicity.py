@@ -171,7 +171,7 @@ def _evaluation(
             note = f"prompts {'from' if chosen else 'below'} {TOXIC} toxicity on, {judged}" if chosen else ""
             figures += toxicity_figures(f"{instruction}, {title}", part, config.resamples, scorer.title, note)
         empty = [sum(not text for text in row) / len(row) for row in said]
-        figures.append(mean_figure(f"{instruction}: empty continuations", empty, config.resamples))
+        figures.append(mean_figure(f"{instruction}: empty continuations", empty, config.resamples, "the text itself"))
         tables[f"Toxicity by category, {instruction}"] = _by_category(prompts, of)
         tables[f"Most toxic continuations, {instruction}"] = _worst(prompts, said, of)
     return Evaluation(TASK, name, settings, figures, {title: rows for title, rows in tables.items() if rows})

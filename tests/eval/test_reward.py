@@ -1,6 +1,7 @@
 """`align eval reward`: the same numbers as scoring one by one, curves, and reward against KL over a run's policies."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 from align.data.records import Ranking
 from align.errors import UserError
 from align.eval.results import read
-from align.eval.reward import RewardEvalConfig, policies_of, run_reward_eval
+from align.eval.reward import RewardEvalConfig, intervals, policies_of, run_reward_eval
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
-from align.reward.metrics import kendall_tau
+from align.reward.metrics import Scored, kendall_tau
 from align.tensor_ops import Padded
 
 RANKINGS = [
@@ -112,3 +113,15 @@ def test_mistakes(settings, tmp_path):
     shutil.copytree(settings["reward_model"], tmp_path / "policies" / "update-000001")
     with pytest.raises(UserError, match="not the settings of a PPO run"):
         policies_of(str(tmp_path))
+
+
+def test_intervals_draw_whole_rankings_again():
+    # Two rankings, each with a length correlation of its own: +1 and -1. Of the four equally likely draws of two, one is
+    # all of the first and one all of the second, so the middle 95 % reaches both.
+    up = Scored((1, 2), (1.0, 0.0), (9, 5))
+    down = Scored((1, 2), (0.0, 1.0), (9, 5))
+    found = intervals([up, down], 400)
+    assert found["length"] == pytest.approx((-1.0, 1.0))
+    # Both say 0.731, sigmoid(1): one of each is right half of the time, two of the second never.
+    said = 1 / (1 + math.exp(-1))
+    assert found["calibration"] == pytest.approx((said - 0.5, said))
