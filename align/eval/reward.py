@@ -99,6 +99,8 @@ def open_judges(config: RewardEvalConfig) -> list[Judge]:
 
 # ---------------------------------------------------------------------------------------------------------- preferences
 
+HIGH = "an absolute value: resamples, with fewer different pairs, come out higher, and so does the interval"
+
 
 def on_preferences(config: RewardEvalConfig, judge: Judge, accelerator: Accelerator) -> Evaluation:
     """Accuracy, calibration and order of a reward model on rankings, over all and by category."""
@@ -111,7 +113,7 @@ def on_preferences(config: RewardEvalConfig, judge: Judge, accelerator: Accelera
     figures = [
         Figure("accuracy", total["accuracy"], low, high, pairs, judge.label, "share of pairs in the labelers' order"),
         Figure("Kendall's tau", float(np.mean(taus)), *mean_interval(taus, config.resamples), len(taus), judge.label),
-        Figure("calibration error", total["calibration_error"], *sure["calibration"], pairs, judge.label),
+        Figure("calibration error", total["calibration_error"], *sure["calibration"], pairs, judge.label, HIGH),
         Figure("length correlation", total["length_correlation"], *sure["length"], len(rewards), judge.label),
     ]
     made = pairs_of([list(item.ranks) for item in scored], [0.0] * len(scored))
