@@ -40,6 +40,8 @@ class Stream(IntEnum):
     """Which prompts a round of `align loop` labels, and which of its rankings are held out."""
     BIAS_COMPLETIONS = 14
     """The tokens of completions that speak of groups of people."""
+    BEST_OF = 15
+    """The tokens of answers of which the best is chosen, to compare a policy with."""
     HELD_OUT_CONVERSATIONS = 20
     """Which conversations are held out when a model learns from judgments."""
 

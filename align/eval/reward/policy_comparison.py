@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
@@ -17,9 +18,10 @@ from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.seeds import Stream
+from align.seeds import SeedKey, Stream
 from align.settings import ModelConfig
 from align.statistics import mean_interval
+from align.tokenization import load_tokenization
 
 BATCH_TOKENS = 4096
 
@@ -87,7 +89,10 @@ def compare_policies(
         encode = policies[0].tokenization.prompt_ids
         prompts = [prompt for prompt in prompts if len(encode(prompt.prompt)) <= max_prompt_tokens]
     repeated = [prompt for prompt in prompts for _ in range(samples)]
-    first, second = (sample_and_score(policy, reward, repeated, sampling, seed, accelerator) for policy in policies)
+    first, second = (
+        sample_and_score(policy, reward, repeated, sampling, (seed, Stream.POLICY_COMPARISON), accelerator)
+        for policy in policies
+    )
     rewards = torch.tensor([first.rewards, second.rewards], dtype=torch.float64).view(2, len(prompts), samples).mean(-1)
     difference = rewards[1] - rewards[0]
     low, high = mean_interval(difference.numpy())
@@ -96,17 +101,72 @@ def compare_policies(
     return PolicyComparison(list(prompts), samples, first, second, float(difference.mean()), low, high, sum(kl) / len(kl))
 
 
+def best_responses(
+    policy: str,
+    reward: LoadedReward,
+    prompts: Sequence[Prompt],
+    n: int,
+    sampling: Sampling,
+    seed: int,
+    dtype: str = "auto",
+) -> PolicyResponses:
+    """The best of n answers of a policy to each prompt, by a reward model: what optimizing it without training gives.
+
+    Args:
+        policy: folder or name.
+        n: answers among which the one with the highest reward is chosen.
+
+    Raises:
+        UserError: if the model cannot be loaded.
+    """
+    accelerator = Accelerator(cpu=computes_on_cpu())
+    loaded = load(ModelConfig(model=policy), compute_dtype(dtype))
+    loaded.backbone.requires_grad_(False).to(accelerator.device)
+    repeated = [prompt for prompt in prompts for _ in range(n)]
+    drawn = sample_and_score(loaded, reward, repeated, sampling, (seed, Stream.BEST_OF), accelerator)
+    best = [i + max(range(n), key=lambda k: drawn.rewards[i + k]) for i in range(0, len(repeated), n)]
+    return PolicyResponses(
+        [drawn.texts[i] for i in best],
+        [drawn.rewards[i] for i in best],
+        [drawn.ids[i] for i in best],
+        [drawn.ended[i] for i in best],
+    )
+
+
+def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> np.ndarray:
+    """How often a judge prefers the second policy's answer to the first one's with the same noise; a tie is one half.
+
+    Args:
+        judge: a reward model, best one that neither policy was trained on.
+        policy: folder or name of either policy, for the tokenizer that both share.
+
+    Returns:
+        [prompts] the share of a prompt's pairs that the second policy wins.
+    """
+    accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization(policy)
+    scorer = RewardModelScorer.from_loaded(judge, tokenization, accelerator, BATCH_TOKENS)
+    prompts = [prompt.prompt for prompt in comparison.prompts for _ in range(comparison.samples)]
+    scores = []
+    for side in (comparison.before, comparison.after):
+        rows = zip(prompts, side.ids, side.texts, strict=True)
+        scores.append(
+            scorer([SampledResponse(prompt, tokenization.prompt_ids(prompt), ids, text) for prompt, ids, text in rows])
+        )
+    difference = np.subtract(scores[1], scores[0])
+    return ((np.sign(difference) + 1) / 2).reshape(-1, comparison.samples).mean(1)
+
+
 def sample_and_score(
     policy: LoadedModel,
     reward: LoadedReward,
     prompts: Sequence[Prompt],
     sampling: Sampling,
-    seed: int,
+    noise: SeedKey,
     accelerator: Accelerator,
 ) -> PolicyResponses:
-    """Sample one answer to each prompt and score it."""
+    """Sample one answer to each prompt, by the random stream `noise`, and score it."""
     ids = [policy.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
-    uniforms = row_uniforms(len(prompts), sampling, seed, Stream.POLICY_COMPARISON)
+    uniforms = row_uniforms(len(prompts), sampling, *noise)
     responses = sample(policy.backbone, ids, uniforms, sampling, policy.tokenization.end_ids)
     texts = [policy.tokenization.text(response) for response in responses.ids]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)

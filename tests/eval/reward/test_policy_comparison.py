@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from align.data.records import Prompt
-from align.eval.reward.policy_comparison import compare_policies
+from align.eval.reward.policy_comparison import best_responses, compare_policies, judged_win_rates
 from align.models.loading import load
 from align.models.roles import response_log_probs
 from align.reward.checkpoint import load_reward_model
@@ -53,3 +53,23 @@ def test_gain_and_kl_are_means_over_prompts_and_their_answers(sharp_folders, rew
         ratio = said[1] - said[0]  # k3 of Schulman's note: r - 1 - log r of reference over policy
         total += float((ratio.exp() - 1 - ratio).sum())
     assert found.kl == pytest.approx(total / 6, rel=1e-4)
+
+
+def test_the_best_of_n_is_the_highest_of_those_that_were_drawn(sharp_folders, reward):
+    name = sharp_folders["tiny-llama"]
+    one, many = (best_responses(name, reward, PROMPTS, n, SAMPLING, seed=3, dtype="float32") for n in (1, 8))
+    assert [len(found.rewards) for found in (one, many)] == [3, 3]
+    assert many.rewards[0] >= one.rewards[0]  # the first answer to the first prompt has the same noise in both
+    repeated = compare_policies(name, name, reward, PROMPTS, SAMPLING, seed=3, samples=8, dtype="float32")
+    assert many.ids != repeated.before.ids[::8]  # noise of its own
+    assert sum(many.rewards) > sum(one.rewards)
+
+
+def test_a_judge_counts_wins_and_halves_ties(sharp_folders, reward):
+    before, after = sharp_folders["tiny-gpt2"], sharp_folders["tiny-llama"]
+    found = compare_policies(before, after, reward, PROMPTS, SAMPLING, seed=3, samples=2, dtype="float32")
+    wins = (np.sign(np.subtract(found.after.rewards, found.before.rewards)) + 1) / 2
+    rates = judged_win_rates(found, reward, after)  # as the judge, the reward model itself
+    assert rates == pytest.approx(wins.reshape(3, 2).mean(1))
+    same = compare_policies(after, after, reward, PROMPTS, SAMPLING, seed=3, samples=2, dtype="float32")
+    assert judged_win_rates(same, reward, after).tolist() == [0.5, 0.5, 0.5]
