@@ -54,13 +54,13 @@ TINY_PROMPT = 128
 """Tokens of a prompt that the tiny model was asked; a token of it is a byte."""
 IDENTITY = 3
 """How often PPO meets each prompt about the assistant itself, where two of the rules are at stake; others once."""
-VALIDATION = 120
+VALIDATION = 80
 """Judgments of the other half by which a rule model is measured while it learns; each costs a pass."""
 SIZES: dict[str, dict[str, dict[str, object]]] = {
     # Adapters on the fine-tuned model as in the demo, so that PPO keeps one base for the policy and both reward models.
     "smollm2-135m": {
         "rules": {"lora_rank": 16, "learning_rate": 5e-4, "warmup": 0.1, "batch_size": 8, "epochs": 2},
-        "ppo": {"config": "configs/demo/smollm2-135m/ppo.yaml", "updates": 12, "rollout_size": 48, "minibatches": 3},
+        "ppo": {"config": "configs/demo/smollm2-135m/ppo.yaml", "updates": 8, "rollout_size": 48, "minibatches": 3},
         "sample": {"temperature": 0.7, "max_new_tokens": 64},
     },
     "tiny": {
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/rules-study"), help="models and answers")
     parser.add_argument("--results", type=Path, default=STUDY, help="figures and tables")
     parser.add_argument("--rule_weight", type=float, default=2.0, help="of PPO")
-    parser.add_argument("--samples", type=int, default=2, help="answers to each prompt before and after")
+    parser.add_argument("--samples", type=int, default=1, help="answers to each prompt before and after")
     parser.add_argument("--limit", type=int, default=0, help="prompts that are asked; 0: all")
     options = parser.parse_args()
     quiet_libraries()
@@ -232,7 +232,7 @@ class Study:
             for name in self.policies(seed)
             if self.scored_file(seed, name).exists()
         }
-        models = {f"rules {seed}": self.runs / f"rules-{seed}" for seed in seeds}
+        models = {"judge": self.runs / "judge"} | {f"rules {seed}": self.runs / f"rules-{seed}" for seed in seeds}
         metrics = {name: read_metrics(folder)[-1] for name, folder in models.items() if (folder / "finished").exists()}
         write_report(self.options.results, scored, metrics)
 
