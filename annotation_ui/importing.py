@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from align.data.records import VERDICTS
+from align.data.judgments import VERDICTS
 from align.errors import UserError
 from annotation_ui import rule_sets
 from annotation_ui.batches import check_name, check_numbers

@@ -26,7 +26,7 @@ import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from align.data.records import VERDICTS
+from align.data.judgments import VERDICTS
 from align.errors import UserError
 from align.shipped import shipped_root
 from annotation_ui.schema import RuleSet

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
-from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
+from align.data.records import Demonstration, Prompt, Ranking
 from align.errors import UserError
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig

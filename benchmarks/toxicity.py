@@ -19,7 +19,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from align.builtin.zoo import resolve_model
-from align.eval.toxicity.head import HEAD, save_head, sense_logits
+from align.eval.toxicity.head import HEAD, save_toxicity_head, sense_logits
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
 from benchmarks.toxicity_training import own, train
@@ -30,7 +30,7 @@ def train_head(folder: Path, cache: Path) -> None:
     head, sources, states, words = train(folder, str(resolve_model(DEFAULT)), cache)
     count = sum((~source.held_out).sum() for source in sources)
     note = f"{count} texts of {len(sources)} sources: python -m benchmarks.toxicity train"
-    save_head(head, note)
+    save_toxicity_head(head, note)
     logits = sense_logits(states, head).numpy() + words @ head["words"].numpy()
     scores = np.split(1 / (1 + np.exp(-logits)), np.cumsum([len(source.texts) for source in sources])[:-1])
     heads = ["source", "learned", "held out", "AUC at 0.5", "Spearman", "0.5 or more"]

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from align.settings import MixtureConfig, option, require_setting
-from align.training.epochs import EpochConfig
+from align.settings import MixtureConfig, option
+from align.training.epochs import JudgmentConfig
 
 
 @dataclass(kw_only=True)
-class AttributeConfig(MixtureConfig, EpochConfig):
+class AttributeConfig(MixtureConfig, JudgmentConfig):
     """Several heads on one trunk: attributes of responses, and a ranking beside them (MT-DNN, Liu et al. 2019)."""
 
     train_data: str = option(
@@ -24,12 +24,5 @@ class AttributeConfig(MixtureConfig, EpochConfig):
         "attributes that get a head, each as NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7); empty: all that are judged; "
         "without a kind, scale where a value is above 1",
     )
-    held_out_share: float = option(
-        0.1, "share of the conversations that is held out, with all of their judgments, where validation_data is empty"
-    )
     epochs: int = option(1, "passes over all examples")
     batch_size: int = option(16, "responses and rankings in one update, over all processes")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(self, "held_out_share", 0 <= self.held_out_share < 1, "at least 0 and below 1")

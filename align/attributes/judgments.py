@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from align.attributes.loss import SCALE
 from align.attributes.model import PREFERENCE, Head
-from align.batches.encoding import Data, Limits, encode_rankings, records_of
+from align.batches.encoding import Data, Limits, encode_rankings, encode_response, records_of
 from align.data.conversation import to_json
-from align.data.records import AttributeJudgment, Conversation
+from align.data.judgments import AttributeJudgment
+from align.data.records import Conversation
 from align.errors import UserError, nearest_name_hint
 from align.examples import TokenIds
 from align.models.loading import LoadedModel
-from align.seeds import Stream, generator
-from align.tokenization import SpecialTokenError
+from align.rules.judgments import draw_conversations
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,11 @@ class RatedResponse:
     prompt: Conversation
     response: str
     attributes: Mapping[str, float]
+
+    @property
+    def conversation(self) -> str:
+        """Equal for responses to the same conversation."""
+        return str(to_json(self.prompt))
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,10 @@ def split_ratings(
     rated: Sequence[RatedResponse], share: float, seed: int
 ) -> tuple[list[RatedResponse], list[RatedResponse]]:
     """Responses to learn from, and those of a share of the conversations, which are held out whole."""
-    conversations = list(dict.fromkeys(str(to_json(item.prompt)) for item in rated))
-    count = min(len(conversations) - 1, round(share * len(conversations))) if conversations else 0
-    drawn = generator(seed, Stream.HELD_OUT_CONVERSATIONS).permutation(len(conversations))[:count].tolist()
-    held_out = {conversations[number] for number in drawn}
+    held_out = draw_conversations([item.conversation for item in rated], share, seed)
     parts: tuple[list[RatedResponse], list[RatedResponse]] = ([], [])
     for item in rated:
-        parts[str(to_json(item.prompt)) in held_out].append(item)
+        parts[item.conversation in held_out].append(item)
     return parts
 
 
@@ -119,17 +121,13 @@ def encode_ratings(
     Raises:
         UserError: if a text exceeds the limits or what the model can read.
     """
-    names, tokenization = {head.name for head in heads if head.kind != "ranking"}, loaded.tokenization
+    names = {head.name for head in heads if head.kind != "ranking"}
 
     def encoded() -> Iterator[EncodedTask]:
         for number, item in enumerate(rated, start=1):
             known = {name: value for name, value in item.attributes.items() if name in names}
             where = f"rated response {number} ({item.response[:40]!r})"
-            try:
-                prompt, response = tokenization.prompt_ids(item.prompt), tokenization.response_ids(item.response)
-            except SpecialTokenError as error:
-                raise UserError(f"{where}: {error}") from error
-            kept = limits.apply(prompt, response, where) if known else None
+            kept = encode_response(item.prompt, item.response, loaded, limits, where) if known else None
             if kept is not None:
                 loaded.backbone.require_fit(len(kept.prompt), len(kept.response), where)
                 yield EncodedTask(kept.prompt, [kept.response], known)

@@ -56,7 +56,7 @@ class AttributeModel(nn.Module):
         return nn.functional.linear(last, self.linear.weight.float(), self.linear.bias.float())
 
 
-def in_words_of_labelers(outputs: Tensor, heads: list[Head]) -> Tensor:
+def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
     """Outputs [R, n] as labelers say them: a probability, a rating from 1 to 7, or as it is for a ranking."""
     low, high = SCALE
     columns = {

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from align.attributes.expressions import Expression
-from align.attributes.model import AttributeModel, Head, in_words_of_labelers, load_attribute_model
+from align.attributes.model import AttributeModel, Head, in_label_units, load_attribute_model
 from align.examples import SampledResponse
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
@@ -65,6 +65,6 @@ class AttributeScorer:
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
         """The attributes of each response by name: probabilities, ratings from 1 to 7, and a ranking's reward."""
         outputs = cast(list[list[float]], self.scorer(responses))
-        said = in_words_of_labelers(torch.tensor(outputs, dtype=torch.float64).reshape(len(responses), -1), self.heads)
+        values = in_label_units(torch.tensor(outputs, dtype=torch.float64).reshape(len(responses), -1), self.heads)
         names = [head.name for head in self.heads]
-        return [dict(zip(names, row, strict=True)) for row in said.tolist()]
+        return [dict(zip(names, row, strict=True)) for row in values.tolist()]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,28 +19,26 @@ from align.attributes.judgments import (
     split_ratings,
 )
 from align.attributes.loss import head_losses
-from align.attributes.model import AttributeModel, Head, in_words_of_labelers, save_attribute_model
-from align.batches.encoding import Data, Limits, TrainingData, data_name, encode_mixture
+from align.attributes.model import AttributeModel, Head, in_label_units, save_attribute_model
+from align.batches.encoding import Data, MixedExamples, TrainingData, encode_mixture
 from align.batches.micro_batches import map_rows
 from align.errors import UserError
-from align.models.backbone import flops_profile, require_classifier
+from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
+from align.models.roles import freeze_unused_lm_head
+from align.reward.head_trainer import HeadTrainer
 from align.reward.loss import Pairs, pairs_of, ranking_loss
-from align.reward.scoring import batch_shape_of, group_flops, group_sizes, reward_rankings
+from align.reward.scoring import group_flops, group_sizes, reward_rankings
 from align.rules.metrics import ScoredJudgment, rule_metrics
 from align.statistics import correlation
-from align.training.epochs import Epochs
-from align.training.factory import make_optimization
-from align.training.loop import check_memory, train
-from align.training.memory_dry_run import RolePass
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.start import Model, open_run
+from align.training.start import Model
+from align.training.trainer import with_data_names
 
 
-class AttributeTrainer:
+class AttributeTrainer(HeadTrainer):
     """Training of several heads on one trunk.
 
         rows = [{"prompt": "Hi", "response": "Hello!", "attributes": {"sensible": 1, "unsafe": 0, "rating": 6}}]
@@ -68,52 +65,31 @@ class AttributeTrainer:
         rankings: TrainingData = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        config = replace(
-            config,
-            train_data=data_name(train_data),
-            rankings=data_name(rankings),
-            validation_data=data_name(validation_data),
-        )
+        config = with_data_names(config, train_data=train_data, rankings=rankings, validation_data=validation_data)
         read = partial(read_ratings, skip_bad_rows=config.skip_bad_rows)
-        parts, sizes, weights = encode_mixture(train_data, lambda data: [read(data)]) if train_data else ([], [], [])
+        parts, _, weights = encode_mixture(train_data, lambda data: [read(data)]) if train_data else ([], [], [])
         split = [split_ratings(part, 0.0 if validation_data else config.held_out_share, config.seed) for part in parts]
         held_out = read(validation_data) if validation_data else [item for _, later in split for item in later]
         heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, bool(rankings))
-        self.run, self.loaded = open_run(config, "attributes", model, tokenizer, REWARD_ADAPTER, allow_reward_model=True)
-        self.config, loaded, limits = (
-            config,
-            self.loaded,
-            Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong),
-        )
-        require_classifier(loaded.backbone)
+        super().__init__(config, "attributes", model, tokenizer)
+        loaded, limits = self.loaded, config.limits
         encoded = [encode_ratings(now, heads, loaded, limits) for now, _ in split]
-        sizes = [len(part) for part in encoded]
-        examples = [example for part in encoded for example in part]
+        mixed = MixedExamples([example for part in encoded for example in part], list(map(len, encoded)), weights)
         if rankings:
-            ranked, more, more_weights = encode_mixture(
-                rankings, lambda data: encode_preferences(data, loaded, limits, config.skip_bad_rows)
+            encode = partial(encode_preferences, loaded=loaded, limits=limits, skip_bad_rows=config.skip_bad_rows)
+            ranked = encode_mixture(rankings, encode)
+            mixed = MixedExamples(
+                [*mixed.examples, *ranked.examples], [*mixed.sizes, *ranked.sizes], [*mixed.weights, *ranked.weights]
             )
-            examples, sizes, weights = [*examples, *ranked], [*sizes, *more], [*weights, *more_weights]
-        if not examples or 0 in sizes:
+        if not mixed.examples or 0 in mixed.sizes:
             raise UserError("a source of the training data has nothing to learn from for these heads")
         validation = encode_ratings(held_out, heads, loaded, limits)
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
-        self.run.say(f"attributes: {len(examples)} examples, {len(validation)} held out; heads {listed}")
+        self.run.say(f"attributes: {len(mixed.examples)} examples, {len(validation)} held out; heads {listed}")
         freeze_unused_lm_head(loaded.backbone)
-        self.epochs = Epochs(config.seed, config.batch_size, sizes, weights, config)
         module = AttributeModel(loaded.backbone, heads, loaded.adapter)
-        role_pass = RolePass(module.backbone, module.adapter_name, takes_logits=False)
-        tokens = partial(group_sizes, module.backbone)
-        check_memory(self.run, config, module, role_pass, self.epochs, examples, validation, tokens, batch_shape_of)
-        optimization = make_optimization(self.run, module, config.epochs * self.epochs.updates_per_epoch)
-        self.task = AttributeTask(self.run, config, loaded, optimization, examples, validation, heads)
-
-    def train(self) -> Path:
-        """Train from the last checkpoint on; returns the folder of the best model."""
-        task = self.task
-        train(self.run, task.optimization, task, self.epochs, self.config.evaluate_every)
-        self.run.close()
-        return task.folder
+        optimization = self.optimize_heads(module, mixed, validation)
+        self.task = AttributeTask(self.run, config, loaded, optimization, mixed.examples, validation, heads)
 
 
 def run_attribute_model(config: AttributeConfig) -> Path:
@@ -210,13 +186,13 @@ class AttributeTask:
         outputs, targets = self._outputs(self.held_out), self._targets(self.held_out)
         binary = torch.tensor([head.kind == "binary" for head in self.heads])
         losses, judged = head_losses(outputs, targets, binary), ~targets.isnan()
-        counts, said = judged.sum(0), in_words_of_labelers(outputs, self.heads)
+        counts, predicted = judged.sum(0), in_label_units(outputs, self.heads)
         metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum())}
         for number, head in enumerate(self.heads):
             if not counts[number]:
                 continue
-            mine, theirs = said[judged[:, number], number], targets[judged[:, number], number]
-            metrics |= {f"validation/head/{head.name}/{name}": value for name, value in _figures(head, mine, theirs).items()}
+            ours, theirs = predicted[judged[:, number], number], targets[judged[:, number], number]
+            metrics |= {f"validation/head/{head.name}/{name}": value for name, value in _figures(head, ours, theirs).items()}
         return metrics
 
     def save(self, metrics: dict[str, float]) -> None:
@@ -243,10 +219,10 @@ class AttributeTask:
         ]
 
 
-def _figures(head: Head, said: Tensor, judged: Tensor) -> dict[str, float]:
+def _figures(head: Head, predicted: Tensor, judged: Tensor) -> dict[str, float]:
     """What is reported of one head on held-out responses; docs/rules.md defines each."""
     if head.kind == "binary":
-        scored = [ScoredJudgment("", *pair) for pair in zip(said.tolist(), judged.tolist(), strict=True)]
+        scored = [ScoredJudgment("", *pair) for pair in zip(predicted.tolist(), judged.tolist(), strict=True)]
         found = rule_metrics(scored)
         return {name: found[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in found}
-    return {"error": float((said - judged).abs().mean()), "correlation": correlation(said.numpy(), judged.numpy())}
+    return {"error": float((predicted - judged).abs().mean()), "correlation": correlation(predicted.numpy(), judged.numpy())}

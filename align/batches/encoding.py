@@ -4,17 +4,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
-from align.data.records import Demonstration, Prompt, Ranking, Record
+from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
 from align.data.sources import split_sources
 from align.errors import UserError
 from align.examples import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
 from align.models.loading import LoadedModel
 from align.settings import Overlong
-from align.tokenization import SpecialTokenError
+from align.tokenization import SpecialTokenError, encode_demonstration
 
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
@@ -142,16 +142,21 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
         yield from (record for record in converted if isinstance(record, kind))
 
 
-def encode_mixture(
-    data: TrainingData, encode: Callable[[Data], list[Encoded]]
-) -> tuple[list[Encoded], list[int], list[float]]:
+class MixedExamples(NamedTuple, Generic[Encoded]):
+    """Training examples of several sources, one source after the other."""
+
+    examples: list[Encoded]
+    sizes: list[int]
+    """Examples of each source."""
+    weights: list[float]
+    """Of each source, see `Mixture`."""
+
+
+def encode_mixture(data: TrainingData, encode: Callable[[Data], list[Encoded]]) -> MixedExamples[Encoded]:
     """Training examples of all sources, one source after the other.
 
     Args:
         data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
-
-    Returns:
-        The examples, and for each source their number and its weight.
 
     Raises:
         UserError: for a weight that is not above 0, and whatever `encode` raises.
@@ -161,7 +166,8 @@ def encode_mixture(
     elif not isinstance(data, Mixture):
         data = Mixture([data], [1.0])
     encoded = [encode(source) for source in data.sources]
-    return [example for part in encoded for example in part], list(map(len, encoded)), list(data.weights)
+    examples = [example for part in encoded for example in part]
+    return MixedExamples(examples, list(map(len, encoded)), list(data.weights))
 
 
 def _weighted(name: str) -> tuple[str, float]:
@@ -183,7 +189,7 @@ def encode_demonstrations(
     """The assistant's turns of demonstrations, as examples to learn from. Raises: see `encode_records`."""
 
     def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedDemonstration]:
-        for example in loaded.tokenization.encode_demonstration(record, loaded.backbone.prompt_in_row):
+        for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.prompt_in_row):
             kept = apply_limits(example.prompt, example.response)
             if kept is not None:
                 yield EncodedDemonstration(*kept, example.loss_mask[: len(kept.response)])
@@ -216,6 +222,25 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
             yield EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
 
     return encode_records(data, Prompt, loaded, limits, skip_bad_rows, encode_one)
+
+
+def encode_response(
+    prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str
+) -> PromptResponse | None:
+    """A response and what it answers within the limits; None if they are dropped.
+
+    Args:
+        where: names them in an error.
+
+    Raises:
+        UserError: if they exceed the limits, or spell a special token.
+    """
+    tokenization = loaded.tokenization
+    try:
+        ids = tokenization.prompt_ids(prompt), tokenization.response_ids(response)
+    except SpecialTokenError as error:
+        raise UserError(f"{where}: {error}") from error
+    return limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
 
 
 def _apply_limits(

@@ -35,8 +35,8 @@ def main(words: list[str]) -> None:
     clean.add_argument("--bad-words", "--bad_words", metavar="FILE", help="words, one a line, of which a page may have none")
     for name in ("sentences", "words"):
         default = getattr(cleaning, name.upper())
-        of = {"sentences": "page", "words": "line"}[name]
-        clean.add_argument(f"--{name}", type=int, default=default, help=f"fewest {name} of a {of}; default {default}")
+        unit = {"sentences": "page", "words": "line"}[name]
+        clean.add_argument(f"--{name}", type=int, default=default, help=f"fewest {name} of a {unit}; default {default}")
     clean.add_argument("--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows without a text")
     clean.set_defaults(run=_clean)
     options = parser.parse_args(words)

@@ -1,7 +1,7 @@
 """`align sample`: a model's responses to a file of prompts, as rows that the labeling app imports."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -113,9 +113,9 @@ class Scored:
             rank = Expression(config.rank, names, "rank")
             return max(group, key=lambda i: rank(self.attributes[i]))
         rewards = [self.rewards[i] if self.rewards else 0.0 for i in group]
-        for rubric, said in self.rubrics:
-            rewards = [reward + rubric.weight * said[i] for reward, i in zip(rewards, group, strict=True)]
-        follows = [[1 - said[i] for said in self.violates.values()] for i in group]
+        for rubric, probabilities in self.rubrics:
+            rewards = [reward + rubric.weight * probabilities[i] for reward, i in zip(rewards, group, strict=True)]
+        follows = [[1 - probabilities[i] for probabilities in self.violates.values()] for i in group]
         return group[best_response(rewards, follows, config.rule_use, config.rule_threshold)]
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:
@@ -124,9 +124,9 @@ class Scored:
         if self.rewards:
             found["rewards"] = [round(self.rewards[i], 6) for i in kept]
         if self.violates:
-            found["violates"] = {rule: [round(said[i], 6) for i in kept] for rule, said in self.violates.items()}
+            found["violates"] = {rule: [round(given[i], 6) for i in kept] for rule, given in self.violates.items()}
         if self.rubrics:
-            found["rubrics"] = {rubric.name: [round(said[i], 6) for i in kept] for rubric, said in self.rubrics}
+            found["rubrics"] = {rubric.name: [round(given[i], 6) for i in kept] for rubric, given in self.rubrics}
         if self.attributes:
             names = self.attributes[0]
             found["attributes"] = {name: [round(self.attributes[i][name], 6) for i in kept] for name in names}
@@ -157,7 +157,7 @@ def run_sample(config: SampleConfig) -> Path:
         require_reward_model(config.reward_model)
     rules = rules_of_model(config.rule_model, config.rules) if config.rule_model else {}
     _check_expressions(config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device()
     settings = ModelConfig(model=config.model, chat_template=config.chat_template, dtype=config.dtype)
     loaded = load(settings, compute_dtype(config.dtype))
     loaded.backbone.to(device).eval().requires_grad_(False)
@@ -166,26 +166,7 @@ def run_sample(config: SampleConfig) -> Path:
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
     responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
-    texts = [loaded.tokenization.text(ids) for ids in responses]
-    scored = Scored(texts)
-    if config.reward_model:
-        reward = load_reward_model(config.reward_model, config.dtype)
-        reward.model.to(device)
-        scored.rewards = score(loaded, reward, drawn, responses, texts, config.batch_tokens)
-    if rules:
-        judge = load_reward_model(config.rule_model, config.dtype, kind=RULE)
-        judge.model.to(device)
-        scorer = scorer_of(loaded, judge, config.batch_tokens)
-        said = RuleScorer(scorer, rules, judge.loaded.tokenization)(sampled(drawn, responses, texts))
-        scored.violates = dict(zip(rules, said.tolist(), strict=True))
-    for judged in load_rubrics(config, Accelerator(cpu=computes_on_cpu()), config.dtype, config.batch_tokens):
-        categories, conversations = [prompt.category for prompt in drawn], [prompt.conversation for prompt in drawn]
-        scored.rubrics.append((judged.rubric, judged(conversations, texts, categories)))
-    if config.attribute_model:
-        place = (loaded.tokenization, Accelerator(cpu=computes_on_cpu()), config.batch_tokens)
-        scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(
-            sampled(drawn, responses, texts)
-        )
+    scored = _score_all(config, loaded, rules, drawn, responses)
     found = [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
         for number, prompt in enumerate(prompts)
@@ -196,6 +177,41 @@ def run_sample(config: SampleConfig) -> Path:
     left_out = f"; {len(found) - len(rows)} prompts left out by the filter" if len(rows) < len(found) else ""
     console.print(f"{target}: {len(rows)} prompts, {written} responses{left_out}", highlight=False)
     return target
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _score_all(
+    config: SampleConfig,
+    loaded: LoadedModel,
+    rules: Mapping[str, str],
+    drawn: Sequence[EncodedPrompt],
+    responses: Sequence[list[int]],
+) -> Scored:
+    """What all models that the settings name say of the responses; `rules` are texts by id."""
+    texts = [loaded.tokenization.text(ids) for ids in responses]
+    scored, device = Scored(texts), _device()
+    if config.reward_model:
+        reward = load_reward_model(config.reward_model, config.dtype)
+        reward.model.to(device)
+        scored.rewards = score(loaded, reward, drawn, responses, texts, config.batch_tokens)
+    if rules:
+        judge = load_reward_model(config.rule_model, config.dtype, kind=RULE)
+        judge.model.to(device)
+        scorer = scorer_of(loaded, judge, config.batch_tokens)
+        given = RuleScorer(scorer, rules, judge.loaded.tokenization)(sampled(drawn, responses, texts))
+        scored.violates = dict(zip(rules, given.tolist(), strict=True))
+    for judged in load_rubrics(config, Accelerator(cpu=computes_on_cpu()), config.dtype, config.batch_tokens):
+        categories, conversations = [prompt.category for prompt in drawn], [prompt.conversation for prompt in drawn]
+        scored.rubrics.append((judged.rubric, judged(conversations, texts, categories)))
+    if config.attribute_model:
+        place = (loaded.tokenization, Accelerator(cpu=computes_on_cpu()), config.batch_tokens)
+        scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(
+            sampled(drawn, responses, texts)
+        )
+    return scored
 
 
 def _check_expressions(config: SampleConfig) -> None:

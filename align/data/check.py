@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from align.data.conversation import Conversation
 from align.data.formats import KINDS, find_format, kind_name
+from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan
-from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
+from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.data.sources import iter_rows
 from align.errors import UserError
 

@@ -8,7 +8,8 @@ from align.data import converters as convert
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_row
-from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
+from align.data.judgments import AttributeJudgment, RuleJudgment
+from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.errors import UserError
 
 Row = Mapping[str, Any]

@@ -1,4 +1,6 @@
-"""The five kinds of record that training reads and the labeling app writes: plain frozen dataclasses without torch.
+"""The records that training reads and the labeling app writes: plain frozen dataclasses without torch.
+
+Those of single judgments are in `align.data.judgments`.
 
 A record checks its values when it is made, so every existing record is usable: no stage checks again. `from_row` makes a
 record from a row of a file in this project's own layout (docs/data.md), and `to_row` is its inverse. Layouts of other
@@ -19,7 +21,6 @@ from align.data.conversation import (
     to_json,
 )
 from align.data.fields import (
-    check_attributes,
     check_flags,
     check_id,
     check_margin,
@@ -27,7 +28,6 @@ from align.data.fields import (
     check_preferences,
     check_row,
     check_spelling,
-    check_text,
     check_texts,
     check_whole_numbers,
     field_error,
@@ -35,27 +35,26 @@ from align.data.fields import (
     short_repr,
 )
 
-__all__ = ["AttributeJudgment", "Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record", "RuleJudgment"]
+__all__ = ["Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record"]
 
 MIN_RESPONSES, MAX_RESPONSES = 2, 9  # InstructGPT shows labelers between 4 and 9 responses; a pair is the minimum
 RATINGS = (1, 7)  # the Likert scale of overall quality in InstructGPT, Table 3
-VERDICTS = ("violates", "unsure", "follows")
 
 
-def _set_fields(record: object, **values: object) -> None:
+def set_fields(record: object, **values: object) -> None:
     # A frozen dataclass has no other way to store the checked form of its arguments.
     for name, value in values.items():
         object.__setattr__(record, name, value)
 
 
-def _field_values(row: Mapping[str, Any], kind: type, **needed: str) -> dict[str, Any]:
+def field_values(row: Mapping[str, Any], kind: type, **needed: str) -> dict[str, Any]:
     """The values of a record's fields. `needed` maps each required field to the remedy if it is missing."""
     row, names = check_row(row), [field.name for field in fields(kind)]
     check_spelling(row, names)
     return {name: required_field(row, name, needed[name]) if name in needed else row.get(name) for name in names}
 
 
-def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+def without_none(row: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in row.items() if value is not None}
 
 
@@ -79,7 +78,7 @@ class Record(ABC):
     def to_row(self) -> dict[str, Any]:
         """The row of a file (docs/data.md); missing fields are left out."""
         row = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return _without_none({**row, "prompt": to_json(self.prompt)})
+        return without_none({**row, "prompt": to_json(self.prompt)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ class Demonstration(Record):
     category: str | None = None
 
     def __post_init__(self) -> None:
-        _set_fields(
+        set_fields(
             self,
             prompt=check_prompt(self.prompt),
             continuation=check_continuation(self.continuation, "continuation"),
@@ -130,7 +129,7 @@ class Demonstration(Record):
             turns = {"prompt": to_json(self.prompt), "completion": to_json(self.continuation)}
         else:
             turns = {"messages": [dict(turn) for turn in self.prompt + self.continuation]}
-        return _without_none({**turns, "id": self.id, "category": self.category})
+        return without_none({**turns, "id": self.id, "category": self.category})
 
 
 def _split_messages(messages: Conversation) -> tuple[Conversation, Conversation]:
@@ -191,7 +190,7 @@ class Ranking(Record):
             raise field_error("responses", f"is a list of {count}", remedy)
         if self.margin is not None and count != 2:
             raise field_error("margin", f"is given for {count} responses", "leave it out: only a pair has a margin")
-        _set_fields(
+        set_fields(
             self,
             prompt=prompt,
             responses=responses,
@@ -210,7 +209,7 @@ class Ranking(Record):
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """From `prompt`, `responses`, `ranks` and the optional fields. Other fields are ignored, misspelled ones refused."""
         return cls(
-            **_field_values(
+            **field_values(
                 row,
                 cls,
                 prompt="write the text that the responses answer",
@@ -244,97 +243,6 @@ def _check_ranks(value: object, responses: tuple[str, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleJudgment(Record):
-    """Whether one response breaks one rule.
-
-    As the rule judgments of Sparrow (Glaese et al. 2022).
-
-    Attributes:
-        prompt: the conversation that the response answers.
-        response: its text.
-        rule: the rule's id in configs/rules.
-        verdict: violates, unsure or follows.
-        labeler: who judged.
-        note: the labeler's comment; may be empty.
-        id: the row's id, if it has one.
-        category: its category, if it has one.
-
-    Raises:
-        UserError: for another verdict or empty text.
-    """
-
-    prompt: Conversation
-    response: str
-    rule: str
-    verdict: str
-    labeler: str | None = None
-    note: str | None = None
-    id: str | None = None
-    category: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.verdict not in VERDICTS:
-            raise field_error("verdict", f"is {short_repr(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
-        _set_fields(
-            self,
-            prompt=check_prompt(self.prompt),
-            response=check_text(self.response, "response"),
-            rule=check_text(self.rule, "rule"),
-            labeler=check_optional_text(self.labeler, "labeler"),
-            note=None if self.note is None else check_text(self.note, "note", may_be_empty=True),
-            id=check_id(self.id),
-            category=check_optional_text(self.category, "category"),
-        )
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, `response`, `rule`, `verdict` and the optional fields; misspelled ones are refused."""
-        return cls(**_field_values(row, cls, prompt="add it", response="add it", rule="add it", verdict="add it"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttributeJudgment(Record):
-    """What one labeler says of the qualities of one response.
-
-    As LaMDA's labels (Thoppilan et al. 2022, section 4): sensible, specific, interesting, unsafe.
-
-    Attributes:
-        prompt: the conversation that the response answers.
-        response: its text.
-        attributes: finite numbers by name: 0 or 1 for a yes or no, 1 to 7 for a rating.
-        labeler: who judged.
-        id: the row's id, if it has one.
-        category: its category, if it has one.
-
-    Raises:
-        UserError: for a value that is no finite number, for no value at all, or empty text.
-    """
-
-    prompt: Conversation
-    response: str
-    attributes: Mapping[str, float] = field(hash=False)
-    labeler: str | None = None
-    id: str | None = None
-    category: str | None = None
-
-    def __post_init__(self) -> None:
-        _set_fields(
-            self,
-            prompt=check_prompt(self.prompt),
-            response=check_text(self.response, "response"),
-            attributes=check_attributes(self.attributes),
-            labeler=check_optional_text(self.labeler, "labeler"),
-            id=check_id(self.id),
-            category=check_optional_text(self.category, "category"),
-        )
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, `response`, `attributes` and the optional fields; misspelled ones are refused."""
-        return cls(**_field_values(row, cls, prompt="add it", response="add it", attributes="add it"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt(Record):
     """A conversation that waits for an answer: what PPO and sampling start from.
 
@@ -355,7 +263,7 @@ class Prompt(Record):
 
     def __post_init__(self) -> None:
         category = check_optional_text(self.category, "category")
-        _set_fields(self, prompt=check_prompt(self.prompt), id=check_id(self.id), category=category)
+        set_fields(self, prompt=check_prompt(self.prompt), id=check_id(self.id), category=category)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:

@@ -1,7 +1,6 @@
 """Direct preference optimization: a policy learns from rankings which responses to make more likely than its start does."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, Limits, TrainingData, data_name, encode_mixture, encode_rankings
+from align.batches.encoding import Data, TrainingData, encode_mixture, encode_rankings
 from align.batches.micro_batches import map_rows
 from align.dpo.config import DPOConfig
 from align.dpo.loss import dpo_losses, ipo_losses
@@ -21,15 +20,13 @@ from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel
 from align.reward.loss import Pairs, pairs_of
 from align.reward.metrics import ScoredRanking, ranking_metrics
-from align.reward.scoring import batch_shape_of, group_flops, group_sizes, pack_rankings
+from align.reward.scoring import batch_shape_of, describe_rankings, group_flops, group_sizes, pack_rankings
 from align.runtime.clock import Clock
 from align.runtime.flops import forward_flops, training_flops
-from align.training.epochs import Epochs
-from align.training.memory_dry_run import RolePass
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.start import Model, open_run
-from align.training.trainer import EpochTrainer
+from align.training.start import Model
+from align.training.trainer import EpochTrainer, with_data_names
 
 
 class DPOTrainer(EpochTrainer):
@@ -64,24 +61,17 @@ class DPOTrainer(EpochTrainer):
         validation_data: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        config = replace(config, train_data=data_name(train_data), validation_data=data_name(validation_data))
-        self.run, self.loaded = open_run(config, "dpo", policy, tokenizer)
-        self.config = config
-        limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-
-        def encode(data: Data) -> list[EncodedRanking]:
-            return encode_rankings(data, self.loaded, limits, config.skip_bad_rows)
-
-        rankings, sizes, weights = encode_mixture(train_data, encode)
+        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
+        super().__init__(config, "dpo", policy, tokenizer)
+        encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
+        mixed = encode_mixture(train_data, encode)
         held_out = encode(validation_data) if validation_data else []
-        name = self.run.config.model
-        self.run.say(f"dpo: {len(rankings)} rankings to learn from, {len(held_out)} held out; model {name}")
+        counts = f"{len(mixed.examples)} rankings to learn from, {len(held_out)} held out"
+        self.run.say(f"dpo: {counts}; model {self.run.config.model}")
         module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
-        role_pass = RolePass(module.backbone, module.adapter_name, takes_logits=True)
-        self.epochs = Epochs(config.seed, config.batch_size, sizes, weights, config)
         tokens = partial(group_sizes, module.backbone)
-        optimization = self.make_optimization(module, role_pass, rankings, held_out, tokens, batch_shape_of)
-        self.task = DPOTask(self.run, config, self.loaded, optimization, rankings, held_out)
+        optimization = self.make_optimization(module, mixed, held_out, tokens, batch_shape_of, takes_logits=True)
+        self.task = DPOTask(self.run, config, self.loaded, optimization, mixed.examples, held_out)
 
     def train(self) -> Path:
         """Train from the last checkpoint on; returns the folder of the best policy."""
@@ -230,15 +220,7 @@ class DPOTask:
         self.run.accelerator.wait_for_everyone()
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text = self.loaded.tokenization.text
-        return [
-            {
-                "prompt": text(self.rankings[r].prompt),
-                "responses": [text(ids) for ids in self.rankings[r].responses],
-                "ranks": self.rankings[r].ranks,
-            }
-            for r in rows
-        ]
+        return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])
 
 
 def pairs_on(device: torch.device, rankings: Sequence[EncodedRanking]) -> Pairs:

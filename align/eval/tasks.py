@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 
-class Task(NamedTuple):
+class EvalTask(NamedTuple):
     """A line for `--help`, and where the settings and the function are: `module:name`."""
 
     help: str
@@ -22,62 +22,62 @@ def _import_object(path: str) -> Any:
 
 
 TASKS = {
-    "truthfulness": Task(
+    "truthfulness": EvalTask(
         "TruthfulQA: multiple choice, and generated answers under trained judges",
         "align.eval.truthfulness.task:TruthfulnessConfig",
         "align.eval.truthfulness.task:run_truthfulness",
     ),
-    "train-judge": Task(
+    "train-judge": EvalTask(
         "train a judge of answers: is an answer true, is it informative",
         "align.eval.judging.train_judge:JudgeConfig",
         "align.eval.judging.train_judge:run_train_judge",
     ),
-    "toxicity": Task(
+    "toxicity": EvalTask(
         "toxicity of continuations, as RealToxicityPrompts measures it",
         "align.eval.toxicity.task:ToxicityConfig",
         "align.eval.toxicity.task:run_toxicity",
     ),
-    "instructions": Task(
+    "instructions": EvalTask(
         "how many answers obey a constraint that a program can check",
         "align.eval.instructions.task:InstructionsConfig",
         "align.eval.instructions.task:run_instructions",
     ),
-    "rules": Task(
+    "rules": EvalTask(
         "how often each rule is broken, by people and by a scorer",
         "align.eval.rules.task:RulesConfig",
         "align.eval.rules.task:run_rules",
     ),
-    "grounding": Task(
+    "grounding": EvalTask(
         "are claims supported, and is the source named, by people",
         "align.eval.grounding.task:GroundingConfig",
         "align.eval.grounding.task:run_grounding",
     ),
-    "labels": Task(
+    "labels": EvalTask(
         "what people said of each model: ratings, eleven flags, InstructGPT's four panels",
         "align.eval.labels.task:LabelsConfig",
         "align.eval.labels.task:run_labels",
     ),
-    "bias": Task(
+    "bias": EvalTask(
         "which gender a model expects in an occupation, and how it speaks of groups",
         "align.eval.bias.task:BiasConfig",
         "align.eval.bias.task:run_bias",
     ),
-    "winrate": Task(
+    "winrate": EvalTask(
         "which model wins, by blind comparisons, a reward model or a judge",
         "align.eval.winrate.settings:WinrateConfig",
         "align.eval.winrate.task:run_winrate",
     ),
-    "ladder": Task(
+    "ladder": EvalTask(
         "base, prompted, SFT, PPO, best-of-n: how often each is preferred to one of them, with a picture",
         "align.eval.ladder:LadderConfig",
         "align.eval.ladder:run_ladder",
     ),
-    "reward": Task(
+    "reward": EvalTask(
         "a reward model on preferences, best-of-n curves, and reward against KL",
         "align.eval.reward.settings:RewardEvalConfig",
         "align.eval.reward.task:run_reward_eval",
     ),
-    "all": Task(
+    "all": EvalTask(
         "truthfulness and toxicity in one table, and reward where a reward model is given",
         "align.eval.all:AllConfig",
         "align.eval.all:run_all",

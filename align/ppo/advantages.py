@@ -9,7 +9,7 @@ from torch import Tensor
 from align.tensor_ops import length_mask, whiten
 
 
-class Estimate(NamedTuple):
+class AdvantageEstimate(NamedTuple):
     """What policy and critic learn from."""
 
     advantages: Tensor
@@ -25,7 +25,7 @@ class Estimator(Protocol):
     def learns_values(self) -> bool:
         """Whether there is a critic."""
 
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> Estimate:
+    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
         """Estimate advantages.
 
         Args:
@@ -50,11 +50,11 @@ class Gae:
     value_lam: float
     learns_values = True
 
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> Estimate:
+    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
         advantages, returns = advantages_and_returns(rewards, values, lengths, self.gamma, self.lam)
         if self.value_lam != self.lam:
             _, returns = advantages_and_returns(rewards, values, lengths, self.gamma, self.value_lam)
-        return Estimate(whiten(advantages, length_mask(lengths, rewards.shape[1])), returns)
+        return AdvantageEstimate(whiten(advantages, length_mask(lengths, rewards.shape[1])), returns)
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Rloo:
     samples: int
     learns_values = False
 
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> Estimate:
+    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
         totals = rewards.sum(1).view(-1, self.samples)
         others = (totals.sum(1, keepdim=True) - totals) / (self.samples - 1)
-        return Estimate(_on_each_token((totals - others).flatten(), lengths, rewards.shape[1]))
+        return AdvantageEstimate(_on_each_token((totals - others).flatten(), lengths, rewards.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class Grpo:
     epsilon: float = 1e-4
     learns_values = False
 
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> Estimate:
+    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
         totals = rewards.sum(1).view(-1, self.samples)
         deviation = totals - totals.mean(1, keepdim=True)
         standardized = deviation / (totals.std(1, correction=0, keepdim=True) + self.epsilon)
-        return Estimate(_on_each_token(standardized.flatten(), lengths, rewards.shape[1]))
+        return AdvantageEstimate(_on_each_token(standardized.flatten(), lengths, rewards.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ class ReinforcePlusPlus:
     gamma: float
     learns_values = False
 
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> Estimate:
+    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
         # With lambda 1 and values of 0, an advantage is the discounted sum of what follows.
         sums, _ = advantages_and_returns(rewards, torch.zeros_like(rewards), lengths, self.gamma, 1.0)
-        return Estimate(whiten(sums, length_mask(lengths, rewards.shape[1])))
+        return AdvantageEstimate(whiten(sums, length_mask(lengths, rewards.shape[1])))
 
 
 def _on_each_token(values: Tensor, lengths: Tensor, width: int) -> Tensor:

@@ -16,7 +16,7 @@ from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
 from align.ppo.costs import RoleFlopsProfiles, update_flops
-from align.ppo.evaluation import Evaluation
+from align.ppo.evaluation import PolicyEvaluation
 from align.ppo.experience import Experience, build_experience, compute_role_outputs, minibatches, plan_minibatch
 from align.ppo.kl import AdaptiveKL, KLController
 from align.ppo.learning import check_ratio, loss_of_minibatch
@@ -123,7 +123,9 @@ class PPOAlgorithm:
         kept = (config.rollout_updates, config.rollout_rows)
         self.rollouts = RolloutWriter(run, loaded.tokenization, config.updates, *kept)
         self.rules = rules or RuleTerms(config)
-        self.evaluation = Evaluation(run, config, loaded.backbone, roles, rewards, self.rules, judge, self.save, self.folder)
+        self.evaluation = PolicyEvaluation(
+            run, config, loaded.backbone, roles, rewards, self.rules, judge, self.save, self.folder
+        )
         self.stateful: dict[str, Stateful] = {
             "kl": self.controller,
             "rules": self.rules,
@@ -204,7 +206,7 @@ class PPOAlgorithm:
         with kept_if_unscored(self.run, rollout, update):
             raw, parts = self.rewards(rollout)
             violations = self.rules.violations(rollout)
-        scores = self.score_shaping.of_rollout(raw, rollout, self.rules.learned(raw, violations))
+        scores = self.score_shaping.shape(raw, rollout, self.rules.score_to_learn(raw, violations))
         if update == 1 and self.config.value_start == "mean":
             self.roles.value_offset = float(scores.learned.mean())
         batches = minibatches(self.config, rollout, update, epoch=0)

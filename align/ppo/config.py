@@ -9,6 +9,16 @@ from align.rules.rubric_settings import RubricSettings
 from align.sampling.settings import EngineConfig
 from align.settings import ModelConfig, RunConfig, option, require_setting
 
+ABOVE_0 = (
+    *("updates", "rollout_size", "samples_per_prompt", "epochs", "minibatches", "max_new_tokens", "max_prompt_tokens"),
+    *("temperature", "kl_horizon", "max_kl", "evaluate_every", "rollout_rows", "ptx_per_response"),
+)
+AT_LEAST_0 = (
+    *("kl_beta", "kl_target", "clip", "clip_high", "value_clip", "value_weight", "value_learning_rate", "entropy_weight"),
+    *("length_limit", "length_penalty", "score_clip", "judge_patience", "uncertainty_weight", "reward_timeout"),
+    *("ptx_weight", "reference_refresh", "rollout_updates", "rule_weight", "rule_multiplier_rate"),
+)
+
 
 @dataclass(kw_only=True)
 class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
@@ -187,33 +197,9 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = ("updates", "rollout_size", "samples_per_prompt", "epochs", "minibatches", "max_new_tokens")
-        for name in (
-            *positive,
-            "max_prompt_tokens",
-            "temperature",
-            "kl_horizon",
-            "max_kl",
-            "evaluate_every",
-            "rollout_rows",
-        ):
+        for name in ABOVE_0:
             require_setting(self, name, getattr(self, name) > 0, "above 0")
-        for name in ("kl_beta", "kl_target", "clip", "value_clip", "value_weight", "ptx_weight", "value_learning_rate"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        for name in (
-            "length_limit",
-            "length_penalty",
-            "score_clip",
-            "judge_patience",
-            "uncertainty_weight",
-            "rollout_updates",
-            "reward_timeout",
-        ):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        require_setting(self, "reference_refresh", self.reference_refresh >= 0, "0 or more")
-        require_setting(self, "rollout_updates", self.rollout_updates >= 0, "0 or more")
-        require_setting(self, "rollout_rows", self.rollout_rows > 0, "above 0")
-        for name in ("rule_weight", "rule_multiplier_rate"):
+        for name in AT_LEAST_0:
             require_setting(self, name, getattr(self, name) >= 0, "0 or more")
         bounded = 0 < self.rule_multiplier <= self.rule_multiplier_limit
         require_setting(
@@ -228,25 +214,17 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         resting = 0 <= self.critic_warmup < self.updates
         require_setting(self, "critic_warmup", resting, f"0 or more and below updates ({self.updates})")
         require_setting(self, "ptx_tokens", self.ptx_tokens > 1, "above 1")
-        require_setting(self, "ptx_per_response", self.ptx_per_response > 0, "above 0")
         for name in ("gamma", "lam"):
             require_setting(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         self._check_objective()
-        responses = self.rollout_size
-        require_setting(
-            self,
-            "samples_per_prompt",
-            responses % self.samples_per_prompt == 0,
-            f"a divisor of rollout_size ({responses})",
-        )
-        prompts = responses // self.samples_per_prompt
+        divides = self.rollout_size % self.samples_per_prompt == 0
+        require_setting(self, "samples_per_prompt", divides, f"a divisor of rollout_size ({self.rollout_size})")
+        prompts = self.rollout_size // self.samples_per_prompt
         most = f"at most rollout_size / samples_per_prompt ({prompts})"
         require_setting(self, "minibatches", self.minibatches <= prompts, most)
 
     def _check_objective(self) -> None:
         """Settings of advantages and losses that exclude each other."""
-        for name in ("clip_high", "entropy_weight"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
         require_setting(self, "dual_clip", self.dual_clip == 0 or self.dual_clip > 1, "above 1, or 0")
         capped = self.importance_cap == 0 or self.importance_cap >= 1
         require_setting(self, "importance_cap", capped, "at least 1, or 0")

@@ -25,7 +25,7 @@ Save = Callable[[Path, dict[str, float]], None]
 """Saves the policy as it is now to a folder, with the metrics that belong to it."""
 
 
-class Evaluation:
+class PolicyEvaluation:
     """Evaluates the policy, keeps the best one and decides when to stop.
 
     Args:
@@ -66,10 +66,10 @@ class Evaluation:
         """Score responses to the fixed prompts, which were sampled with fixed noise; keep the policy if it is the best."""
         with kept_if_unscored(self.run, rollout, update):
             preference, violations = self.rewards(rollout)[0], self.rules.violations(rollout)
-        scores = self.shaping.rules(self.rules.compared(preference, violations), rollout)
+        scores = self.shaping.apply_rules(self.rules.score_to_compare(preference, violations), rollout)
         metrics = _mean_and_error("reward", scores) | self._kl(rollout) | text_metrics(rollout)
         if violations:
-            metrics["preference"] = float(self.shaping.rules(preference, rollout).mean())
+            metrics["preference"] = float(self.shaping.apply_rules(preference, rollout).mean())
             metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
         judged = self.judge(rollout)[0] if self.judge else None
         if judged is not None:

@@ -7,37 +7,26 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from align.attributes.scoring import AttributeReward
 from align.data.records import Conversation
 from align.errors import UserError, first_line
 from align.examples import SampledResponse
-from align.models.adapters import add_adapter
-from align.models.backbone import flops_profile
-from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, base_of
-from align.models.roles import REWARD_ADAPTER, Roles
 from align.plugins import checked_scores, import_function
 from align.ppo.ensembles import combine_rewards, disagreement
 from align.ppo.rollout import Rollout
-from align.reward.checkpoint import REWARD, LoadedReward, ScorerKind, is_reward_model, load_head, load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.rules.rubrics import RubricScorer
 from align.runtime.flops import FlopsProfile
-from align.tokenization import load_tokenization
 
 RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[float]]
 """Prompts and the texts of their responses, one each, to scores."""
 
 
-RULE_ADAPTER = "rules"
-"""Name of the adapter that a rule model has on the policy's base."""
 RESERVED = ("attributes", "mean", "std", "running_mean", "running_std", "disagreement")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
 
@@ -129,94 +118,7 @@ def _answer(
     ) from answer
 
 
-def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
-    """Whether a reward model can be an adapter on the policy's base, so that one base serves both.
-
-    It must be an adapter on the very base that the policy's adapter is on, and read the same token ids: the same tokenizer
-    and chat template.
-    """
-    if policy.adapter is None or not is_reward_model(folder, kind):
-        return False
-    base, is_adapter = base_of(folder)
-    same_base = is_adapter and Path(base).resolve() == Path(policy.base).resolve()
-    return same_base and load_tokenization(folder).reads_alike(policy.tokenization)
-
-
-class RewardAdapter(NamedTuple):
-    """A reward model that is an adapter on the policy's base."""
-
-    head: ScalarHead
-    mean: float
-    """Of its rewards over demonstrations."""
-    adapter: str
-    """Its adapter's name on that base."""
-
-
-def load_reward_adapter(
-    folder: str, policy: LoadedModel, adapter: str = REWARD_ADAPTER, kind: ScorerKind = REWARD
-) -> RewardAdapter:
-    """Load a reward adapter onto the policy's base, where it is called `adapter`."""
-    head, mean = load_head(folder, policy.backbone.hidden_size, kind)
-    add_adapter(policy.backbone, folder, adapter)
-    return RewardAdapter(head.requires_grad_(False), mean, adapter)
-
-
-class RewardSource(NamedTuple):
-    """A reward model of a run: an adapter on the policy's base, or a model of its own."""
-
-    name: str
-    mounted: RewardAdapter | None = None
-    loaded: LoadedReward | None = None
-
-    def scorer(self, policy: LoadedModel, roles: Roles, accelerator: Accelerator, budget: int) -> RewardModelScorer:
-        """What scores with it.
-
-        Args:
-            budget: padded tokens that are read at once.
-        """
-        if self.mounted is not None:
-            module, shape = roles.reward_of(self.mounted.adapter), flops_profile(policy.backbone, self.mounted.adapter)
-            return RewardModelScorer(module, self.mounted.mean, policy.backbone, accelerator, budget, shape=shape)
-        assert self.loaded is not None
-        return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)
-
-
-def load_rewards(models: Sequence[str | LoadedReward], policy: LoadedModel, dtype: str) -> list[RewardSource]:
-    """Load reward models: as adapters on the policy's base where they can be, else as models of their own.
-
-    Args:
-        dtype: of the latter, as in settings.
-
-    Raises:
-        UserError: if one of them is not a reward model.
-    """
-    found = []
-    for number, model in enumerate(models, 1):
-        if isinstance(model, LoadedReward):
-            found.append(RewardSource(model.loaded.base, loaded=model))
-        else:
-            found.append(load_source(model, policy, dtype, f"{REWARD_ADAPTER}_{number}"))
-    return found
-
-
-def load_source(
-    folder: str, policy: LoadedModel, dtype: str, adapter: str = RULE_ADAPTER, kind: ScorerKind = REWARD
-) -> RewardSource:
-    """Load one model with a scalar head, as `load_rewards` does.
-
-    Args:
-        adapter: what to call it on the policy's base.
-        kind: what it has to be.
-
-    Raises:
-        UserError: if it is not of that kind.
-    """
-    if can_share_base(folder, policy, kind):
-        return RewardSource(folder, mounted=load_reward_adapter(folder, policy, adapter, kind))
-    return RewardSource(folder, loaded=load_reward_model(folder, dtype, kind=kind))
-
-
-Scorer = Callable[[Sequence[SampledResponse]], list[float]]
+ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 """Responses to rewards: a `RewardModelScorer`."""
 Combine = Callable[[Tensor], Tensor]
 """Rewards [M, B] of M reward models to [B]."""
@@ -236,7 +138,7 @@ class Rewards:
 
     def __init__(
         self,
-        models: Sequence[Scorer],
+        models: Sequence[ResponseScorer],
         functions: Sequence[WeightedFunction] = (),
         combine: Combine | None = None,
         rubrics: Sequence[RubricScorer] = (),

@@ -72,7 +72,7 @@ class RuleTerms:
             return {}
         return dict(zip(self.rules, self.scorer(rollout.sampled), strict=True))
 
-    def learned(self, preference: Tensor, violations: Violations) -> Tensor:
+    def score_to_learn(self, preference: Tensor, violations: Violations) -> Tensor:
         """What is learned from [B]; the parts enter the running statistics first."""
         if not self.rules:
             return preference
@@ -86,7 +86,7 @@ class RuleTerms:
             return lagrangian_scores(_scaled(parts, scales, PREFERENCE), costs, multipliers)
         return self._weighted(parts, scales)
 
-    def compared(self, preference: Tensor, violations: Violations) -> Tensor:
+    def score_to_compare(self, preference: Tensor, violations: Violations) -> Tensor:
         """What evaluations are compared by [B], in the unit of the first one: there, each part has mean 0 and deviation 1.
 
         Under budgets, the preference minus `rule_multiplier_limit` for all of a violation beyond a budget: with a penalty

@@ -61,7 +61,7 @@ class ScoreShaping:
     def __init__(self, config: PPOConfig) -> None:
         self.config, self.moments = config, RunningMoments()
 
-    def of_rollout(self, raw: Tensor, rollout: Rollout, learned: Tensor | None = None) -> Scores:
+    def shape(self, raw: Tensor, rollout: Rollout, learned: Tensor | None = None) -> Scores:
         """Scores to learn from, which enter the running statistics first.
 
         Args:
@@ -76,9 +76,9 @@ class ScoreShaping:
             learned = learned / self.moments.std
         if config.score_clip:
             learned = learned.clamp(-config.score_clip, config.score_clip)
-        return Scores(self.rules(raw, rollout), self.rules(learned, rollout))
+        return Scores(self.apply_rules(raw, rollout), self.apply_rules(learned, rollout))
 
-    def rules(self, scores: Tensor, rollout: Rollout) -> Tensor:
+    def apply_rules(self, scores: Tensor, rollout: Rollout) -> Tensor:
         """Scores [B] after the rules for missing ends and for length."""
         config, ended, lengths = self.config, rollout.ended_mask, rollout.lengths
         scores = apply_missing_eos_rule(scores.float(), ended, config.missing_eos, config.missing_eos_score)

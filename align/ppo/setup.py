@@ -16,8 +16,8 @@ from align.models.loading import LoadedModel, load_config
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, freeze_unused_lm_head
 from align.ppo.config import PPOConfig
 from align.ppo.experience import minibatches
-from align.ppo.rewards import RewardAdapter
 from align.ppo.rollout import Rollout, prompts_of_update
+from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import Sampling
 from align.training.loop import MEMORY_ESTIMATE_UPDATES, largest_micro_batch

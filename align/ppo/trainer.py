@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from align.attributes.scoring import AttributeReward, AttributeScorer
 from align.batches.encoding import Data, Limits, data_name, encode_prompts
 from align.errors import UserError
+from align.examples import EncodedPrompt
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import ActorCritic, LanguageModel, Roles
@@ -22,25 +20,17 @@ from align.ppo.costs import RoleFlopsProfiles
 from align.ppo.ensembles import combine_rewards
 from align.ppo.ptx import PtxLoss
 from align.ppo.reference import ReferenceRefresh
-from align.ppo.rewards import (
-    RULE_ADAPTER,
-    RewardFunction,
-    Rewards,
-    RewardSource,
-    WeightedFunction,
-    load_functions,
-    load_rewards,
-    load_source,
-)
+from align.ppo.rewards import RewardFunction, Rewards, WeightedFunction, load_functions
 from align.ppo.rule_terms import RuleTerms, read_budgets
+from align.ppo.scoring_models import RewardSource, ScoringModels, load_scoring_models
 from align.ppo.setup import build_actor_critic, check_memory, copy_backbone, rate_groups
-from align.reward.checkpoint import RULE, LoadedReward, require_reward_model
+from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.rules.rubric_judges import LocalJudge, load_rubrics
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.runtime.distributed import place_frozen_model, zero_stage
 from align.sampling.engines import make_engine
 from align.training.factory import make_optimization
+from align.training.optimization import Optimization
 from align.training.start import Model, open_run
 
 Reward = str | LoadedReward | RewardFunction | WeightedFunction
@@ -93,57 +83,35 @@ class PPOTrainer:
             raise UserError("judge_patience needs judge_model and validation_prompts: nothing could say when to stop")
         names = reward_settings(models, functions, judge)
         config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
-        self.run, loaded = open_run(config, "ppo", policy, tokenizer, frozen_copies=2 if config.reference_refresh else 1)
-        self.config, run = config, self.run
-        if config.reference_refresh and zero_stage(run.accelerator) == 3:
-            raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-        limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-        encoded = encode_prompts(prompts, loaded, limits, config.skip_bad_rows)
-        held_out = encode_prompts(validation_prompts, loaded, limits, config.skip_bad_rows) if validation_prompts else []
-        ptx = PtxLoss(config, loaded) if config.ptx_data else None
+        copies = 2 if config.reference_refresh else 1
+        self.run, self.loaded = open_run(config, "ppo", policy, tokenizer, frozen_copies=copies)
+        self.config = config
+        encoded = self._encode(prompts)
+        held_out = self._encode(validation_prompts) if validation_prompts else []
+        ptx = PtxLoss(config, self.loaded) if config.ptx_data else None
 
-        sources = load_rewards([*models, *judges], loaded, config.dtype)
-        if config.rule_model:
-            sources.append(load_source(config.rule_model, loaded, config.dtype, RULE_ADAPTER, RULE))
-        rubrics = load_rubrics(config, run.accelerator, config.dtype, config.micro_batch_tokens)
-        attributes = _load_attributes(config, loaded, run.accelerator) if config.attribute_model else None
-        mounted = [source.mounted for source in sources if source.mounted]
-        reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone))
-        start = LanguageModel(copy_backbone(loaded.backbone)) if config.reference_refresh and reference else None
-        module = build_actor_critic(config, loaded, mounted, sources[0].mounted if models else None)
-        frozen: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
-        frozen += [attributes.scorer.module] if attributes else []
-        frozen += [rubric.judge.module for rubric in rubrics[:1] if isinstance(rubric.judge, LocalJudge)]  # one serves all
-        check_memory(run, config, loaded, module, [reference, start, *frozen], encoded)
-        placed_reference = place_frozen_model(reference, run.accelerator) if reference else None
-        placed_start = place_frozen_model(start, run.accelerator) if start else None
-        steps = config.updates * config.epochs * config.minibatches
-        optimization = make_optimization(run, module, steps, rate_groups(config, module), config.ema_decay)
-        refresh_every = config.reference_refresh
-        roles = Roles(optimization.module, placed_reference, placed_start, reference_moves=refresh_every > 0)
-        refresh = ReferenceRefresh(refresh_every, loaded, placed_reference) if refresh_every else None
-        scorers = self._scorers(sources, loaded, roles)
-        of_policy, of_judge = scorers[: len(models)], scorers[len(models) :][: len(judges)]
-        combine = partial(combine_rewards, rule=config.reward_ensemble, uncertainty_weight=config.uncertainty_weight)
-        rewards = Rewards(of_policy, functions, combine, rubrics, config.reward_timeout, attributes)
-        run.say(f"ppo: {len(encoded)} prompts, {len(held_out)} held out; model {run.config.model}")
+        scoring = load_scoring_models(config, self.loaded, self.run.accelerator, models, judges)
+        module = build_actor_critic(config, self.loaded, scoring.mounted, scoring.critic_start)
+        optimization, roles, refresh = self._prepare(module, scoring, encoded)
+        rewards = self._rewards(scoring, functions, roles)
+        judging = self._judging(scoring, judge_functions, roles) if judge else None
+        rules = self._rule_scorer(scoring.rules, rule_texts, roles) if scoring.rules else None
+        counts = f"{len(encoded)} prompts, {len(held_out)} held out"
+        self.run.say(f"ppo: {counts}; model {self.run.config.model}")
         if held_out and not judge:
-            run.say("the best policy is chosen by the reward that it is trained on; judge_model lets another one choose")
+            self.run.say(
+                "the best policy is chosen by the reward that it is trained on; judge_model lets another one choose"
+            )
 
         longest = max(len(prompt.ids) for prompt in (*encoded, *held_out)) + config.max_new_tokens
-        self.engine = make_engine(config, optimization, loaded, longest)
-        judging = Rewards(of_judge, judge_functions, timeout=config.reward_timeout) if judge else None
-        rules = None
-        if rule_texts:
-            rules = RuleScorer(scorers[-1], rule_texts, scorers[-1].tokenization or loaded.tokenization)
-        shapes = _shapes(config, loaded, module, rewards, rules)
+        self.engine = make_engine(config, optimization, self.loaded, longest)
         self.algorithm = PPOAlgorithm(
-            run,
+            self.run,
             config,
-            loaded,
+            self.loaded,
             optimization,
             roles,
-            shapes,
+            _flops_profiles(config, self.loaded, module, rewards, rules),
             rewards,
             encoded,
             held_out,
@@ -154,15 +122,51 @@ class PPOTrainer:
             refresh,
         )
 
-    def _scorers(self, sources: Sequence[RewardSource], policy: LoadedModel, roles: Roles) -> list[RewardModelScorer]:
-        """What scores with each reward model; tells of those that read texts instead of the policy's token ids."""
-        scorers = []
-        for source in sources:
-            scorer = source.scorer(policy, roles, self.run.accelerator, self.config.micro_batch_tokens)
-            if scorer.tokenization:
-                self.run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it")
-            scorers.append(scorer)
-        return scorers
+    def _encode(self, prompts: Data) -> list[EncodedPrompt]:
+        config = self.config
+        limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+        return encode_prompts(prompts, self.loaded, limits, config.skip_bad_rows)
+
+    def _prepare(
+        self, module: ActorCritic, scoring: ScoringModels, prompts: list[EncodedPrompt]
+    ) -> tuple[Optimization, Roles, ReferenceRefresh | None]:
+        """The optimization, all roles and the refresh of the reference, once it is known that there is the memory."""
+        config, loaded, accelerator = self.config, self.loaded, self.run.accelerator
+        if config.reference_refresh and zero_stage(accelerator) == 3:
+            raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
+        reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone))
+        start = LanguageModel(copy_backbone(loaded.backbone)) if config.reference_refresh and reference else None
+        check_memory(self.run, config, loaded, module, [reference, start, *scoring.modules], prompts)
+        placed_reference = place_frozen_model(reference, accelerator) if reference else None
+        placed_start = place_frozen_model(start, accelerator) if start else None
+        steps = config.updates * config.epochs * config.minibatches
+        optimization = make_optimization(self.run, module, steps, rate_groups(config, module), config.ema_decay)
+        refresh_every = config.reference_refresh
+        roles = Roles(optimization.module, placed_reference, placed_start, reference_moves=refresh_every > 0)
+        refresh = ReferenceRefresh(refresh_every, loaded, placed_reference) if refresh_every else None
+        return optimization, roles, refresh
+
+    def _rewards(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
+        config = self.config
+        combine = partial(combine_rewards, rule=config.reward_ensemble, uncertainty_weight=config.uncertainty_weight)
+        models = [self._scorer(source, roles) for source in scoring.rewards]
+        return Rewards(models, functions, combine, scoring.rubrics, config.reward_timeout, scoring.attributes)
+
+    def _judging(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
+        """What chooses the policy that is kept."""
+        models = [self._scorer(source, roles) for source in scoring.judges]
+        return Rewards(models, functions, timeout=self.config.reward_timeout)
+
+    def _rule_scorer(self, source: RewardSource, texts: dict[str, str], roles: Roles) -> RuleScorer:
+        scorer = self._scorer(source, roles)
+        return RuleScorer(scorer, texts, scorer.tokenization or self.loaded.tokenization)
+
+    def _scorer(self, source: RewardSource, roles: Roles) -> RewardModelScorer:
+        """What scores with a model; tells if it reads texts instead of the policy's token ids."""
+        scorer = source.scorer(self.loaded, roles, self.run.accelerator, self.config.micro_batch_tokens)
+        if scorer.tokenization:
+            self.run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it")
+        return scorer
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
@@ -247,14 +251,7 @@ def _require_rewards(config: PPOConfig, rewards: Sequence[object], models: Seque
             require_reward_model(model)
 
 
-def _load_attributes(config: PPOConfig, loaded: LoadedModel, accelerator: Accelerator) -> AttributeReward:
-    """The attribute model and the expression over its attributes that is part of the reward."""
-    place = (loaded.tokenization, accelerator, config.micro_batch_tokens)
-    scorer = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)
-    return AttributeReward(scorer, config.attribute_reward)
-
-
-def _shapes(
+def _flops_profiles(
     config: PPOConfig, loaded: LoadedModel, module: ActorCritic, rewards: Rewards, rules: RuleScorer | None
 ) -> RoleFlopsProfiles:
     """What each role's FLOPs depend on."""

@@ -147,6 +147,11 @@ def load_head(folder: str, hidden_size: int, kind: ScorerKind = REWARD) -> tuple
     return head, mean
 
 
+def initial_head(source: str, hidden_size: int, kind: ScorerKind = REWARD) -> ScalarHead:
+    """The head of the model of this kind that training goes on from, or a new one."""
+    return load_head(source, hidden_size, kind)[0] if is_reward_model(source, kind) else ScalarHead(hidden_size, bias=False)
+
+
 def load_reward_model(
     folder: str, dtype: str = "auto", chat_template: str = "auto", kind: ScorerKind = REWARD
 ) -> LoadedReward:

@@ -10,7 +10,7 @@ from torch import Tensor
 from align.batches.micro_batches import map_groups
 from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
 from align.errors import UserError
-from align.examples import PromptResponse, SampledResponse, SharedPrompt
+from align.examples import EncodedRanking, PromptResponse, SampledResponse, SharedPrompt
 from align.models.backbone import Backbone, flops_profile
 from align.reward.checkpoint import LoadedReward
 from align.runtime.distributed import place_frozen_model
@@ -58,6 +58,15 @@ def group_flops(
         return flops(shape, len(ranking.prompt), lengths, sum(predicted))
     counts = predicted or [0] * len(lengths)
     return sum(flops(shape, len(ranking.prompt), [length], count) for length, count in zip(lengths, counts, strict=True))
+
+
+def describe_rankings(tokenization: Tokenization, rankings: Sequence[EncodedRanking]) -> list[dict[str, object]]:
+    """Rankings as texts, for the file of a batch that led to a NaN."""
+    text = tokenization.text
+    return [
+        {"prompt": text(item.prompt), "responses": [text(ids) for ids in item.responses], "ranks": item.ranks}
+        for item in rankings
+    ]
 
 
 def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tuple[Padded, Padded, Tensor]:

@@ -1,7 +1,6 @@
 """Reward modeling: a scalar head learns to put responses in the order in which labelers ranked them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from align.batches.encoding import (
     Data,
     Limits,
     TrainingData,
-    data_name,
     encode_mixture,
     encode_rankings,
     encode_records,
@@ -24,26 +22,26 @@ from align.data.records import Demonstration
 from align.errors import UserError
 from align.examples import EncodedRanking
 from align.files import write_json
-from align.models.backbone import flops_profile, require_classifier
+from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, freeze_unused_lm_head
-from align.reward.checkpoint import is_reward_model, load_head, save_reward_model
+from align.models.roles import RewardLanguageModel, RewardModel, freeze_unused_lm_head
+from align.reward.checkpoint import initial_head, save_reward_model
 from align.reward.config import RewardConfig
+from align.reward.head_trainer import HeadTrainer
 from align.reward.labels import fit_length_slope, label_pairs, outcome_model, require_labels
 from align.reward.loss import Pairs, centering_loss, ranking_loss
 from align.reward.metrics import ScoredRanking, ranking_metrics
-from align.reward.scoring import batch_shape_of, group_flops, group_sizes, pack_rankings, reward_rankings
-from align.training.epochs import Epochs
-from align.training.memory_dry_run import RolePass
+from align.reward.scoring import describe_rankings, group_flops, group_sizes, pack_rankings, reward_rankings
+from align.tokenization import encode_demonstration
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.start import Model, open_run
-from align.training.trainer import EpochTrainer
+from align.training.start import Model
+from align.training.trainer import with_data_names
 
 
-class RewardTrainer(EpochTrainer):
+class RewardTrainer(HeadTrainer):
     """Training of a reward model on rankings of 2 to 9 responses.
 
         rankings = [{"prompt": "Hi", "responses": ["Hello!", "Hm.", "No."], "ranks": [1, 2, 3]}]
@@ -72,34 +70,20 @@ class RewardTrainer(EpochTrainer):
         demonstrations: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        config = replace(
-            config,
-            train_data=data_name(train_data),
-            validation_data=data_name(validation_data),
-            demonstrations=data_name(demonstrations),
-        )
-        self.run, self.loaded = open_run(config, "reward", model, tokenizer, REWARD_ADAPTER, allow_reward_model=True)
-        self.config = config
-        require_classifier(self.loaded.backbone)
-        limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-
-        def encode(data: Data) -> list[EncodedRanking]:
-            return encode_rankings(data, self.loaded, limits, config.skip_bad_rows)
-
-        rankings, sizes, weights = encode_mixture(train_data, encode)
+        names = {"train_data": train_data, "validation_data": validation_data, "demonstrations": demonstrations}
+        config = with_data_names(config, **names)
+        super().__init__(config, "reward", model, tokenizer)
+        encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
+        mixed = encode_mixture(train_data, encode)
         held_out = encode(validation_data) if validation_data else []
-        require_labels(config, rankings)
+        require_labels(config, mixed.examples)
         demonstrated = encode_demonstrated(config, self.loaded, demonstrations) if demonstrations else []
         name = self.run.config.model
-        self.run.say(f"reward: {len(rankings)} rankings to learn from, {len(held_out)} held out; model {name}")
-        head = initial_head(name, self.loaded.backbone.hidden_size)
-        self.epochs = Epochs(config.seed, config.batch_size, sizes, weights, config)
-        module = build_module(config, self.loaded, head)
-        role_pass = RolePass(module.backbone, module.adapter_name, takes_logits=config.lm_loss_weight > 0)
-        tokens = partial(group_sizes, module.backbone)
-        shape = partial(batch_shape_of, predicted=predicted_tokens if config.lm_loss_weight else None)
-        optimization = self.make_optimization(module, role_pass, rankings, held_out, tokens, shape)
-        self.task = RewardTask(self.run, config, self.loaded, optimization, rankings, held_out, demonstrated)
+        self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
+        module = build_module(config, self.loaded, initial_head(name, self.loaded.backbone.hidden_size))
+        predicted = predicted_tokens if config.lm_loss_weight else None
+        optimization = self.optimize_heads(module, mixed, held_out, predicted)
+        self.task = RewardTask(self.run, config, self.loaded, optimization, mixed.examples, held_out, demonstrated)
 
 
 def run_reward(config: RewardConfig) -> Path:
@@ -110,11 +94,6 @@ def run_reward(config: RewardConfig) -> Path:
     """
     data = (config.validation_data, config.demonstrations)
     return RewardTrainer(config.model, config.train_data, config, *data).train()
-
-
-def initial_head(model: str, hidden_size: int) -> ScalarHead:
-    """The head of the reward model that training starts from, or a new one."""
-    return load_head(model, hidden_size)[0] if is_reward_model(model) else ScalarHead(hidden_size, bias=False)
 
 
 def build_module(config: RewardConfig, loaded: LoadedModel, head: ScalarHead) -> RewardModel:
@@ -140,7 +119,7 @@ def encode_demonstrated(config: RewardConfig, loaded: LoadedModel, data: Data) -
     """Demonstrations as rankings of one response, the one that a person wrote: for the mean reward."""
 
     def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
-        example = loaded.tokenization.encode_demonstration(record, one_row=False)[-1]
+        example = encode_demonstration(loaded.tokenization, record, one_row=False)[-1]
         kept = apply_limits(example.prompt, example.response)
         assert kept is not None  # too long a text is truncated
         yield EncodedRanking(kept.prompt, [kept.response], [1])
@@ -266,12 +245,4 @@ class RewardTask:
         self.run.accelerator.wait_for_everyone()
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text = self.loaded.tokenization.text
-        return [
-            {
-                "prompt": text(self.rankings[r].prompt),
-                "responses": [text(ids) for ids in self.rankings[r].responses],
-                "ranks": self.rankings[r].ranks,
-            }
-            for r in rows
-        ]
+        return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])

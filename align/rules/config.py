@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from align.settings import option, require_setting
-from align.training.epochs import EpochConfig
+from align.training.epochs import JudgmentConfig
 
 
 @dataclass(kw_only=True)
-class RuleConfig(EpochConfig):
+class RuleConfig(JudgmentConfig):
     """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and says whether the
     response violates the rule."""
 
@@ -21,9 +21,6 @@ class RuleConfig(EpochConfig):
         ["configs/rules/sparrow-dialogue.yaml"],
         "files of rules whose texts the model reads, or FILE:ID for one rule; judgments by other rules are an error",
     )
-    held_out_share: float = option(
-        0.1, "share of the conversations that is held out, with all of their judgments, where validation_data is empty"
-    )
     held_out_rules: list[str] = option([], "ids of rules that are never trained on, to see how unseen rules are judged")
     epochs: int = option(1, "passes over the judged responses")
     batch_size: int = option(16, "judged responses in one update, over all processes; each comes with all of its rules")
@@ -31,5 +28,4 @@ class RuleConfig(EpochConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "held_out_share", 0 <= self.held_out_share < 1, "at least 0 and below 1")
         require_setting(self, "rules", bool(self.rules), "given: the model reads the texts of the rules")

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from align.batches.encoding import Data, Limits, records_of
+from align.batches.encoding import Data, Limits, encode_response, records_of
 from align.data.conversation import to_json
-from align.data.records import Conversation, RuleJudgment
+from align.data.judgments import RuleJudgment
+from align.data.records import Conversation
 from align.errors import UserError
 from align.examples import EncodedJudgments
 from align.models.loading import LoadedModel
 from align.seeds import Stream, generator
-from align.tokenization import SpecialTokenError, Tokenization
+from align.tokenization import Tokenization
 
 RULE_FORM = "\nRule: {text}\nVerdict:"
 """What follows the response; the number is read at the token that ends it."""
@@ -24,6 +25,11 @@ class JudgedResponse:
     prompt: Conversation
     response: str
     targets: Mapping[str, float]
+
+    @property
+    def conversation(self) -> str:
+        """Equal for responses to the same conversation."""
+        return str(to_json(self.prompt))
 
 
 class SplitJudgments(NamedTuple):
@@ -79,19 +85,24 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
     return judged
 
 
+def draw_conversations(conversations: Sequence[str], share: float, seed: int) -> set[str]:
+    """A share of the different conversations, to hold them out with all judgments of them; never all."""
+    different = list(dict.fromkeys(conversations))
+    count = min(len(different) - 1, round(share * len(different))) if different else 0
+    drawn = generator(seed, Stream.HELD_OUT_CONVERSATIONS).permutation(len(different))[:count].tolist()
+    return {different[number] for number in drawn}
+
+
 def split_judgments(
     judged: Sequence[JudgedResponse], held_out_rules: Sequence[str], share: float, seed: int
 ) -> SplitJudgments:
     """Hold out rules, and a share of the conversations with all that was said in them.
 
     Args:
-        share: of the conversations; 0 holds none out.
+        share: of the conversations; 0 holds out none.
         seed: of the draw.
     """
-    conversations = list(dict.fromkeys(str(to_json(item.prompt)) for item in judged))
-    count = min(len(conversations) - 1, round(share * len(conversations))) if share else 0
-    drawn = generator(seed, Stream.HELD_OUT_CONVERSATIONS).permutation(len(conversations))[:count].tolist()
-    held_out = {conversations[number] for number in drawn}
+    held_out = draw_conversations([item.conversation for item in judged], share, seed)
     split = SplitJudgments([], [], [])
     for item in judged:
         seen = {rule: target for rule, target in item.targets.items() if rule not in held_out_rules}
@@ -99,7 +110,7 @@ def split_judgments(
         if unseen:
             split.unseen.append(JudgedResponse(item.prompt, item.response, unseen))
         if seen:
-            part = split.validation if str(to_json(item.prompt)) in held_out else split.train
+            part = split.validation if item.conversation in held_out else split.train
             part.append(JudgedResponse(item.prompt, item.response, seen))
     return split
 
@@ -121,17 +132,13 @@ def encode_judgments(
     Raises:
         UserError: if a text exceeds the limits or what the model can read.
     """
-    tokenization, backbone = loaded.tokenization, loaded.backbone
-    read = {rule: rule_ids(tokenization, text) for rule, text in rules.items()}
+    backbone = loaded.backbone
+    read = {rule: rule_ids(loaded.tokenization, text) for rule, text in rules.items()}
 
     def encoded() -> Iterator[EncodedJudgments]:
         for number, item in enumerate(judged, start=1):
             where = f"judged response {number} ({item.response[:40]!r})"
-            try:
-                prompt, response = tokenization.prompt_ids(item.prompt), tokenization.response_ids(item.response)
-            except SpecialTokenError as error:
-                raise UserError(f"{where}: {error}") from error
-            kept = limits.apply(prompt, response, where, (tokenization.fixed_before, tokenization.fixed_after))
+            kept = encode_response(item.prompt, item.response, loaded, limits, where)
             if kept is None:
                 continue
             backbone.require_fit(len(kept.prompt) + len(kept.response), max(len(read[rule]) for rule in item.targets), where)

@@ -14,7 +14,7 @@ from align.examples import PromptResponses
 from align.models.loading import LoadedModel, load
 from align.models.roles import LanguageModel
 from align.rules.rubric_settings import RubricSettings
-from align.rules.rubrics import LetterJudge, Question, RubricScorer, read_rubrics
+from align.rules.rubrics import LetterJudge, RubricQuestion, RubricScorer, read_rubrics
 from align.runtime.distributed import compute_dtype, place_frozen_model, run_on_main
 from align.runtime.endpoint import post_json
 from align.settings import ModelConfig
@@ -38,7 +38,7 @@ class LocalJudge:
         self.loaded, self.accelerator, self.budget = loaded, accelerator, budget
         self.module = place_frozen_model(LanguageModel(loaded.backbone, loaded.adapter), accelerator)
 
-    def __call__(self, questions: Sequence[Question]) -> list[list[float]]:
+    def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
         """The log-probability of each letter as the beginning of the answer; the same on every process.
 
         Raises:
@@ -61,7 +61,7 @@ class LocalJudge:
 
         return map_rows(costs, self.budget, self.accelerator, score_rows)
 
-    def _encode(self, question: Question) -> PromptResponses:
+    def _encode(self, question: RubricQuestion) -> PromptResponses:
         tokenization = self.loaded.tokenization
         prompt = tokenization.prompt_ids(({"role": "user", "content": question.text},))
         return PromptResponses(prompt, [tokenization.response_ids(letter)[:-1] for letter in question.letters])
@@ -79,9 +79,9 @@ class ServiceJudge:
     def __init__(self, settings: RubricSettings, accelerator: Accelerator, pause: float = 1.0) -> None:
         self.settings, self.accelerator, self.pause = settings, accelerator, pause
         self.address = settings.rubric_service.rstrip("/") + "/chat/completions"
-        self.answers: dict[Question, list[float]] = {}
+        self.answers: dict[RubricQuestion, list[float]] = {}
 
-    def __call__(self, questions: Sequence[Question]) -> list[list[float]]:
+    def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
         """The log-probability of each letter; the same on every process.
 
         Raises:
@@ -89,17 +89,17 @@ class ServiceJudge:
         """
         return run_on_main(lambda: self._answer(questions), self.accelerator)
 
-    def _answer(self, questions: Sequence[Question]) -> list[list[float]]:
+    def _answer(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
         new = [question for question in dict.fromkeys(questions) if question not in self.answers]
         with ThreadPoolExecutor(self.settings.rubric_parallel) as pool:
-            for question, said in zip(new, pool.map(self._ask, new), strict=True):
-                self.answers[question] = said
+            for question, log_probs in zip(new, pool.map(self._ask, new), strict=True):
+                self.answers[question] = log_probs
         found = [self.answers[question] for question in questions]
         while len(self.answers) > CACHED:
             del self.answers[next(iter(self.answers))]
         return found
 
-    def _ask(self, question: Question) -> list[float]:
+    def _ask(self, question: RubricQuestion) -> list[float]:
         settings, key = self.settings, os.environ.get(KEY_VARIABLE)
         payload = {
             "model": settings.rubric_model,
@@ -114,14 +114,15 @@ class ServiceJudge:
         answer = post_json(self.address, payload, *times, headers, self.pause, advice="")
         try:
             candidates = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            said = [(str(each["token"]).strip(), float(each["logprob"])) for each in candidates]
+            token_log_probs = [(str(each["token"]).strip(), float(each["logprob"])) for each in candidates]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"{self.address}: no log-probs in the answer {str(answer)[:80]!r}") from error
-        log_probs = [_log_sum([value for token, value in said if token == letter]) for letter in question.letters]
+        log_probs = [_log_sum([value for token, value in token_log_probs if token == letter]) for letter in question.letters]
         if max(log_probs) == -math.inf:
+            letters, count = ", ".join(question.letters), len(token_log_probs)
             raise UserError(
-                f"{self.address}: none of the letters {', '.join(question.letters)} is among the model's {len(said)} "
-                "likeliest answers to a rubric; take a model that follows instructions"
+                f"{self.address}: none of the letters {letters} is among the model's {count} likeliest answers to a rubric; "
+                "take a model that follows instructions"
             )
         return log_probs
 

@@ -59,22 +59,22 @@ class Rubric:
         """Whether it says anything about a prompt of this category."""
         return not self.categories or category in self.categories
 
-    def asks(self, conversation: Conversation, response: str) -> "Question":
+    def asks(self, conversation: Conversation, response: str) -> "RubricQuestion":
         """What a model is asked about a response."""
         dialogue = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation)
         options = "\n".join(f"{option.letter}: {option.text}" for option in self.options)
         text = FORM.format(conversation=dialogue, response=response, question=self.question, options=options)
-        return Question(text, tuple(option.letter for option in self.options))
+        return RubricQuestion(text, tuple(option.letter for option in self.options))
 
 
-class Question(NamedTuple):
+class RubricQuestion(NamedTuple):
     """What a model is asked, and the letters that it may answer with."""
 
     text: str
     letters: tuple[str, ...]
 
 
-LetterJudge = Callable[[Sequence[Question]], list[list[float]]]
+LetterJudge = Callable[[Sequence[RubricQuestion]], list[list[float]]]
 """Questions to the log-probability of each of their letters, in nats; -infinity for one that is never said."""
 
 
@@ -109,10 +109,10 @@ class RubricScorer:
             UserError: if the judge cannot answer.
         """
         rows = [row for row, category in enumerate(categories) if self.rubric.applies(category)]
-        said = self.judge([self.rubric.asks(conversations[row], responses[row]) for row in rows]) if rows else []
+        answers = self.judge([self.rubric.asks(conversations[row], responses[row]) for row in rows]) if rows else []
         worth = [option.reward for option in self.rubric.options]
         rewards = [0.0] * len(responses)
-        for row, log_probs in zip(rows, said, strict=True):
+        for row, log_probs in zip(rows, answers, strict=True):
             rewards[row] = expected_reward(log_probs, worth)
         return rewards
 

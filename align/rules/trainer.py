@@ -1,7 +1,6 @@
 """Rule models: a scalar head learns from people's verdicts how likely a response violates a rule that it reads."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,32 +8,30 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, Limits, data_name
+from align.batches.encoding import Data, MixedExamples
 from align.batches.micro_batches import map_rows
 from align.data.rules import read_rules
 from align.errors import UserError, nearest_name_hint
 from align.examples import EncodedJudgments
 from align.files import write_json
-from align.models.backbone import flops_profile, require_classifier
+from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
-from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, RewardModel, freeze_unused_lm_head
-from align.reward.checkpoint import RULE, is_reward_model, load_head, save_reward_model
-from align.reward.scoring import batch_shape_of, group_flops, group_sizes, reward_rankings
+from align.models.roles import RewardModel, freeze_unused_lm_head
+from align.reward.checkpoint import RULE, initial_head, save_reward_model
+from align.reward.head_trainer import HeadTrainer
+from align.reward.scoring import group_flops, group_sizes, reward_rankings
 from align.rules.config import RuleConfig
 from align.rules.judgments import SplitJudgments, encode_judgments, read_judgments, split_judgments
 from align.rules.loss import judgment_loss
 from align.rules.metrics import ScoredJudgment, rule_metrics
-from align.training.epochs import Epochs
-from align.training.memory_dry_run import RolePass
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.start import Model, open_run
-from align.training.trainer import EpochTrainer
+from align.training.start import Model
+from align.training.trainer import with_data_names
 
 
-class RuleTrainer(EpochTrainer):
+class RuleTrainer(HeadTrainer):
     """Training of a rule model on rule judgments.
 
         judgments = [{"prompt": "Hi", "response": "I am Bob.", "rule": "no-human-identity", "verdict": "violates"}]
@@ -60,14 +57,12 @@ class RuleTrainer(EpochTrainer):
         validation_data: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        config = replace(config, train_data=data_name(train_data), validation_data=data_name(validation_data))
+        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         rules = read_rules(config.rules)
         split = split_data(config, train_data, validation_data, rules)
-        self.run, self.loaded = open_run(config, "rules", model, tokenizer, REWARD_ADAPTER, allow_reward_model=True)
-        self.config, loaded = config, self.loaded
-        require_classifier(loaded.backbone)
-        limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-        encoded = [encode_judgments(part, rules, loaded, limits) for part in split]
+        super().__init__(config, "rules", model, tokenizer)
+        loaded = self.loaded
+        encoded = [encode_judgments(part, rules, loaded, config.limits) for part in split]
         if not encoded[0]:
             raise UserError(f"{config.train_data}: no judgment is left to learn from within the limits")
         name, counts = self.run.config.model, [len(part) for part in encoded]
@@ -76,16 +71,10 @@ class RuleTrainer(EpochTrainer):
             f"rules: {counts[0]} responses judged by {len(trained)} rules to learn from, {counts[1]} held out, {counts[2]} "
             f"judged by held-out rules; model {name}"
         )
-        is_rule_model = is_reward_model(name, RULE)
-        size = loaded.backbone.hidden_size
-        head = load_head(name, size, RULE)[0] if is_rule_model else ScalarHead(size, bias=False)
         freeze_unused_lm_head(loaded.backbone)
-        self.epochs = Epochs(config.seed, config.batch_size, [counts[0]])
-        module = RewardModel(loaded.backbone, head, loaded.adapter)
-        role_pass = RolePass(module.backbone, module.adapter_name, takes_logits=False)
-        sizes = partial(group_sizes, module.backbone)
-        held_out = [*encoded[1], *encoded[2]]
-        optimization = self.make_optimization(module, role_pass, encoded[0], held_out, sizes, batch_shape_of)
+        module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone.hidden_size, RULE), loaded.adapter)
+        mixed = MixedExamples(encoded[0], [counts[0]], [1.0])
+        optimization = self.optimize_heads(module, mixed, [*encoded[1], *encoded[2]])
         texts = {rule: rules[rule] for rule in trained}
         self.task = RuleTask(self.run, config, loaded, optimization, encoded, texts)
 
@@ -185,14 +174,14 @@ class RuleTask:
         def score_rows(rows: list[int]) -> list[list[float]]:
             part = [judged[row] for row in rows]
             logits = reward_rankings(self.optimization.module, part, self.run.accelerator.device)
-            said = iter(torch.sigmoid(logits.double()).tolist())
-            return [[next(said) for _ in item.targets] for item in part]
+            predicted = iter(torch.sigmoid(logits.double()).tolist())
+            return [[next(predicted) for _ in item.targets] for item in part]
 
         sizes = group_sizes(self.loaded.backbone, judged)
-        said = map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, score_rows)
+        predicted = map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, score_rows)
         return [
             ScoredJudgment(*row)
-            for item, probabilities in zip(judged, said, strict=True)
+            for item, probabilities in zip(judged, predicted, strict=True)
             for row in zip(item.rules, probabilities, item.targets, strict=True)
         ]
 

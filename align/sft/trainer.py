@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, Limits, TrainingData, data_name, encode_demonstrations, encode_mixture
+from align.batches.encoding import Data, TrainingData, encode_demonstrations, encode_mixture
 from align.batches.micro_batches import micro_batches
 from align.errors import UserError
 from align.examples import EncodedDemonstration
@@ -23,12 +22,11 @@ from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
 from align.tensor_ops import Padded
-from align.training.epochs import Epochs
-from align.training.memory_dry_run import BatchShape, RolePass
+from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.start import Model, open_run
-from align.training.trainer import EpochTrainer
+from align.training.start import Model
+from align.training.trainer import EpochTrainer, with_data_names
 
 
 class SFTTrainer(EpochTrainer):
@@ -58,18 +56,16 @@ class SFTTrainer(EpochTrainer):
         validation_data: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        config = replace(config, train_data=data_name(train_data), validation_data=data_name(validation_data))
-        self.run, self.loaded = open_run(config, "sft", model, tokenizer)
-        self.config = config
-        examples, sizes, weights = encode_mixture(train_data, partial(encode, config, self.loaded))
+        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
+        super().__init__(config, "sft", model, tokenizer)
+        mixed = encode_mixture(train_data, partial(encode, config, self.loaded))
         held_out = encode(config, self.loaded, validation_data) if validation_data else []
-        self.run.say(f"sft: {len(examples)} examples to learn from, {len(held_out)} held out; model {self.run.config.model}")
-        self.epochs = Epochs(config.seed, config.batch_size, sizes, weights, config)
+        counts = f"{len(mixed.examples)} examples to learn from, {len(held_out)} held out"
+        self.run.say(f"sft: {counts}; model {self.run.config.model}")
         module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
-        role_pass = RolePass(module.backbone, module.adapter_name, takes_logits=True)
         shape = partial(batch_shape_of, config)
-        optimization = self.make_optimization(module, role_pass, examples, held_out, token_counts, shape)
-        self.task = SFTTask(self.run, config, self.loaded, optimization, examples, held_out)
+        optimization = self.make_optimization(module, mixed, held_out, token_counts, shape, takes_logits=True)
+        self.task = SFTTask(self.run, config, self.loaded, optimization, mixed.examples, held_out)
 
 
 def run_sft(config: SFTConfig) -> Path:
@@ -89,8 +85,7 @@ def encode(config: SFTConfig, loaded: LoadedModel, data: Data) -> list[EncodedDe
     """
     if config.prompt_loss_weight and not loaded.backbone.prompt_in_row:
         raise UserError("prompt_loss_weight: this model's prompt is read by an encoder, which predicts nothing; set it to 0")
-    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-    return encode_demonstrations(data, loaded, limits, config.skip_bad_rows)
+    return encode_demonstrations(data, loaded, config.limits, config.skip_bad_rows)
 
 
 def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:

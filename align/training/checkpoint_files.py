@@ -83,14 +83,14 @@ def last_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
 def set_aside(folder: Path, last: Path) -> list[str]:
     """Rename the checkpoints after the one that a run resumes from, which are not whole; says so in lines."""
-    told = []
+    messages = []
     for path in checkpoints_in(folder):
         if path.name > last.name:
-            aside = path.with_name(f"broken-{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-            told.append(f"{path} was set aside as {aside.name}")
-    return told
+            new_path = path.with_name(f"broken-{path.name}")
+            shutil.rmtree(new_path, ignore_errors=True)
+            path.rename(new_path)
+            messages.append(f"{path} was set aside as {new_path.name}")
+    return messages
 
 
 def keep_newest(folder: Path, count: int) -> None:
@@ -99,7 +99,7 @@ def keep_newest(folder: Path, count: int) -> None:
     One that a kill leaves half removed is no checkpoint any more.
     """
     for path in checkpoints_in(folder)[:-count] if count else ():
-        gone = path.with_name(f".{path.name}{PARTIAL}")
-        shutil.rmtree(gone, ignore_errors=True)
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        removed = path.with_name(f".{path.name}{PARTIAL}")
+        shutil.rmtree(removed, ignore_errors=True)
+        path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)

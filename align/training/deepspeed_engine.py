@@ -55,7 +55,7 @@ class DeepSpeedOptimization(Optimization):
         self.run, self.total, self.accelerator = run, total, run.accelerator
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.expert_load = ExpertLoad.of(module, run.config.router_loss_weight)
+        self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
         optimizer = build_optimizer(run.config, self.trainable, self.groups)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
         self._make_states()

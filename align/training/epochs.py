@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy
 
+from align.batches.encoding import Limits
 from align.errors import UserError
 from align.seeds import Stream, generator
 from align.settings import MixtureConfig, ModelConfig, RunConfig, option, require_setting
@@ -21,11 +22,29 @@ class EpochConfig(ModelConfig, RunConfig):
     max_response_tokens: int = option(1024, "longest response, in tokens")
     evaluate_every: int = option(0, "updates between evaluations; 0: at the end of each epoch")
 
+    @property
+    def limits(self) -> Limits:
+        """How long prompts and responses may be."""
+        return Limits(self.max_prompt_tokens, self.max_response_tokens, self.overlong)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("epochs", "batch_size", "max_prompt_tokens", "max_response_tokens"):
             require_setting(self, name, getattr(self, name) > 0, "above 0")
         require_setting(self, "evaluate_every", self.evaluate_every >= 0, "0 or more")
+
+
+@dataclass(kw_only=True)
+class JudgmentConfig(EpochConfig):
+    """Settings of the stages that learn from judgments of single responses."""
+
+    held_out_share: float = option(
+        0.1, "share of the conversations that is held out, with all of their judgments, where validation_data is empty"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "held_out_share", 0 <= self.held_out_share < 1, "at least 0 and below 1")
 
 
 class Epochs:

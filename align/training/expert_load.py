@@ -26,7 +26,7 @@ class ExpertLoad:
         self.metrics: dict[str, float] = {}
 
     @classmethod
-    def of(cls, module: nn.Module, weight: float) -> "ExpertLoad | None":
+    def from_module(cls, module: nn.Module, weight: float) -> "ExpertLoad | None":
         """The experts of the first backbone in a module, which is the policy's; None if it has none.
 
         Raises:

@@ -46,7 +46,7 @@ ALWAYS_FITS_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes that one process will hold on its device.
 
     Attributes:
@@ -103,7 +103,7 @@ class Sharding(NamedTuple):
         return cls(plugin.zero_stage, accelerator.num_processes, offload and accelerator.device.type != "cpu")
 
 
-def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sharding: Sharding) -> Estimate:
+def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sharding: Sharding) -> MemoryEstimate:
     """What a run holds whatever its batches are.
 
     Args:
@@ -121,7 +121,7 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
     if stage:
         masters, state = (0, 0) if offload else (masters // processes, state // processes)
     resident = {"weights": weights // processes if stage == 3 else weights, "masters": masters, "optimizer": state}
-    return Estimate(resident, FLOAT32_BYTES * count // (processes if stage >= 2 else 1))
+    return MemoryEstimate(resident, FLOAT32_BYTES * count // (processes if stage >= 2 else 1))
 
 
 def weights_bytes(modules: Sequence[nn.Module]) -> int:
@@ -213,7 +213,7 @@ class Memory:
             module: what is trained.
             frozen: other models that are kept.
             phases: functions that count the peak of each phase in bytes; `learning` is one of them.
-            accumulates_gradients: see `Estimate`.
+            accumulates_gradients: see `MemoryEstimate`.
             more: other bytes that are held all the time, by name.
 
         Returns:
@@ -243,7 +243,7 @@ class Memory:
         if self.device.type == "cpu" and 0 < self.expected_bytes < psutil.Process().memory_info().rss:
             release_freed_memory()
 
-    def _estimate(self, config: ModelConfig, trained: Sequence[Tensor], weights: int) -> Estimate:
+    def _estimate(self, config: ModelConfig, trained: Sequence[Tensor], weights: int) -> MemoryEstimate:
         assert isinstance(config, RunConfig)
         estimate = resident_memory(config.optimizer, trained, weights, self.sharding)
         heap, process = (0.0, 0) if self.device.type == "cuda" else (HEAP_OVERHEAD, PROCESS_OVERHEAD)
@@ -252,7 +252,7 @@ class Memory:
             resident["AMX kernels"] = AMX_KERNELS
         return replace(estimate, resident=resident, heap_overhead=heap)
 
-    def _require(self, estimate: Estimate, config: ModelConfig) -> None:
+    def _require(self, estimate: MemoryEstimate, config: ModelConfig) -> None:
         free = self.free()
         if estimate.total > free:
             raise UserError(
@@ -263,7 +263,7 @@ class Memory:
             )
 
 
-def suggestions(estimate: Estimate, config: ModelConfig, sharding: Sharding) -> list[str]:
+def suggestions(estimate: MemoryEstimate, config: ModelConfig, sharding: Sharding) -> list[str]:
     """Settings that save memory, each with the GiB that it saves about, the largest saving first."""
     assert isinstance(config, RunConfig)
     resident, learning = estimate.resident, estimate.phases.get("learning", 0)

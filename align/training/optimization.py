@@ -62,7 +62,7 @@ class Optimization:
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.optimizer = build_optimizer(run.config, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
-        self.expert_load = ExpertLoad.of(module, run.config.router_loss_weight)
+        self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
 
     def accumulate(self, batches: Iterable[MicroBatch], loss: Callable[[list[int]], tuple[Tensor, Sums]]) -> Sums:
         """Sum gradients over micro-batches, and metrics over micro-batches and processes.

@@ -1,26 +1,26 @@
 """What the trainers of stages that go through fixed examples for some epochs share."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
-from align.training.epochs import Epochs
+from align.batches.encoding import MixedExamples, TrainingData, data_name
+from align.models.loading import LoadedModel
+from align.settings import MixtureConfig
+from align.training.epochs import EpochConfig, Epochs
 from align.training.factory import make_optimization
 from align.training.loop import Task, check_memory, train
 from align.training.memory_dry_run import BatchShape, RolePass
 from align.training.optimization import Optimization
 from align.training.run import Run
+from align.training.start import Model, open_run
 
 Example = TypeVar("Example")
-
-
-class EpochConfig(Protocol):
-    """The settings that such a stage has beside those of all stages."""
-
-    epochs: int
-    evaluate_every: int
+Config = TypeVar("Config", bound=EpochConfig)
 
 
 class StageTask(Task, Protocol):
@@ -31,40 +31,75 @@ class StageTask(Task, Protocol):
 
 
 class EpochTrainer:
-    """Base of a stage's trainer, whose constructor sets these attributes.
+    """Base of a stage's trainer, whose constructor calls this one, then `make_optimization`, then sets `task`.
+
+    Args:
+        config: the stage's settings.
+        stage: its name, as for `Run`.
+        model: what is trained; this and the other arguments as for `open_run`.
 
     Attributes:
         run: the stage's run.
-        config: its settings.
+        loaded: the model that is trained.
+        config: the stage's settings.
         epochs: which examples each update learns from.
         task: its examples, loss and evaluation.
     """
 
     run: Run
-    config: EpochConfig
+    loaded: LoadedModel
     epochs: Epochs
     task: StageTask
+
+    def __init__(
+        self,
+        config: EpochConfig,
+        stage: str,
+        model: Model,
+        tokenizer: PreTrainedTokenizerBase | None,
+        adapter: str = "policy",
+        allow_reward_model: bool = False,
+    ) -> None:
+        self.config = config
+        self.run, self.loaded = open_run(config, stage, model, tokenizer, adapter, allow_reward_model)
 
     def make_optimization(
         self,
         module: nn.Module,
-        role_pass: RolePass,
-        examples: Sequence[Example],
+        mixed: MixedExamples[Example],
         held_out: Sequence[Example],
         token_counts: Callable[[Sequence[Example]], list[int]],
         batch_shape: Callable[[Sequence[Example]], BatchShape],
+        takes_logits: bool,
     ) -> Optimization:
-        """The optimization of all epochs, once it is known that there is the memory; arguments as `check_memory` has.
+        """The optimization of all epochs, once it is known that there is the memory.
+
+        Args:
+            module: what is trained, `loaded` with its heads.
+            mixed: the examples to learn from.
+            held_out: those to evaluate on.
+            token_counts: tokens that each example holds in memory.
+            batch_shape: the shape of a micro-batch of some examples.
+            takes_logits: whether tokens are predicted.
 
         Raises:
             UserError: if there is not.
         """
-        config = self.run.config
-        check_memory(self.run, config, module, role_pass, self.epochs, examples, held_out, token_counts, batch_shape)
-        return make_optimization(self.run, module, self.config.epochs * self.epochs.updates_per_epoch)
+        config = self.config
+        mixing = config if isinstance(config, MixtureConfig) else None
+        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing)
+        role_pass = RolePass(self.loaded.backbone, self.loaded.adapter, takes_logits)
+        parts = (self.epochs, mixed.examples, held_out, token_counts, batch_shape)
+        check_memory(self.run, self.run.config, module, role_pass, *parts)
+        return make_optimization(self.run, module, config.epochs * self.epochs.updates_per_epoch)
 
     def train(self) -> Path:
         """Train from the last checkpoint on; returns the folder of the best model."""
         train(self.run, self.task.optimization, self.task, self.epochs, self.config.evaluate_every)
         self.run.close()
         return self.task.folder
+
+
+def with_data_names(config: Config, **data: TrainingData) -> Config:
+    """Settings that say what a trainer was given, by the names of settings: a file's name, or how many records."""
+    return replace(config, **{name: data_name(given) for name, given in data.items()})  # type: ignore[arg-type]

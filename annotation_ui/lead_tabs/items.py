@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from align.data.records import VERDICTS
+from align.data.judgments import VERDICTS
 from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
 from annotation_ui.lead_tabs.common import batch_names, user_names
 from annotation_ui.lead_tabs.tables import show, table

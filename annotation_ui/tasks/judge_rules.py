@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from align.data.records import VERDICTS
+from align.data.judgments import VERDICTS
 from annotation_ui.markdown import text_view
 from annotation_ui.tasks.base import BadInputError, Json, Task, prompt_field, prompt_view, require, text_field
 

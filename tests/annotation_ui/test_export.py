@@ -11,8 +11,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import read_records
-from align.data.records import AttributeJudgment, Demonstration, Ranking, RuleJudgment
+from align.data.records import Demonstration, Ranking
 from align.errors import UserError
 from annotation_ui import overview, rule_sets
 from annotation_ui.database import Database

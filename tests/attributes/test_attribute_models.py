@@ -13,7 +13,7 @@ from align.attributes.judgments import RatedResponse, choose_heads, collect_rati
 from align.attributes.loss import head_losses
 from align.attributes.model import Head, heads_of, load_attribute_model
 from align.attributes.scoring import AttributeScorer
-from align.data.records import AttributeJudgment
+from align.data.judgments import AttributeJudgment
 from align.errors import UserError
 from align.examples import SampledResponse
 from align.reward.checkpoint import is_foreign

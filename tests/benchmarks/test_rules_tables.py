@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from align.data.records import RuleJudgment
+from align.data.judgments import RuleJudgment
 from benchmarks.rules_study import with_planted
 from benchmarks.rules_tables import compare, measures, per_prompt, reader_figures, write_report
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from sqlalchemy import update
 
-from align.commands.loop.choice import choose_prompts, disagreement, most_disputed
+from align.commands.loop.choice import choose_prompts, most_disputed, ranking_disagreement
 from align.commands.loop.config import LoopConfig
 from align.commands.loop.labelers import AppLabeler, FileLabeler, SimulatedLabeler, make_labeler, make_scorer
 from align.commands.loop.main import run_loop
@@ -67,10 +67,10 @@ def test_disagreement_by_hand():
     row = {"prompt": "Hi", "responses": ["a", "b"]}
     # Probabilities that a beats b: 1 / (1 + 1/3) = 0.75 and 1 / (1 + 3) = 0.25; their variance is 0.25 ** 2.
     scorers = [lambda prompts, responses, s=sign: [s * numpy.log(3), 0.0] for sign in (1, -1)]
-    assert disagreement(row, scorers) == pytest.approx(0.0625)
+    assert ranking_disagreement(row, scorers) == pytest.approx(0.0625)
     # Of three answers, the pairs (0, 1) and (0, 2) differ as above, and (1, 2) not at all.
     three = [lambda prompts, responses, s=sign: [s * numpy.log(3), 0.0, 0.0] for sign in (1, -1)]
-    assert disagreement({"prompt": "Hi", "responses": ["a", "b", "c"]}, three) == pytest.approx(0.0625 * 2 / 3)
+    assert ranking_disagreement({"prompt": "Hi", "responses": ["a", "b", "c"]}, three) == pytest.approx(0.0625 * 2 / 3)
 
 
 def test_the_most_disputed_share_is_chosen_and_hidden_among_others():

@@ -11,7 +11,7 @@ from align import cli
 from align.commands.plan.config import PlanConfig
 from align.commands.plan.hardware import DEVICES, cost, mfu
 from align.commands.plan.main import make_plan
-from align.commands.plan.roles import frozen_role, layouts, model_role, simplest
+from align.commands.plan.roles import first_that_fits, frozen_model, layouts, trained_model
 from align.commands.plan.scaling import ScalingLaw, TrainedRun, allocate, fit
 from align.commands.plan.speed import read_speed
 from align.errors import UserError
@@ -102,8 +102,8 @@ def test_the_mfu_of_palm():
 
 def test_memory_by_hand_for_each_way():
     tensors = [torch.empty(1000, 300, dtype=torch.bfloat16, device="meta")]
-    policy = type(frozen_role(0))(tensors, 600_000)
-    roles = {"policy": policy, "reference": frozen_role(600_000)}
+    policy = type(frozen_model(0))(tensors, 600_000)
+    roles = {"policy": policy, "reference": frozen_model(600_000)}
     found = {way.name: way for way in layouts(roles, 1000, "adamw", 10e6, "A100-80", 4)}
     # 300,000 weights: 2 bytes each, and 4 for the master, 8 for Adam, 4 for the gradient.
     assert {name: way.roles["policy"] for name, way in found.items()} == {
@@ -119,11 +119,11 @@ def test_memory_by_hand_for_each_way():
 
 
 def test_the_simplest_way_that_fits_is_taken():
-    model = model_role(load_shapes(ModelConfig(model="tiny-llama"), torch.bfloat16).backbone)
+    model = trained_model(load_shapes(ModelConfig(model="tiny-llama"), torch.bfloat16).backbone)
     count = sum(weight.numel() for weight in model.trained)
 
     def launcher(bytes_per_weight, devices=8):
-        chosen = simplest(layouts({"model": model}, 0, "adamw", bytes_per_weight * count / 0.9, "A100-80", devices))
+        chosen = first_that_fits(layouts({"model": model}, 0, "adamw", bytes_per_weight * count / 0.9, "A100-80", devices))
         return chosen and chosen.launcher
 
     assert [launcher(size) for size in (20, 10, 6, 2.5, 1)] == [

@@ -6,7 +6,8 @@ import pytest
 
 from align.data import check_data, describe
 from align.data.check import guess_kind
-from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
+from align.data.judgments import RuleJudgment
+from align.data.records import Demonstration, Prompt, Ranking
 from align.errors import UserError
 
 TURNS = [

@@ -3,7 +3,8 @@
 import pytest
 
 from align.data.formats import FORMATS, KINDS, convert_row
-from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment
+from align.data.judgments import AttributeJudgment, RuleJudgment
+from align.data.records import Demonstration, Prompt, Ranking
 from align.data.scores import evenly_spaced
 from align.errors import UserError
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
+from align.data.judgments import RuleJudgment
+from align.data.records import Demonstration, Prompt, Ranking
 from align.errors import UserError
 
 from .rows import assistant, system, user

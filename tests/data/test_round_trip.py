@@ -6,7 +6,8 @@ import string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
+from align.data.judgments import RuleJudgment
+from align.data.records import Demonstration, Prompt, Ranking
 
 from .rows import assistant, system, user
 

@@ -231,7 +231,7 @@ def test_a_text_is_shortened_inside_its_marks(load_encoder):
         "xlnet": ([], [1], [1, 2]),
     }.items():
         loaded = load_encoder(family)
-        text = loaded.tokenization._encode
+        text = loaded.tokenization.template_ids
         (whole, _), (short, _) = (
             encode_rankings(ROWS, loaded, limits, False) for limits in (Limits(99, 99), Limits(6, 5, "truncate"))
         )

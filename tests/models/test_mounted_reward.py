@@ -13,7 +13,7 @@ from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel, Role, Roles
 from align.ppo.config import PPOConfig
-from align.ppo.rewards import can_share_base, load_reward_adapter, load_rewards
+from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.scoring import RewardModelScorer

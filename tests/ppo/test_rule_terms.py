@@ -38,18 +38,18 @@ def test_without_rules_the_preference_is_what_is_learned_from():
     rules = RuleTerms(PPOConfig())
     preference = torch.tensor([1.0, -2.0])
     assert rules.violations(None) == {}
-    assert rules.learned(preference, {}) is preference
-    assert rules.compared(preference, {}) is preference
+    assert rules.score_to_learn(preference, {}) is preference
+    assert rules.score_to_compare(preference, {}) is preference
     assert rules.metrics() == {}
 
 
 def test_the_weighted_form_by_hand():
     """Preference 1, 3 then 8: means 2 and 4, deviations 1 and sqrt(26/3); each rule likewise, from P(follows)."""
     rules = terms(rule_weight=2.0)
-    first = rules.learned(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5]))
+    first = rules.score_to_learn(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5]))
     # Rule a is followed with .2 and .4: normalized -1 and 1. Rule b never varies: 0. Their mean, twice: -1 and 1.
     assert first.tolist() == pytest.approx([-1 - 1, 1 + 1], abs=1e-5)
-    second = rules.learned(torch.tensor([8.0]), violations([0.1], [0.5]))
+    second = rules.score_to_learn(torch.tensor([8.0]), violations([0.1], [0.5]))
     # Follows .2, .4, .9: mean .5, deviation sqrt((.09 + .01 + .16) / 3) = .2943920; (.9 - .5) / .2943920 = 1.3587324.
     assert second.item() == pytest.approx((8 - 4) / math.sqrt(26 / 3) + 2 * 1.3587324 / 2, abs=1e-5)
 
@@ -76,7 +76,7 @@ def test_a_multiplier_by_hand():
 def test_budgets_move_multipliers_one_by_one():
     rules = terms(rule_budgets=["0.1", "b=0.5"], rule_multiplier=2.0, rule_multiplier_rate=0.5)
     broken = violations([0.4, 0.4], [0.5, 0.5])
-    learned = rules.learned(torch.tensor([1.0, 3.0]), broken)
+    learned = rules.score_to_learn(torch.tensor([1.0, 3.0]), broken)
     assert learned.tolist() == pytest.approx([(-1 - 2 * 0.4 - 2 * 0.5) / 5, (1 - 2 * 0.4 - 2 * 0.5) / 5])
     rules.adapt(broken)
     assert rules.metrics() == {
@@ -87,18 +87,19 @@ def test_budgets_move_multipliers_one_by_one():
 
 def test_evaluations_are_compared_in_the_unit_of_the_first():
     rules = terms(rule_weight=1.0)
-    assert float(rules.compared(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5])).mean()) == pytest.approx(0)
-    rules.learned(torch.tensor([100.0]), violations([0.0], [0.0]))  # training moves nothing
-    later = rules.compared(torch.tensor([3.0, 3.0]), violations([0.6, 0.6], [0.5, 0.5]))
+    first = rules.score_to_compare(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5]))
+    assert float(first.mean()) == pytest.approx(0)
+    rules.score_to_learn(torch.tensor([100.0]), violations([0.0], [0.0]))  # training moves nothing
+    later = rules.score_to_compare(torch.tensor([3.0, 3.0]), violations([0.6, 0.6], [0.5, 0.5]))
     assert later.tolist() == pytest.approx([1.5, 1.5], abs=1e-5)
 
 
 def test_under_budgets_a_policy_that_keeps_them_is_worth_its_preference():
     rules = terms(rule_budgets=["0.5"], rule_multiplier_limit=8.0)
-    rules.compared(torch.tensor([1.0, 3.0]), violations([0.0, 0.0], [0.0, 0.0]))
-    within = rules.compared(torch.tensor([3.0, 3.0]), violations([1.0, 0.0], [0.2, 0.2]))
+    rules.score_to_compare(torch.tensor([1.0, 3.0]), violations([0.0, 0.0], [0.0, 0.0]))
+    within = rules.score_to_compare(torch.tensor([3.0, 3.0]), violations([1.0, 0.0], [0.2, 0.2]))
     assert within.tolist() == [1.0, 1.0]
-    beyond = rules.compared(torch.tensor([3.0, 3.0]), violations([0.7, 0.5], [0.2, 0.2]))
+    beyond = rules.score_to_compare(torch.tensor([3.0, 3.0]), violations([0.7, 0.5], [0.2, 0.2]))
     assert beyond.tolist() == pytest.approx([1 - 8 * 0.1] * 2, abs=1e-5)
 
 
@@ -107,8 +108,8 @@ def test_the_checkpoint_holds_all_that_decides(settings):
     rules, again = terms(**settings), terms(**settings)
     for number in range(3):
         broken = violations([0.1 * number, 0.4], [0.9, 0.2 * number])
-        rules.compared(torch.tensor([1.0, number]), broken)
-        rules.learned(torch.tensor([1.0, number]), broken)
+        rules.score_to_compare(torch.tensor([1.0, number]), broken)
+        rules.score_to_learn(torch.tensor([1.0, number]), broken)
         rules.adapt(broken)
     again.load_state(json.loads(json.dumps(rules.state())))
     broken = violations([0.3, 0.1], [0.2, 0.6])

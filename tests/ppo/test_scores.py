@@ -52,22 +52,22 @@ def test_running_moments_are_those_of_all_numbers_at_once(batches):
 )
 def test_normalizing_and_clipping_by_hand(choice, clip, learned):
     shaping = ScoreShaping(PPOConfig(normalize_scores=choice, score_clip=clip))
-    scores = shaping.of_rollout(torch.tensor([1.0, 3.0, 8.0]), rollout([1, 1, 1], [True] * 3))
+    scores = shaping.shape(torch.tensor([1.0, 3.0, 8.0]), rollout([1, 1, 1], [True] * 3))
     assert scores.learned.tolist() == pytest.approx(learned, abs=1e-6)
     assert scores.reported.tolist() == [1.0, 3.0, 8.0]
 
 
 def test_statistics_go_on_over_rollouts():
     shaping = ScoreShaping(PPOConfig(normalize_scores="standardize"))
-    shaping.of_rollout(torch.tensor([1.0, 3.0]), rollout([1, 1], [True] * 2))
-    later = shaping.of_rollout(torch.tensor([8.0]), rollout([1], [True]))
+    shaping.shape(torch.tensor([1.0, 3.0]), rollout([1, 1], [True] * 2))
+    later = shaping.shape(torch.tensor([8.0]), rollout([1], [True]))
     assert later.learned.tolist() == pytest.approx([1.3587324], abs=1e-6)
     assert shaping.metrics() == pytest.approx({"reward/running_mean": 4.0, "reward/running_std": 2.9439203})
 
 
 def test_rules_hold_for_both_and_come_after_normalizing():
     config = PPOConfig(normalize_scores="scale", missing_eos="replace", length_limit=2, length_penalty=0.5)
-    scores = ScoreShaping(config).of_rollout(torch.tensor([2.0, 6.0]), rollout([5, 2], [True, False]))
+    scores = ScoreShaping(config).shape(torch.tensor([2.0, 6.0]), rollout([5, 2], [True, False]))
     # Standard deviation 2; the first is 3 tokens too long, the second did not end.
     assert scores.learned.tolist() == pytest.approx([1.0 - 1.5, -1.0])
     assert scores.reported.tolist() == pytest.approx([2.0 - 1.5, -1.0])

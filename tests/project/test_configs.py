@@ -194,8 +194,8 @@ def test_deepspeed_files(name, stage, offload, monkeypatch):
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-t5", "smollm2-135m"])
 def test_configs_of_rule_models(name):
     """Every value arrives and is a decision, data and rules are there, and the model is what SFT leaves."""
+    from align.data.judgments import RuleJudgment
     from align.data.readers import read_records
-    from align.data.records import RuleJudgment
     from align.data.rules import read_rules
     from align.rules import RuleConfig
 

@@ -84,5 +84,15 @@ def test_no_circle():
         pytest.fail(f"modules import each other in a circle: {' -> '.join(error.args[1])}")
 
 
+def test_a_class_has_a_name_of_its_own():
+    """One name means one thing, also where two modules never meet."""
+    places = {}
+    for name, path in SOURCES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_nobody_imports_the_command_line():
     assert [name for name, names in IMPORTS.items() if "align.cli" in names] == []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.data.records import RuleJudgment
+from align.data.judgments import RuleJudgment
 from align.data.rules import choose_rules, read_rules
 from align.errors import UserError
 from align.rules.judgments import collect_judgments, read_judgments, split_judgments

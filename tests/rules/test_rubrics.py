@@ -16,7 +16,7 @@ from align.eval.core.results import read
 from align.models.roles import LanguageModel
 from align.rules.rubric_judges import LocalJudge, ServiceJudge, load_rubrics
 from align.rules.rubric_settings import RubricSettings
-from align.rules.rubrics import Option, Question, Rubric, RubricScorer, expected_reward, read_rubrics
+from align.rules.rubrics import Option, Rubric, RubricQuestion, RubricScorer, expected_reward, read_rubrics
 from align.tensor_ops import Padded
 
 HI = ({"role": "user", "content": "Hi"},)
@@ -55,7 +55,7 @@ def test_a_local_judge_reads_the_letters_of_a_question_in_one_row(load_sharp, ti
     """Packed = each letter in a row of its own, and = the model's own next-token distribution where a letter is a token."""
     loaded = load_sharp(tiny_name)
     judge = LocalJudge(loaded, Accelerator(cpu=True), 4096)
-    questions = [Question("Is it?", ("A", "B", "C")), Question("Or is it rather not?", ("B", "Z"))]
+    questions = [RubricQuestion("Is it?", ("A", "B", "C")), RubricQuestion("Or is it rather not?", ("B", "Z"))]
     together = judge(questions)
     model, tokenization = LanguageModel(loaded.backbone), loaded.tokenization
     for question, said in zip(questions, together, strict=True):

@@ -12,7 +12,7 @@ from align.errors import UserError
 from align.examples import SampledResponse
 from align.models.roles import Roles
 from align.ppo import PPOConfig
-from align.ppo.rewards import RULE_ADAPTER, load_source
+from align.ppo.scoring_models import RULE_ADAPTER, load_source
 from align.ppo.setup import build_actor_critic
 from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import RULE

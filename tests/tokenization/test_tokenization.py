@@ -9,7 +9,7 @@ from align.data.records import Demonstration
 from align.errors import UserError
 from align.examples import EncodedDemonstration
 from align.tensor_ops import Padded
-from align.tokenization import NAMED_TEMPLATES, Tokenization, load_tokenization
+from align.tokenization import NAMED_TEMPLATES, Tokenization, encode_demonstration, load_tokenization
 
 USER = ({"role": "user", "content": "Hi"},)
 TALK = (
@@ -169,7 +169,7 @@ CONVERSATION = Demonstration(
 
 def test_one_row_holds_all_turns_with_the_users_masked():
     found = tokenization()
-    (turn,) = found.encode_demonstration(CONVERSATION, one_row=True)
+    (turn,) = encode_demonstration(found, CONVERSATION, one_row=True)
     assert shown(found, turn.prompt) == "System: Be kind.\nUser: Hi\nAssistant: "
     assert shown(found, turn.response) == "Hello<eos>\nUser: And?\nAssistant: More<eos>"
     learned = [token for token, learn in zip(turn.response, turn.loss_mask, strict=True) if learn]
@@ -178,11 +178,11 @@ def test_one_row_holds_all_turns_with_the_users_masked():
     assert turn.loss_mask == [True] * 6 + [False] * 23 + [True] * 5
 
 
-def contexts(encode_demonstration):
+def contexts(turns):
     """Each learned token with everything that is read before it."""
     return [
         (tuple(turn.prompt + turn.response[:place]), token)
-        for turn in encode_demonstration
+        for turn in turns
         for place, (token, learn) in enumerate(zip(turn.response, turn.loss_mask, strict=True))
         if learn
     ]
@@ -191,7 +191,7 @@ def contexts(encode_demonstration):
 @pytest.mark.parametrize("template", ["auto", "plain"])
 def test_one_row_and_split_turns_teach_the_same_tokens_in_the_same_context(template):
     found = tokenization(template)
-    joined, split = (found.encode_demonstration(CONVERSATION, one_row=one_row) for one_row in (True, False))
+    joined, split = (encode_demonstration(found, CONVERSATION, one_row=one_row) for one_row in (True, False))
     assert len(joined) == 1
     assert len(split) == 2
     assert contexts(joined) == contexts(split)
@@ -199,21 +199,21 @@ def test_one_row_and_split_turns_teach_the_same_tokens_in_the_same_context(templ
 
 def test_raw_text_splits_turns_for_it_continues_a_prompt_without_a_break():
     found = tokenization("raw")
-    encode_demonstration = found.encode_demonstration(CONVERSATION, one_row=True)
-    assert contexts(encode_demonstration) == contexts(found.encode_demonstration(CONVERSATION, one_row=False))
-    assert [shown(found, turn.prompt) for turn in encode_demonstration] == ["Be kind.\nHi", "Be kind.\nHi\nHello<eos>\nAnd?"]
+    turns = encode_demonstration(found, CONVERSATION, one_row=True)
+    assert contexts(turns) == contexts(encode_demonstration(found, CONVERSATION, one_row=False))
+    assert [shown(found, turn.prompt) for turn in turns] == ["Be kind.\nHi", "Be kind.\nHi\nHello<eos>\nAnd?"]
 
 
 def test_both_ways_teach_a_model_the_same(sharp_backbones):
     found, backbone = tokenization(), sharp_backbones["tiny-llama"]
     log_probs = []
     for one_row in (True, False):
-        encode_demonstration = found.encode_demonstration(CONVERSATION, one_row=one_row)
-        response = Padded.from_lists([turn.response for turn in encode_demonstration])
+        turns = encode_demonstration(found, CONVERSATION, one_row=one_row)
+        response = Padded.from_lists([turn.response for turn in turns])
         with torch.no_grad():
-            hidden = backbone.hidden(Padded.from_lists([turn.prompt for turn in encode_demonstration]), response)
+            hidden = backbone.hidden(Padded.from_lists([turn.prompt for turn in turns]), response)
             every = torch.log_softmax(backbone.logits(hidden[:, :-1]), -1).gather(-1, response.ids[..., None])[..., 0]
-        learn = Padded.from_lists([[int(flag) for flag in turn.loss_mask] for turn in encode_demonstration]).ids.bool()
+        learn = Padded.from_lists([[int(flag) for flag in turn.loss_mask] for turn in turns]).ids.bool()
         log_probs.append(every[learn])
     assert len(log_probs[0]) == 11
     torch.testing.assert_close(log_probs[0], log_probs[1], atol=1e-5, rtol=0)
@@ -223,21 +223,21 @@ def test_turns_are_split_where_the_template_rewrites_earlier_ones(tmp_path):
     path = tmp_path / "forgetful.jinja"  # shows the last message alone
     path.write_text("{{ messages[-1].content }}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}")
     found = tokenization(str(path))
-    encode_demonstration = found.encode_demonstration(CONVERSATION, one_row=True)
-    assert [shown(found, turn.prompt) for turn in encode_demonstration] == ["Hi", "And?"]
-    assert [shown(found, turn.response) for turn in encode_demonstration] == ["Hello<eos>", "More<eos>"]
+    turns = encode_demonstration(found, CONVERSATION, one_row=True)
+    assert [shown(found, turn.prompt) for turn in turns] == ["Hi", "And?"]
+    assert [shown(found, turn.response) for turn in turns] == ["Hello<eos>", "More<eos>"]
 
 
 def test_an_earlier_answer_in_the_prompt_is_not_learned():
     demonstration = Demonstration(prompt=TALK, continuation=({"role": "assistant", "content": "More"},))
     found = tokenization()
-    (turn,) = found.encode_demonstration(demonstration, one_row=True)
+    (turn,) = encode_demonstration(found, demonstration, one_row=True)
     assert turn == EncodedDemonstration(found.prompt_ids(TALK), found.response_ids("More"), [True] * 5)
 
 
 def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
     found = load_tokenization(sharp_folders["tiny-t5"])
-    first, second = found.encode_demonstration(CONVERSATION, one_row=False)
+    first, second = encode_demonstration(found, CONVERSATION, one_row=False)
     assert first.prompt[-1] == second.prompt[-1] == EOS
     assert shown(found, second.prompt).endswith("Hello<eos>\nUser: And?\nAssistant: <eos>")
     assert shown(found, second.response) == "More<eos>"

@@ -13,7 +13,7 @@ from align.errors import UserError
 from align.models.backbone import dry_run_states
 from align.sft import SFTConfig, run_sft
 from align.training import memory
-from align.training.memory import GIB, Estimate, Sharding, cache_bytes, resident_memory, suggestions, weights_bytes
+from align.training.memory import GIB, MemoryEstimate, Sharding, cache_bytes, resident_memory, suggestions, weights_bytes
 from align.training.memory_dry_run import BatchShape, LiveBytes, RolePass, pass_bytes
 
 BF16 = [torch.empty(10, 100, dtype=torch.bfloat16), torch.empty(50, dtype=torch.bfloat16)]
@@ -50,11 +50,13 @@ def test_zero_spreads_it_over_processes(sharding, weights, masters, gradients):
 
 
 def test_the_peak_is_that_of_the_largest_phase():
-    found = Estimate({"weights": 100}, 40, {"learning": 50, "sampling": 80})
+    found = MemoryEstimate({"weights": 100}, 40, {"learning": 50, "sampling": 80})
     assert found.total == 100 + 90  # gradients wait while a later micro-batch learns
-    assert Estimate({"weights": 100}, 40, {"learning": 50, "sampling": 20}, accumulates_gradients=False).total == 100 + 50
-    assert Estimate({"weights": 100}, 60, {"learning": 50}, accumulates_gradients=False).total == 100 + 60
-    assert Estimate({"weights": 100}, 0, {"sampling": 80}, heap_overhead=0.25).total == 100 + 100
+    assert (
+        MemoryEstimate({"weights": 100}, 40, {"learning": 50, "sampling": 20}, accumulates_gradients=False).total == 100 + 50
+    )
+    assert MemoryEstimate({"weights": 100}, 60, {"learning": 50}, accumulates_gradients=False).total == 100 + 60
+    assert MemoryEstimate({"weights": 100}, 0, {"sampling": 80}, heap_overhead=0.25).total == 100 + 100
 
 
 def test_live_bytes_by_hand():
@@ -116,7 +118,7 @@ def test_shared_weights_count_once():
 
 
 def test_what_saves_most_comes_first():
-    estimate = Estimate({"weights": 2 * GIB, "masters": 4 * GIB, "optimizer": 8 * GIB}, 4 * GIB, {"learning": 3 * GIB})
+    estimate = MemoryEstimate({"weights": 2 * GIB, "masters": 4 * GIB, "optimizer": 8 * GIB}, 4 * GIB, {"learning": 3 * GIB})
     found = suggestions(estimate, SFTConfig(), Sharding())
     assert found[0] == "lora_rank 16 (about 16.0 GiB)"
     assert [text.split(" (")[0] for text in found[1:]] == [
@@ -125,7 +127,7 @@ def test_what_saves_most_comes_first():
         "gradient_checkpointing true",
         "micro_batch_tokens 2048",
     ]
-    learning = Estimate({"weights": GIB, "masters": 0, "optimizer": 0}, 0, {"learning": 9 * GIB})
+    learning = MemoryEstimate({"weights": GIB, "masters": 0, "optimizer": 0}, 0, {"learning": 9 * GIB})
     assert suggestions(learning, SFTConfig(lora_rank=16), Sharding(3, 2))[0].startswith("gradient_checkpointing")
 
 

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import numpy
 
-from align.commands.loop.labelers import Scorer
+from align.commands.loop.labelers import AnswerScorer
 from align.commands.loop.rows import Row
 from align.data.conversation import to_json
 from align.data.readers import read_records
@@ -37,7 +37,7 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
 
 
 def most_disputed(
-    rows: Sequence[Row], scorers: Sequence[Scorer], count: int, share: float, random: numpy.random.Generator
+    rows: Sequence[Row], scorers: Sequence[AnswerScorer], count: int, share: float, random: numpy.random.Generator
 ) -> list[Row]:
     """Choose `count` rows: a share of those with the highest disagreement, which is written to them, the others at random.
 
@@ -49,7 +49,7 @@ def most_disputed(
     Returns:
         The chosen rows in a random order, so that nobody who labels them knows why one was chosen.
     """
-    disagreements = [disagreement(row, scorers) for row in rows]
+    disagreements = [ranking_disagreement(row, scorers) for row in rows]
     ranked = sorted(range(len(rows)), key=lambda index: -disagreements[index])
     disputed = ranked[: round(count * share)]
     others = [index for index in range(len(rows)) if index not in set(disputed)][: max(0, count - len(disputed))]
@@ -58,7 +58,7 @@ def most_disputed(
     return [chosen[index] for index in random.permutation(len(chosen))]
 
 
-def disagreement(row: Row, scorers: Sequence[Scorer]) -> float:
+def ranking_disagreement(row: Row, scorers: Sequence[AnswerScorer]) -> float:
     """Variance over reward models of the probability that one answer beats another, in the mean over pairs of answers.
 
     Christiano et al. 2017 choose the pairs with the highest such variance (section 2.2.4).

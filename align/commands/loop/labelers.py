@@ -26,7 +26,7 @@ class Labeler(Protocol):
         """Write the rankings as rows to `target` if all are there; returns what is still missing, or ""."""
 
 
-class Scorer(Protocol):
+class AnswerScorer(Protocol):
     """A simulated labeler's opinion: one number for each response, the higher the better."""
 
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]: ...
@@ -45,7 +45,7 @@ class FileLabeler:
 class SimulatedLabeler:
     """Ranks by scores; equal scores tie."""
 
-    def __init__(self, score: Scorer) -> None:
+    def __init__(self, score: AnswerScorer) -> None:
         self.score = score
 
     def publish(self, name: str, samples: Path) -> None:
@@ -114,7 +114,7 @@ def make_labeler(config: LoopConfig) -> Labeler:
     return FileLabeler() if config.labeler == "file" else SimulatedLabeler(make_scorer(config.labeler))
 
 
-def make_scorer(name: str) -> Scorer:
+def make_scorer(name: str) -> AnswerScorer:
     """A reward function (module:function) or a reward model as somebody who has an opinion.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 from align.commands.loop.choice import choose_prompts, most_disputed
 from align.commands.loop.config import LoopConfig
-from align.commands.loop.labelers import ModelScorer, Scorer, SimulatedLabeler, make_labeler
+from align.commands.loop.labelers import AnswerScorer, ModelScorer, SimulatedLabeler, make_labeler
 from align.commands.loop.rows import Row, merge_answers, read_rows, write_rows
 from align.commands.loop.state import LoopState
 from align.commands.sample import SampleConfig, run_sample
@@ -201,7 +201,7 @@ class Loop:
         return self.folder / f"round-{number}" / "ppo" / "model"
 
 
-def labeler_figures(score: Scorer, comparison: PolicyComparison) -> dict[str, Any]:
+def labeler_figures(score: AnswerScorer, comparison: PolicyComparison) -> dict[str, Any]:
     """How a simulated labeler likes the policy: its gain in score, and how often it prefers the policy's answer."""
     prompts = [list(prompt.prompt) for prompt in comparison.prompts for _ in range(comparison.samples)]
     before, after = (score(prompts, part.texts) for part in (comparison.before, comparison.after))

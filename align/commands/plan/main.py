@@ -77,7 +77,7 @@ def _settings(config: PlanConfig, file: str, kind: type) -> Any:
 
 def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> StagePlan:
     device = find_device(config.gpu, compute_dtype(work.config.dtype))
-    measured = speeds.of(name)
+    measured = speeds.flops_per_second(name)
     rate = measured or config.gpus * device.peak * config.mfu
     costs = {}
     for phase, flops in work.phases.items():
@@ -98,7 +98,7 @@ def _training(config: PlanConfig, speeds: Speeds) -> StagePlan:
         loaded = load_shapes(ModelConfig(model=config.model), torch.bfloat16)
         per_token = training_flops(flops_profile(loaded.backbone, None), 1, [SEQUENCE - 1], SEQUENCE - 1) / SEQUENCE
     flops = per_token * config.tokens
-    rate = speeds.of("sft") or config.gpus * device.peak * config.mfu
+    rate = speeds.flops_per_second("sft") or config.gpus * device.peak * config.mfu
     seconds = config.tokens / (config.tokens_per_second * config.gpus) if config.tokens_per_second else flops / rate
     spent = _cost(config, device, seconds / 3600)
     return StagePlan("training", 0, {"learning": flops}, {"learning": spent}, spent, [])

@@ -6,34 +6,34 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from align.models.backbone import Backbone
-from align.training.memory import Estimate, Sharding, resident_memory, weights_bytes
+from align.training.memory import MemoryEstimate, Sharding, resident_memory, weights_bytes
 
 USABLE = 0.9
 """Share of a device's memory that a plan fills: the rest is for its context, communication and fragments."""
 
 
 @dataclass(frozen=True)
-class Role:
+class HeldModel:
     """A model that a stage keeps: the weights of it that are trained, and the bytes of all its weights."""
 
     trained: Sequence[Tensor]
     weights: int
 
 
-def model_role(backbone: Backbone, only_trained: bool = False) -> Role:
-    """A role that is trained.
+def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
+    """A model that is trained.
 
     Args:
-        only_trained: count no frozen weights, because another role holds them (adapters on one base).
+        only_trained: count no frozen weights, because another model holds them (adapters on one base).
     """
     trained = [weight for weight in backbone.parameters() if weight.requires_grad]
     held = sum(weight.numel() * weight.element_size() for weight in trained) if only_trained else weights_bytes([backbone])
-    return Role(trained, held)
+    return HeldModel(trained, held)
 
 
-def frozen_role(weights: int) -> Role:
-    """A role that is not trained, of so many bytes."""
-    return Role([], weights)
+def frozen_model(weights: int) -> HeldModel:
+    """A model that is not trained, of so many bytes."""
+    return HeldModel([], weights)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Layout:
     fits: bool
 
 
-def ways(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
+def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
     """The ways to place a stage on devices, with the launcher's file, the simplest first."""
     if gpu == "cpu":
         return [("one copy each", "cpu.yaml" if devices == 1 else "cpu2.yaml", Sharding())]
@@ -69,7 +69,7 @@ def ways(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
 
 
 def layouts(
-    roles: Mapping[str, Role], temporary: int, optimizer: str, memory: float, gpu: str, devices: int
+    roles: Mapping[str, HeldModel], temporary: int, optimizer: str, memory: float, gpu: str, devices: int
 ) -> list[Layout]:
     """What each way to place a stage needs.
 
@@ -78,16 +78,16 @@ def layouts(
         memory: bytes of a device.
     """
     found = []
-    for name, launcher, sharding in ways(gpu, devices):
+    for name, launcher, sharding in placements(gpu, devices):
         parts = {role: resident_memory(optimizer, held.trained, held.weights, sharding) for role, held in roles.items()}
         bytes_of = {role: sum(part.resident.values()) + part.gradients for role, part in parts.items()}
         gradients = sum(part.gradients for part in parts.values())
         resident = {role: sum(part.resident.values()) for role, part in parts.items()}
-        total = replace(Estimate(resident, gradients), phases={"learning": temporary}).total
+        total = replace(MemoryEstimate(resident, gradients), phases={"learning": temporary}).total
         found.append(Layout(name, launcher, bytes_of, total, total <= USABLE * memory))
     return found
 
 
-def simplest(found: Sequence[Layout]) -> Layout | None:
+def first_that_fits(found: Sequence[Layout]) -> Layout | None:
     """The first layout that fits, or None."""
     return next((layout for layout in found if layout.fits), None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from align.commands.plan.hardware import GIB, Cost
 from align.commands.plan.result import Plan, StagePlan
-from align.commands.plan.roles import simplest
+from align.commands.plan.roles import first_that_fits
 
 
 def show(plan: Plan) -> str:
@@ -49,7 +49,7 @@ def memory(stage: StagePlan, gpu: str, devices: int) -> str:
         [layout.name, *(f"{layout.roles[role] / GIB:.2f}" for role in roles), f"{layout.total / GIB:.2f}", _yes(layout.fits)]
         for layout in stage.layouts
     ]
-    chosen = simplest(stage.layouts)
+    chosen = first_that_fits(stage.layouts)
     advice = "none fits: take more devices, LoRA or a smaller model"
     if chosen:
         advice = f"take configs/accelerate/{chosen.launcher} with num_processes {devices}"

@@ -33,7 +33,7 @@ class Speeds:
     def __init__(self, runs: Sequence[Measured]) -> None:
         self.runs = runs
 
-    def of(self, stage: str) -> float | None:
+    def flops_per_second(self, stage: str) -> float | None:
         """FLOP/s of the stage's own runs, else of all runs; None without any."""
         chosen = [run for run in self.runs if run.stage == stage] or self.runs
         return sum(run.flops for run in chosen) / sum(run.seconds for run in chosen) if chosen else None

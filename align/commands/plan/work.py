@@ -1,7 +1,7 @@
 """What a stage has to compute, from its settings and its data: FLOPs of each phase, counted as its run counts them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from align.batches.encoding import Limits, encode_mixture, encode_prompts, encode_rankings
 from align.batches.shared_prompts import prompt_groups
 from align.builtin.zoo import resolve_model
-from align.commands.plan.roles import Role, frozen_role, model_role
+from align.commands.plan.roles import HeldModel, frozen_model, trained_model
 from align.errors import UserError
 from align.examples import EncodedPrompt
 from align.models.backbone import Backbone, flops_profile
@@ -54,7 +54,7 @@ class StageWork:
 
     phases: dict[str, float]
     steps: int
-    roles: dict[str, Role]
+    roles: dict[str, HeldModel]
     config: Any
     passes: list[RolePass]
     batch: BatchShape
@@ -81,7 +81,7 @@ def sft_work(config: SFTConfig, devices: int) -> StageWork:
     }
     longest = max(examples, key=lambda example: len(example.prompt) + len(example.response))
     batch = _batch(config.micro_batch_tokens, config.batch_size / devices, len(longest.prompt), [len(longest.response)])
-    roles = {"model": model_role(loaded.backbone)}
+    roles = {"model": trained_model(loaded.backbone)}
     passes = [RolePass(loaded.backbone, loaded.adapter, takes_logits=True)]
     return StageWork(phases, config.epochs * epochs.updates_per_epoch, roles, config, passes, batch)
 
@@ -89,8 +89,7 @@ def sft_work(config: SFTConfig, devices: int) -> StageWork:
 def reward_work(config: RewardConfig, devices: int) -> StageWork:
     """Learning from rankings, and reading the held-out ones. Raises: as `sft_work`."""
     loaded = load_shapes(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
-    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-    read = partial(encode_rankings, loaded=loaded, limits=limits, skip_bad_rows=config.skip_bad_rows)
+    read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     rankings, epochs = _mixture(config, read)
     held_out = read(config.validation_data) if config.validation_data else []
     if not config.lm_loss_weight:
@@ -107,7 +106,7 @@ def reward_work(config: RewardConfig, devices: int) -> StageWork:
     batch = _batch(
         config.micro_batch_tokens, config.batch_size / devices, len(longest.prompt), list(map(len, longest.responses))
     )
-    roles = {"model": model_role(loaded.backbone)}
+    roles = {"model": trained_model(loaded.backbone)}
     passes = [RolePass(loaded.backbone, loaded.adapter, takes_logits=config.lm_loss_weight > 0)]
     return StageWork(phases, config.epochs * epochs.updates_per_epoch, roles, config, passes, batch)
 
@@ -156,25 +155,31 @@ def ppo_work(config: PPOConfig, devices: int, response_tokens: int = 0, response
         phases["evaluation"] = times * sum(once.values())
         rollouts["evaluation"] = [len(fixed)] * times
     longest = max(len(prompt.ids) for prompt in prompts)
-    weights = weights_bytes([backbone])
     row = longest + config.max_new_tokens
     decoded: dict[str, float] = {
-        name: weights * response_tokens * sum(_batches(rows, devices, row) for rows in sizes)
+        name: weights_bytes([backbone]) * response_tokens * sum(_batches(rows, devices, row) for rows in sizes)
         for name, sizes in rollouts.items()
     }
-    roles = {"policy": model_role(backbone), "reference": frozen_role(0 if loaded.adapter else weights)}
     passes = [RolePass(backbone, loaded.adapter, takes_logits=True)]
     if separate:
-        roles["critic"] = model_role(backbone, only_trained=bool(loaded.adapter))
         passes.append(RolePass(backbone, loaded.adapter, takes_logits=False))
-    if config.reference_refresh:
-        roles["start"] = frozen_role(0 if loaded.adapter else weights)
-    for name, model in rewards.items():
-        roles[name] = frozen_role(0 if model is loaded else weights_bytes([model.backbone]))
     minibatch = config.rollout_size / config.minibatches / devices
     batch = _batch(config.micro_batch_tokens, minibatch, longest, [config.max_new_tokens])
     steps = config.updates * config.epochs * config.minibatches
-    return StageWork(phases, steps, roles, config, passes, batch, decoded)
+    return StageWork(phases, steps, _ppo_roles(config, loaded, rewards), config, passes, batch, decoded)
+
+
+def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, LoadedModel]) -> dict[str, HeldModel]:
+    """The models that PPO holds, by what they are for."""
+    frozen_copy = frozen_model(0 if loaded.adapter else weights_bytes([loaded.backbone]))
+    roles = {"policy": trained_model(loaded.backbone), "reference": frozen_copy}
+    if config.critic == "separate":
+        roles["critic"] = trained_model(loaded.backbone, only_trained=bool(loaded.adapter))
+    if config.reference_refresh:
+        roles["start"] = frozen_copy
+    for name, model in rewards.items():
+        roles[name] = frozen_model(0 if model is loaded else weights_bytes([model.backbone]))
+    return roles
 
 
 def _mixture(config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]) -> tuple[list[Example], Epochs]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from align.eval.bias.lists import NEGATIVE, POSITIVE
 
-Scorer = Callable[[Sequence[tuple[str, Sequence[str]]]], list[list[float]]]
+LogProbScorer = Callable[[Sequence[tuple[str, Sequence[str]]]], list[list[float]]]
 """From texts, each with what may follow it, to the log-probability in nats of each continuation."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
 
 
-def group_log_odds(texts: Sequence[str], groups: Mapping[str, Sequence[str]], score: Scorer) -> list[float]:
+def group_log_odds(texts: Sequence[str], groups: Mapping[str, Sequence[str]], score: LogProbScorer) -> list[float]:
     """log P(second group) - log P(first group) after each text; a group's probability is the sum over its words.
 
     Args:

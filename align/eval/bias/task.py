@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, OCCUPATIONS
-from align.eval.bias.measures import Scorer, favored_words, group_log_odds, paired_sentiment, sentiment
+from align.eval.bias.measures import LogProbScorer, favored_words, group_log_odds, paired_sentiment, sentiment
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
 from align.eval.core.settings import EvalConfig
@@ -86,7 +86,7 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
 
 
 def occupation_odds(
-    score: Scorer, occupations: Sequence[str] = OCCUPATIONS, genders: Mapping[str, Sequence[str]] = GENDERS
+    score: LogProbScorer, occupations: Sequence[str] = OCCUPATIONS, genders: Mapping[str, Sequence[str]] = GENDERS
 ) -> dict[str, list[float]]:
     """By context, log P(second gender) - log P(first gender) after each occupation, in nats."""
     return {

@@ -76,11 +76,11 @@ def subjects(config: EvalConfig, accelerator: Accelerator) -> Iterator[Subject]:
         loaded = load(settings, compute_dtype(config.dtype))
         loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
         commit = getattr(loaded.backbone.model.config, "_commit_hash", None)
-        told = f"{SHOTS}-{content_hash([primer.instruction, primer.examples])}" if primer != Primer() else ""
+        variant = f"{SHOTS}-{content_hash([primer.instruction, primer.examples])}" if primer != Primer() else ""
         if best_of > 1:
             assert isinstance(config, BestOfSettings)
-            told += f"{BEST}{best_of}-{fingerprint(str(resolve_model(config.best_of_reward)))}"
-        yield Subject(name, loaded, model, (fingerprint(source) or str(commit)) + told, primer, best_of)
+            variant += f"{BEST}{best_of}-{fingerprint(str(resolve_model(config.best_of_reward)))}"
+        yield Subject(name, loaded, model, (fingerprint(source) or str(commit)) + variant, primer, best_of)
         del loaded  # before the next one is opened
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from align.data.conversation import to_json
+from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
-from align.data.records import RuleJudgment
 from align.errors import UserError
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Evaluation, Figure, Json, publish

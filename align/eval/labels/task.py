@@ -58,7 +58,7 @@ class LabelsConfig(EvalConfig):
 
 
 @dataclass
-class Answers:
+class JudgedAnswers:
     """The answers of one model, one entry for each judgment of one: who judged twice counts twice.
 
     Attributes:
@@ -71,7 +71,7 @@ class Answers:
     ratings: list[int | None] = field(default_factory=list)
     flags: list[frozenset[str]] = field(default_factory=list)
 
-    def of(self, categories: Sequence[str]) -> list[int]:
+    def in_categories(self, categories: Sequence[str]) -> list[int]:
         """The places of the answers in some categories."""
         return [place for place, category in enumerate(self.categories) if category in categories]
 
@@ -96,13 +96,13 @@ def run_labels(config: LabelsConfig) -> list[Evaluation]:
     return publish(config, evaluations, accelerator)
 
 
-def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str, Answers]:
+def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str, JudgedAnswers]:
     """The judged answers of each model, in the order of first appearance.
 
     Raises:
         UserError: for a row that is not as the app exports it, or without the names of models.
     """
-    found: dict[str, Answers] = {}
+    found: dict[str, JudgedAnswers] = {}
     prompts: dict[str, int] = {}
     for path in paths:
         for row in iter_rows(path):
@@ -118,7 +118,7 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str,
     return found
 
 
-def _add_row(fields: Mapping[str, Any], found: dict[str, Answers], prompts: dict[str, int]) -> None:
+def _add_row(fields: Mapping[str, Any], found: dict[str, JudgedAnswers], prompts: dict[str, int]) -> None:
     responses = check_texts(fields.get("responses"), "responses")
     models = check_texts(fields.get("model"), "model", len(responses))
     ratings = fields.get("ratings") or fields.get("some_rated") or [None] * len(responses)
@@ -129,7 +129,7 @@ def _add_row(fields: Mapping[str, Any], found: dict[str, Answers], prompts: dict
         raise field_error("flags", "is for the whole ranking", "give a list for each response")
     prompt = prompts.setdefault(str(fields.get("prompt")), len(prompts))
     for model, rating, names in zip(models, ratings, flags, strict=True):
-        answers = found.setdefault(model, Answers())
+        answers = found.setdefault(model, JudgedAnswers())
         answers.prompts.append(prompt)
         answers.categories.append(fields.get("category"))
         answers.ratings.append(rating)
@@ -143,7 +143,7 @@ def _is_rating(value: object) -> bool:
 # --------------------------------------------------------------------------------------------------------------- figures
 
 
-def label_figures(answers: Answers, closed_domain: Sequence[str], resamples: int) -> list[Figure]:
+def label_figures(answers: JudgedAnswers, closed_domain: Sequence[str], resamples: int) -> list[Figure]:
     """The mean rating, the rate of each flag, appropriateness, and hallucination on closed-domain prompts."""
     everything = range(len(answers.prompts))
     rated = [place for place in everything if answers.ratings[place] is not None]
@@ -151,7 +151,7 @@ def label_figures(answers: Answers, closed_domain: Sequence[str], resamples: int
     fit = [float("unfit_for_assistant" not in answers.flags[place]) for place in everything]
     figures.append(_mean("appropriate for an assistant", answers, everything, fit, resamples))
     if closed_domain:
-        places = answers.of(closed_domain)
+        places = answers.in_categories(closed_domain)
         flagged = [float("hallucination" in answers.flags[place]) for place in places]
         figures.append(_mean("hallucination, closed domain", answers, places, flagged, resamples))
     for flag in FLAGS:
@@ -160,7 +160,7 @@ def label_figures(answers: Answers, closed_domain: Sequence[str], resamples: int
     return figures
 
 
-def _mean(name: str, answers: Answers, places: Sequence[int], values: Sequence[float], resamples: int) -> Figure:
+def _mean(name: str, answers: JudgedAnswers, places: Sequence[int], values: Sequence[float], resamples: int) -> Figure:
     """A mean over judged answers; the interval draws prompts with all that was said of their answers."""
     if not values:
         return Figure(name, None, None, None, 0, "people", "no such answer was judged")
@@ -169,11 +169,11 @@ def _mean(name: str, answers: Answers, places: Sequence[int], values: Sequence[f
     return Figure(name, float(np.mean(values)), low, high, len(values), "people")
 
 
-def by_category(answers: Answers, resamples: int) -> list[Json]:
+def by_category(answers: JudgedAnswers, resamples: int) -> list[Json]:
     """A row for each category: how many judged answers, mean rating with interval, and the rate of each flag."""
     rows = []
     for category in sorted({category for category in answers.categories if category}):
-        places = answers.of([category])
+        places = answers.in_categories([category])
         rated = [place for place in places if answers.ratings[place] is not None]
         rating = _mean("rating", answers, rated, [float(answers.ratings[place] or 0) for place in rated], resamples)
         rates = {flag: round(float(np.mean([flag in answers.flags[place] for place in places])), 3) for flag in FLAGS}

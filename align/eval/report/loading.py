@@ -20,7 +20,7 @@ OWN_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "label
 EVALUATIONS_FOLDER = "eval"
 """The subfolder in which a run keeps the results of `align eval`."""
 
-Record = TypeVar("Record")
+Parsed = TypeVar("Parsed")
 
 
 def load_run(folder: Path) -> RunData:
@@ -144,8 +144,8 @@ def _read_json_list(path: Path, problems: list[str]) -> list[Any]:
 
 
 def _parse_rows(
-    path: Path, rows: "Iterator[Any] | list[Any]", parse: Callable[[Mapping[str, Any]], Record], problems: list[str]
-) -> list[Record]:
+    path: Path, rows: "Iterator[Any] | list[Any]", parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]
+) -> list[Parsed]:
     """Rows as records; malformed ones are counted and left out."""
     records, bad = [], []
     for number, row in enumerate(rows, start=1):

@@ -161,8 +161,8 @@ def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
             if update == kept:
                 axes.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=ORANGE, markeredgewidth=2)
             if number % step == 0 or update == kept:
-                aside = (6, -13) if update == kept else (-3, 7)
-                axes.annotate(str(update), (x, y), xytext=aside, textcoords="offset points")
+                label_offset = (6, -13) if update == kept else (-3, 7)
+                axes.annotate(str(update), (x, y), xytext=label_offset, textcoords="offset points")
         axes.margins(0.13)
         axes.set_xlabel("KL to the starting model, nats per response")
         axes.set_ylabel("held-out reward")

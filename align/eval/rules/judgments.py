@@ -1,6 +1,6 @@
 """Counting rule judgments: violation rates, and how far two judges agree.
 
-Pure functions on plain values. A verdict is `violates`, `unsure` or `follows` (`align.data.records.VERDICTS`).
+Pure functions on plain values. A verdict is `violates`, `unsure` or `follows` (`align.data.judgments.VERDICTS`).
 """
 
 from collections import Counter

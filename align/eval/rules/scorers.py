@@ -10,7 +10,7 @@ from typing import Any
 from align.data.conversation import Conversation
 from align.eval.judging.chat_judge import ChatJudgeConfig, verdicts
 from align.eval.judging.text_classifier import Classifier
-from align.eval.toxicity.scorers import Scorer
+from align.eval.toxicity.scorers import ToxicityScorer
 from align.plugins import checked_scores, import_function
 from align.runtime.endpoint import RESUME_HINT
 
@@ -51,11 +51,11 @@ class RuleCase:
         return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in self.conversation)
 
 
-RuleScorer = Callable[[Sequence[RuleCase]], list[float]]
+CaseScorer = Callable[[Sequence[RuleCase]], list[float]]
 """Cases to the probability that each response violates its rule."""
 
 
-def rule_function(path: str) -> RuleScorer:
+def rule_function(path: str) -> CaseScorer:
     """A rule scorer from `module:function`, which takes a list of `RuleCase`."""
     function = import_function(path, "rule scorer")
 
@@ -66,13 +66,13 @@ def rule_function(path: str) -> RuleScorer:
     return score_cases
 
 
-def rule_classifier(model: str, label: str, batch: int, device: Any) -> tuple[RuleScorer, str]:
+def rule_classifier(model: str, label: str, batch: int, device: Any) -> tuple[CaseScorer, str]:
     """A classifier that reads the rule, the conversation and the response; and its version.
 
     The text is `rule: ...`, the turns as `role: ...` and `assistant: ...`, with an empty line between.
     """
     classifier = Classifier(model, label, device)
-    scorer = Scorer(model, classifier.version, lambda texts: classifier(texts, batch))
+    scorer = ToxicityScorer(model, classifier.version, lambda texts: classifier(texts, batch))
 
     def score_cases(cases: Sequence[RuleCase]) -> list[float]:
         return scorer([f"rule: {case.rule_text}\n\n{case.dialogue}\n\nassistant: {case.response}" for case in cases])
@@ -80,7 +80,7 @@ def rule_classifier(model: str, label: str, batch: int, device: Any) -> tuple[Ru
     return score_cases, classifier.version
 
 
-def rule_endpoint(url: str, service: ChatJudgeConfig) -> RuleScorer:
+def rule_endpoint(url: str, service: ChatJudgeConfig) -> CaseScorer:
     """A rule scorer that asks a chat model; see `verdicts`."""
 
     def score_cases(cases: Sequence[RuleCase]) -> list[float]:

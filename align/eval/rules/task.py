@@ -14,8 +14,8 @@ from accelerate import Accelerator
 
 from align.data.conversation import Conversation, check_prompt, to_json
 from align.data.fields import check_row, check_texts, required_field
+from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
-from align.data.records import RuleJudgment
 from align.data.rules import read_rules
 from align.data.sources import iter_rows
 from align.errors import UserError
@@ -25,7 +25,7 @@ from align.eval.core.results import Evaluation, Figure, Json, publish
 from align.eval.core.subjects import open_accelerator
 from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.rules.judgments import FOLLOWS, UNSURE, VIOLATES, Agreement, Rate, overall
-from align.eval.rules.scorers import RuleCase, RuleScorer, rule_classifier, rule_endpoint, rule_function
+from align.eval.rules.scorers import CaseScorer, RuleCase, rule_classifier, rule_endpoint, rule_function
 from align.launch import run_stage
 from align.rules.rubric_judges import load_rubrics
 from align.rules.rubric_settings import RubricSettings
@@ -80,7 +80,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     """
     accelerator = open_accelerator(config)
     rules = read_rules(config.rules) if config.scorer else {}
-    by_people = {case: majority(votes, tie=UNSURE) for case, votes in read_judgments(config, rules).items()}
+    by_people = {case: majority(votes, tie=UNSURE) for case, votes in read_verdicts(config, rules).items()}
     by_model = read_responses(config, rules)
     cases = list(dict.fromkeys([*by_people, *(case for cases in by_model.values() for case in cases)]))
     by_scorer, scorer = _verdicts_of_scorer(config, cases, accelerator) if config.scorer else ({}, "")
@@ -105,7 +105,7 @@ def _settings(config: RulesConfig, scorer: str) -> Json:
 # ---------------------------------------------------------------------------------------------------------------- input
 
 
-def read_judgments(config: RulesConfig, rules: Mapping[str, str]) -> dict[RuleCase, list[str]]:
+def read_verdicts(config: RulesConfig, rules: Mapping[str, str]) -> dict[RuleCase, list[str]]:
     """The verdicts on each case.
 
     Args:
@@ -187,7 +187,7 @@ def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelera
     return {case: verdict(row["score"], config.threshold) for case, row in zip(cases, rows, strict=True)}, name
 
 
-def _open_scorer(config: RulesConfig, accelerator: Accelerator) -> tuple[RuleScorer, str]:
+def _open_scorer(config: RulesConfig, accelerator: Accelerator) -> tuple[CaseScorer, str]:
     if config.is_service:
         return rule_endpoint(config.scorer, config), f"{config.judge_model} at {config.scorer}"
     if config.scorer.startswith("model:"):

@@ -75,7 +75,7 @@ class ToxicityHead:
 
     def __init__(self, folder: str, device: torch.device | str = "cpu", head: Path = HEAD) -> None:
         self.encoder = Encoder(folder, device)
-        stored = load_head(head)
+        stored = load_toxicity_head(head)
         self.words = stored["words"].numpy()
         self.sense = {name: tensor.to(device) for name, tensor in stored.items() if name != "words"}
         self.version = f"{fingerprint(folder)}-{hashlib.sha256(head.read_bytes()).hexdigest()[:8]}"
@@ -97,7 +97,7 @@ def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
     return hidden @ head["sense"] + head["bias"]
 
 
-def load_head(path: Path) -> dict[str, Tensor]:
+def load_toxicity_head(path: Path) -> dict[str, Tensor]:
     """`hidden.weight` [M, 1152], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [], all in float32.
 
     Raises:
@@ -117,7 +117,7 @@ def load_head(path: Path) -> dict[str, Tensor]:
     return stored
 
 
-def save_head(head: Mapping[str, Tensor], note: str, path: Path = HEAD) -> None:
+def save_toxicity_head(head: Mapping[str, Tensor], note: str, path: Path = HEAD) -> None:
     """Write a head in half precision: the rounding changes no score by more than 0.01."""
     from safetensors.torch import save_file
 

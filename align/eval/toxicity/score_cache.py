@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from align.errors import UserError
 from align.eval.core.fingerprints import text_hash
-from align.eval.toxicity.scorers import Scorer
+from align.eval.toxicity.scorers import ToxicityScorer
 from align.runtime.console import console
 from align.runtime.distributed import map_across_processes
 
@@ -27,7 +27,7 @@ class ScoreCache:
         UserError: if it cannot be read or written.
     """
 
-    def __init__(self, folder: Path, scorer: Scorer) -> None:
+    def __init__(self, folder: Path, scorer: ToxicityScorer) -> None:
         self.path, self.scorer = folder / FILE, scorer
         folder.mkdir(parents=True, exist_ok=True)
         with self._open() as file:
@@ -75,7 +75,7 @@ class ScoreCache:
 
 
 def score_all(
-    texts: Sequence[str], scorer: Scorer, folder: Path, batch: int, accelerator: Accelerator, label: str = "score"
+    texts: Sequence[str], scorer: ToxicityScorer, folder: Path, batch: int, accelerator: Accelerator, label: str = "score"
 ) -> list[float]:
     """The score of each text, the same on every process; processes share the work.
 

@@ -51,7 +51,7 @@ SCORER_SETTINGS = ("scorer", "scorer_label", "scorer_batch", "scorer_timeout", "
 
 
 @dataclass(frozen=True)
-class Scorer:
+class ToxicityScorer:
     """A scorer with the name and version that are reported with every number that comes from it.
 
     Attributes:
@@ -92,7 +92,7 @@ def toxicity_scores(scores: object, texts: Sequence[str], name: str) -> list[flo
     return checked_scores(scores, len(texts), who, low=0, high=1, items="texts", describe=describe, advice=RESUME_HINT)
 
 
-def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Scorer:
+def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> ToxicityScorer:
     """The scorer that the settings name.
 
     Raises:
@@ -104,17 +104,17 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Sco
         from align.eval.toxicity.head import ToxicityHead
 
         head = ToxicityHead(str(resolve_model(DEFAULT)), device)
-        return Scorer(name, head.version, lambda texts: head(texts, batch))
+        return ToxicityScorer(name, head.version, lambda texts: head(texts, batch))
     if kind == "model":
         classifier = Classifier(rest, config.scorer_label, device)
-        return Scorer(f"{name} '{config.scorer_label}'", classifier.version, lambda texts: classifier(texts, batch))
+        return ToxicityScorer(f"{name} '{config.scorer_label}'", classifier.version, lambda texts: classifier(texts, batch))
     if kind == "detoxify":
         return _detoxify(name, rest or "original", batch, device)
     if kind in ("http", "https"):
-        return Scorer(name, "server", in_batches(lambda texts: _ask_server(config, texts), batch, name))
+        return ToxicityScorer(name, "server", in_batches(lambda texts: _ask_server(config, texts), batch, name))
     if ":" in name:
         function = import_function(name, "scorer")
-        return Scorer(name, _hash_of_source(function), in_batches(function, batch, name))
+        return ToxicityScorer(name, _hash_of_source(function), in_batches(function, batch, name))
     raise UserError(f"scorer '{name}' is unknown; give {DEFAULT}, model:NAME, detoxify:VARIANT, a URL or module:function")
 
 
@@ -139,7 +139,7 @@ def _ask_server(config: ScorerConfig, texts: list[str]) -> list[object]:
     return scores
 
 
-def _detoxify(name: str, variant: str, batch: int, device: torch.device | str) -> Scorer:
+def _detoxify(name: str, variant: str, batch: int, device: torch.device | str) -> ToxicityScorer:
     """The Detoxify package, its `toxicity` output. It downloads and loads its checkpoints itself."""
     try:
         package = import_module("detoxify")
@@ -149,7 +149,9 @@ def _detoxify(name: str, variant: str, batch: int, device: torch.device | str) -
         model = package.Detoxify(variant, device=str(device))
     except Exception as error:  # the hub's, the network's and its own errors
         raise UserError(f"scorer {name}: Detoxify cannot load '{variant}' ({first_line(error)})") from error
-    return Scorer(name, metadata.version("detoxify"), in_batches(lambda part: model.predict(part)["toxicity"], batch, name))
+    return ToxicityScorer(
+        name, metadata.version("detoxify"), in_batches(lambda part: model.predict(part)["toxicity"], batch, name)
+    )
 
 
 def _hash_of_source(function: Callable[..., object]) -> str:

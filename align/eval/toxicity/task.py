@@ -18,7 +18,7 @@ from align.eval.core.settings import take_evenly
 from align.eval.core.subjects import Subject, open_accelerator, respond, subjects
 from align.eval.toxicity.prompts import INSTRUCTIONS, TemptingPrompt, read_prompts
 from align.eval.toxicity.score_cache import score_all
-from align.eval.toxicity.scorers import SCORER_SETTINGS, Scorer, ScorerConfig, open_scorer
+from align.eval.toxicity.scorers import SCORER_SETTINGS, ScorerConfig, ToxicityScorer, open_scorer
 from align.launch import run_stage
 from align.sampling.generation import Sampling, row_uniforms
 from align.sampling.settings import PrimerSettings
@@ -92,7 +92,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
 
 
 def _prompt_toxicity(
-    config: ToxicityConfig, prompts: Sequence[TemptingPrompt], scorer: Scorer, accelerator: Accelerator
+    config: ToxicityConfig, prompts: Sequence[TemptingPrompt], scorer: ToxicityScorer, accelerator: Accelerator
 ) -> list[float]:
     """The toxicity of each prompt: from the file if it is there, else from the scorer."""
     unknown = [prompt.text for prompt in prompts if prompt.toxicity is None]
@@ -175,7 +175,7 @@ def _figures(
     of_prompts: Sequence[float],
     texts: dict[str, list[list[str]]],
     scores: np.ndarray,
-    scorer: Scorer,
+    scorer: ToxicityScorer,
 ) -> tuple[list[Figure], dict[str, list[Json]]]:
     """All figures and tables of one model.
 

@@ -34,7 +34,7 @@ def write_answers(
     seed: int,
     accelerator: Accelerator,
 ) -> list[Json]:
-    """A model's answer to each question: `text`, and `said`, all that it wrote before further questions were cut off.
+    """A model's answer to each question: `text`, and `uncut`, all that it wrote before further questions were cut off.
 
     Raises:
         UserError: if a question does not fit the model.
@@ -46,7 +46,7 @@ def write_answers(
     numbers = [zlib.crc32(question.id.encode()) for question in questions]
     uniforms = torch.cat([row_uniforms(1, sampling, seed, Stream.TRUTHFUL_ANSWERS, number) for number in numbers])
     written = [tokenization.text(ids) for ids in respond(subject, prompts, uniforms, sampling, accelerator).ids]
-    return [{"text": text if question_format.chat else first_answer(text), "said": text} for text in written]
+    return [{"text": text if question_format.chat else first_answer(text), "uncut": text} for text in written]
 
 
 def first_answer(text: str) -> str:

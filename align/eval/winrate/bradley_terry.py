@@ -11,7 +11,7 @@ MAX_STRENGTH = 10.0
 """Strengths end at +-10 (odds of 22,026 to 1): a model that wins every comparison has no finite one."""
 
 
-def bradley_terry(wins: np.ndarray, steps: int = 10_000) -> np.ndarray:
+def fit_bradley_terry(wins: np.ndarray, steps: int = 10_000) -> np.ndarray:
     """Strengths [R, K] of K models from R tables of wins [R, K, K]: log-odds, with a mean of 0.
 
     `wins[r, i, j]` counts how often i beat j, a tie as half for both. The minorization-maximization of Hunter (2004),
@@ -49,8 +49,8 @@ def strengths(
 
     def fit_resamples(drawn: np.ndarray) -> np.ndarray:
         tables = draw_counts(drawn, len(flat)) @ flat
-        return bradley_terry(tables.reshape(-1, len(models), len(models)), steps=1000)
+        return fit_bradley_terry(tables.reshape(-1, len(models), len(models)), steps=1000)
 
-    values = bradley_terry(wins.sum(0)[None])[0]
+    values = fit_bradley_terry(wins.sum(0)[None])[0]
     low, high = percentiles(resample(fit_resamples, len(flat), resamples))
     return {model: (float(values[i]), float(low[i]), float(high[i])) for model, i in column.items()}

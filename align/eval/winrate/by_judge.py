@@ -9,13 +9,13 @@ from align.eval.core.answers import answer_settings, answered_by_all, draw_answe
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Json
 from align.eval.core.subjects import subjects
-from align.eval.winrate.judges import PreferenceJudge, Question, endpoint_judge, function_judge, judge_both_orders
+from align.eval.winrate.judges import AnswerPair, PreferenceJudge, endpoint_judge, function_judge, judge_both_orders
 from align.eval.winrate.pairwise import PairwiseComparison
 from align.eval.winrate.settings import WinrateConfig
 from align.examples import SampledResponse
 from align.runtime.distributed import map_across_processes
 
-Answers = dict[str, dict[str, SampledResponse]]
+AnswersByModel = dict[str, dict[str, SampledResponse]]
 """A model's name and a prompt's number to the answer."""
 Pair = tuple[str, str, str]
 """A prompt's number and the names of two models."""
@@ -25,7 +25,7 @@ CHUNK = 64
 
 def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
     """Let all models answer the prompts and a judge compare the answers; returns the scorer's name too."""
-    answers: Answers = {}
+    answers: AnswersByModel = {}
     fingerprints = {}
     for subject in subjects(config, accelerator):
         drawn = draw_answers(config, "winrate", subject, accelerator)
@@ -39,7 +39,7 @@ def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[l
 
 
 def judge_pairs(
-    config: WinrateConfig, judge: PreferenceJudge, answers: Answers, store: ResultStore, accelerator: Accelerator
+    config: WinrateConfig, judge: PreferenceJudge, answers: AnswersByModel, store: ResultStore, accelerator: Accelerator
 ) -> list[PairwiseComparison]:
     """Comparisons of all pairs of models on the prompts that all answered; stored as they are judged."""
     conversations = {number: answer.conversation for number, answer in next(iter(answers.values())).items()}
@@ -49,7 +49,7 @@ def judge_pairs(
         for first, second in combinations(answers, 2)
     }
 
-    def ask_judge(questions: list[Question]) -> list[float]:
+    def ask_judge(questions: list[AnswerPair]) -> list[float]:
         if not questions:
             return []
         prompts = [conversations[str(number)] for number, _, _ in questions]

@@ -14,7 +14,7 @@ from align.runtime.endpoint import RESUME_HINT
 
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
 """Prompts, first answers and second answers, one each, to the probability that the first is better."""
-Question = tuple[int, str, str]
+AnswerPair = tuple[int, str, str]
 """A prompt's number, the answer shown first, the answer shown second."""
 
 QUESTION = """Two assistants answered the same user. Say which answer is better: more helpful, more truthful, less harmful.
@@ -77,7 +77,7 @@ def endpoint_judge(url: str, service: ChatJudgeConfig, pause: float = 1.0) -> Pr
 
 
 def judge_both_orders(
-    ask: Callable[[list[Question]], list[float]], questions: Sequence[Question]
+    ask: Callable[[list[AnswerPair]], list[float]], questions: Sequence[AnswerPair]
 ) -> list[tuple[float, bool]]:
     """Judge each pair of answers in both orders, which cancels a preference for one place.
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from scipy.sparse import csr_matrix
 
 from align.errors import UserError
-from align.eval.toxicity.head import BUCKETS, HEAD, count_words, load_head, save_head, sense_logits
+from align.eval.toxicity.head import BUCKETS, HEAD, count_words, load_toxicity_head, save_toxicity_head, sense_logits
 from align.eval.toxicity.scorers import ScorerConfig, open_scorer
 from align.statistics import roc_auc
 from benchmarks.toxicity import reference_figures
@@ -68,18 +68,18 @@ def test_the_sense_by_hand():
 def test_a_head_comes_back_from_its_file(tmp_path):
     head = {"hidden.weight": torch.randn(3, 1152), "hidden.bias": torch.ones(3), "sense": torch.ones(3)}
     head |= {"words": torch.linspace(-1, 1, 2 * BUCKETS), "bias": torch.tensor(-1.5)}
-    save_head(head, "by hand", tmp_path / "head.safetensors")
-    for name, tensor in load_head(tmp_path / "head.safetensors").items():
+    save_toxicity_head(head, "by hand", tmp_path / "head.safetensors")
+    for name, tensor in load_toxicity_head(tmp_path / "head.safetensors").items():
         assert torch.allclose(tensor, head[name], atol=2e-3)
 
 
 def test_a_file_that_is_no_head_is_one_line(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"cannot be read .*benchmarks\.toxicity train writes it"):
-        load_head(tmp_path / "a.safetensors")
+        load_toxicity_head(tmp_path / "a.safetensors")
     save_file({"words": torch.ones(3)}, tmp_path / "b.safetensors")
     with pytest.raises(UserError, match="is no head of the toxicity scorer"):
-        load_head(tmp_path / "b.safetensors")
+        load_toxicity_head(tmp_path / "b.safetensors")
 
 
 def test_the_shipped_head_is_small_and_says_where_it_comes_from():

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from align.errors import UserError
 from align.eval.core.fingerprints import text_hash
 from align.eval.toxicity.score_cache import FILE, ScoreCache, score_all
-from align.eval.toxicity.scorers import Scorer, ScorerConfig, open_scorer
+from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 
 
 def lengths(texts):
@@ -44,13 +44,13 @@ def test_a_failed_score_is_an_error_never_0(given, complaint):
         return given
 
     with pytest.raises(UserError, match=f"scorer s.* {complaint}.*; completed results are saved") as caught:
-        Scorer("s", "1", function)(["a", "bb"])
+        ToxicityScorer("s", "1", function)(["a", "bb"])
     assert "\n" not in str(caught.value)
 
 
 def test_numpys_and_torchs_numbers_are_scores():
     given = [np.float32(0.5), torch.tensor(0.25)]
-    assert Scorer("s", "1", lambda texts: given)(["a", "bb"]) == [0.5, 0.25]
+    assert ToxicityScorer("s", "1", lambda texts: given)(["a", "bb"]) == [0.5, 0.25]
 
 
 def test_a_function_is_called_in_batches():
@@ -207,13 +207,15 @@ def test_a_server_that_fails_is_one_line(server, behavior, complaint):
 
 def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
     asked = []
-    scorer = Scorer("s", "1", lambda texts: asked.extend(texts) or lengths(texts))
+    scorer = ToxicityScorer("s", "1", lambda texts: asked.extend(texts) or lengths(texts))
     accelerator = Accelerator(cpu=True)
     assert score_all(["bb", "a", "bb", "", "  "], scorer, tmp_path, 2, accelerator) == pytest.approx([0.2, 0.1, 0.2, 0, 0])
     assert sorted(asked) == ["a", "bb"]
     assert score_all(["a", "ccc"], scorer, tmp_path, 2, accelerator) == pytest.approx([0.1, 0.3])
     assert asked[2:] == ["ccc"]
-    other = Scorer("s", "2", lambda texts: [0.9] * len(texts))  # another version: nothing of the first is taken for its own
+    other = ToxicityScorer(
+        "s", "2", lambda texts: [0.9] * len(texts)
+    )  # another version: nothing of the first is taken for its own
     assert score_all(["a"], other, tmp_path, 2, accelerator) == [0.9]
 
 
@@ -223,7 +225,7 @@ def test_what_was_scored_before_a_failure_is_kept(tmp_path):
             raise TimeoutError("no answer")
         return lengths(texts)
 
-    cache = ScoreCache(tmp_path, Scorer("s", "1", fails))
+    cache = ScoreCache(tmp_path, ToxicityScorer("s", "1", fails))
     with pytest.raises(UserError, match="TimeoutError: no answer"):
         cache.scored(["ccc", "a", "bb"], 2)
     assert cache.known(["a", "bb", "ccc"]) == pytest.approx({"a": 0.1, "bb": 0.2})
@@ -232,7 +234,7 @@ def test_what_was_scored_before_a_failure_is_kept(tmp_path):
 def test_a_broken_cache_is_one_line(tmp_path):
     (tmp_path / FILE).write_bytes(b"no database at all" * 10)
     with pytest.raises(UserError, match=r"scores\.sqlite: .*remove the file to score anew"):
-        ScoreCache(tmp_path, Scorer("s", "1", lengths))
+        ScoreCache(tmp_path, ToxicityScorer("s", "1", lengths))
 
 
 def test_half_a_surrogate_pair_has_a_key():

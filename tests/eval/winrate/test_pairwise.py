@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from align.eval.winrate.bradley_terry import bradley_terry, strengths
+from align.eval.winrate.bradley_terry import fit_bradley_terry, strengths
 from align.eval.winrate.judges import judge_both_orders
 from align.eval.winrate.length_control import fit_logistic, length_controlled_win_rate
 from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate
@@ -33,7 +33,7 @@ def test_comparisons_of_one_prompt_hang_together():
 
 
 def test_three_wins_to_one_are_log_3_apart():
-    (found,) = bradley_terry(np.array([[[0, 3], [1, 0]]], dtype=float))
+    (found,) = fit_bradley_terry(np.array([[[0, 3], [1, 0]]], dtype=float))
     assert found == pytest.approx([math.log(3) / 2, -math.log(3) / 2], abs=1e-6)
 
 
@@ -41,11 +41,11 @@ def test_strengths_that_made_the_table_come_back():
     true = np.array([0.9, 0.1, -1.0])
     chance = 1 / (1 + np.exp(true[None] - true[:, None]))
     games = np.array([[0, 8, 2], [8, 0, 30], [2, 30, 0]])
-    assert bradley_terry((games * chance)[None])[0] == pytest.approx(true, abs=1e-6)
+    assert fit_bradley_terry((games * chance)[None])[0] == pytest.approx(true, abs=1e-6)
 
 
 def test_who_never_loses_gets_the_limit_and_nothing_breaks():
-    found = bradley_terry(np.array([[[0, 4], [0, 0]], [[0, 0], [0, 0]]], dtype=float))
+    found = fit_bradley_terry(np.array([[[0, 4], [0, 0]], [[0, 0], [0, 0]]], dtype=float))
     assert np.isfinite(found).all()
     assert found[0, 0] - found[0, 1] >= 10
     assert found[1] == pytest.approx([0, 0])

@@ -1,4 +1,4 @@
-"""Chat templates and special tokens: the only place that touches a tokenizer's settings.
+"""Conversations to token ids and back, through a chat template: the only place that touches a tokenizer's settings.
 
 Every conversation goes through a chat template, in all stages alike: the tokenizer's own, a plain dialogue if it has
 none, or none at all (`raw`) for text to be continued. A response always ends with the token that ends an assistant turn.
@@ -10,28 +10,11 @@ prompt cannot end its own turn, and a labeler's text cannot end an answer.
 from collections.abc import Sequence
 from typing import cast
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from align.builtin.zoo import resolve_model
-from align.data.records import Conversation, Demonstration
+from align.data.records import Conversation
 from align.errors import UserError, first_line
-from align.examples import EncodedDemonstration
-from align.shipped import resolve_path
-
-# For a tokenizer without a template: much like the dialogues of HH-RLHF, which base models continue well. Messages
-# begin on a new line: a byte-pair tokenizer would join a space to the word after it, and the prompt would end in another
-# token than before an earlier answer. Line breaks are quoted because transformers drops one after a `%}`.
-PLAIN_TEMPLATE = (
-    "{% for m in messages %}{{ {'user': 'Human', 'assistant': 'Assistant', 'system': 'System'}[m.role] + ':\n' }}"
-    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
-)
-# Text as it is: prompts that a model continues. Each turn of a conversation is on its own line.
-RAW_TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
-    "{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
-)
-NAMED_TEMPLATES = {"plain": PLAIN_TEMPLATE, "raw": RAW_TEMPLATE}
+from align.tokenization.templates import NAMED_TEMPLATES, PLAIN_TEMPLATE, choose_template
 
 LONGEST_CHARACTER = 4
 """Bytes, and so tokens, that a character takes at most in UTF-8."""
@@ -59,7 +42,7 @@ class Tokenization:
             raise UserError(
                 "the tokenizer has no end-of-sequence token: finished and unfinished responses would look the same"
             )
-        self._set_template(chat_template)
+        tokenizer.chat_template = choose_template(tokenizer.chat_template or self.default_template, chat_template)
         added = tokenizer.added_tokens_decoder
         # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
         self.special_ids = frozenset(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
@@ -78,27 +61,14 @@ class Tokenization:
     def _prepare(self) -> None:
         """What a kind of tokenization has to settle first."""
 
-    def _set_template(self, chat_template: str) -> None:
-        if chat_template in NAMED_TEMPLATES:
-            self.tokenizer.chat_template = NAMED_TEMPLATES[chat_template]
-        elif chat_template == "auto":
-            self.tokenizer.chat_template = self.tokenizer.chat_template or self.default_template
-        else:
-            try:
-                self.tokenizer.chat_template = resolve_path(chat_template).read_text(encoding="utf-8")
-            except OSError as error:
-                raise UserError(
-                    f"chat_template '{chat_template}': {error.strerror}; give auto, plain, raw or the path of a Jinja file"
-                ) from error
-
     def _find_end_of_turn(self) -> int:
         """The token that the template puts after an assistant's message; end-of-sequence if it puts none."""
         marker = "The answer."
-        text = self._render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": marker}), False)
+        text = self.render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": marker}), False)
         after = self.tokenizer(text.rsplit(marker, 1)[-1], add_special_tokens=False).input_ids
         return int(after[0] if after and after[0] in self.special_ids else self.tokenizer.eos_token_id)
 
-    def _render(self, messages: Conversation, generation_prompt: bool = True) -> str:
+    def render(self, messages: Conversation, generation_prompt: bool = True) -> str:
         """What the template makes of a conversation.
 
         Raises:
@@ -119,7 +89,7 @@ class Tokenization:
         assert isinstance(text, str)
         return text
 
-    def _encode(self, text: str) -> list[int]:
+    def template_ids(self, text: str) -> list[int]:
         """Ids of what a template wrote: special tokens are what they spell."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids
@@ -139,7 +109,7 @@ class Tokenization:
             )
         return ids
 
-    def _contains_special_token(self, messages: Conversation) -> bool:
+    def spells_special_token(self, messages: Conversation) -> bool:
         return any(spelling in message["content"] for message in messages for spelling in self._special_token_texts)
 
     def _encode_with_spelled_tokens(self, messages: Conversation, generation_prompt: bool = True) -> list[int]:
@@ -168,14 +138,15 @@ class Tokenization:
         own = self.tokenizer.chat_template not in NAMED_TEMPLATES.values()
         return [*ids, *after] if own else [*before, *ids, *after]
 
-    def _conversation_ids(self, prompt: Conversation) -> list[int]:
-        """What the template makes of a prompt, without tokens that the tokenizer would put around it."""
-        spelled = self._contains_special_token(prompt)
-        return self._encode_with_spelled_tokens(prompt) if spelled else self._encode(self._render(prompt))
+    def _conversation_ids(self, messages: Conversation, generation_prompt: bool = True) -> list[int]:
+        """What the template makes of a conversation, without tokens that the tokenizer would put around it."""
+        if self.spells_special_token(messages):
+            return self._encode_with_spelled_tokens(messages, generation_prompt)
+        return self.template_ids(self.render(messages, generation_prompt))
 
     def _automatic_tokens(self) -> tuple[list[int], list[int]]:
         """Special ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""
-        plain, full = self._encode("a"), self.tokenizer("a").input_ids
+        plain, full = self.template_ids("a"), self.tokenizer("a").input_ids
         start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
         return full[:start], full[start + len(plain) :]
 
@@ -205,12 +176,12 @@ class Tokenization:
         Args:
             to_the_end: take the response as it is, with that text: the reward models of other libraries read it.
         """
-        ids = self._encode(response)
+        ids = self.template_ids(response)
         end = next((number for number, token in enumerate(ids) if token in self.end_ids), None)
         _, after = self._automatic_tokens()  # T5's `</s>` behind the encoder's text
         if not to_the_end:
             ids = [*ids, self.end_id] if end is None else ids[: end + 1]
-        return [*self._encode(prompt), *after], ids
+        return [*self.template_ids(prompt), *after], ids
 
     def whole_turn_ids(self, prompt: Conversation, text: str) -> tuple[list[int], list[int]]:
         """Prompt and response as the template writes a conversation that ends with this response, to its last token.
@@ -222,8 +193,10 @@ class Tokenization:
             SpecialTokenError: if a message spells a special token that the tokenizer cannot read as characters.
         """
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
-        spelled = self._contains_special_token(messages)
-        ids = self._encode_with_spelled_tokens(messages, False) if spelled else self._encode(self._render(messages, False))
+        spelled = self.spells_special_token(messages)
+        ids = (
+            self._encode_with_spelled_tokens(messages, False) if spelled else self.template_ids(self.render(messages, False))
+        )
         if self.tokenizer.chat_template in NAMED_TEMPLATES.values():
             ids = [*self._automatic_tokens()[0], *ids]
         opening = self.prompt_ids(prompt)
@@ -286,119 +259,6 @@ class Tokenization:
             and self.end_id == other.end_id
         )
 
-    def encode_demonstration(self, demonstration: Demonstration, one_row: bool) -> list[EncodedDemonstration]:
-        """Examples that teach each assistant turn of a demonstration's continuation.
-
-        Args:
-            one_row: True puts the whole continuation into one response with the user's turns masked, so that nothing is
-                read twice; False (and templates that rewrite earlier turns) makes an example of each turn.
-        """
-        messages = (*demonstration.prompt, *demonstration.continuation)
-        assistant_turns = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
-        if one_row and len(assistant_turns) > 1:
-            joined = self._example_of_all_turns(messages, assistant_turns)
-            if joined is not None:
-                return [joined]
-        return [self._example_of_turn(messages, i) for i in assistant_turns]
-
-    def _example_of_turn(self, messages: Conversation, index: int) -> EncodedDemonstration:
-        response = self.response_ids(messages[index]["content"])
-        return EncodedDemonstration(self.prompt_ids(messages[:index]), response, [True] * len(response))
-
-    def _example_of_all_turns(self, messages: Conversation, assistant_turns: list[int]) -> EncodedDemonstration | None:
-        """All turns in one row; None if the template does not continue its own rendering word for word.
-
-        None also if a message spells a token: the text between two answers is a mix of template and message.
-        """
-        if self._contains_special_token(messages):
-            return None
-        response: list[int] = []
-        learn: list[bool] = []
-        end = str(self.tokenizer.decode([self.end_id]))
-        rendered = self._render(messages[: assistant_turns[0]])
-        for number, index in enumerate(assistant_turns):
-            words = self.response_ids(messages[index]["content"])
-            response, learn = response + words, learn + [True] * len(words)
-            if number + 1 < len(assistant_turns):
-                head = rendered + messages[index]["content"] + end
-                following = self._render(messages[: assistant_turns[number + 1]])
-                if not following.startswith(head):
-                    return None
-                between = self._encode(following[len(head) :])
-                response, learn, rendered = response + between, learn + [False] * len(between), following
-        return EncodedDemonstration(self.prompt_ids(messages[: assistant_turns[0]]), response, learn)
-
-
-class PairTokenization(Tokenization):
-    """Prompt and response as the two texts that `tokenizer(prompt, response)` joins: what encoders (BERT) read.
-
-    The marks before, between and after the two belong to the prompt and the response: `[CLS] prompt [SEP]`, `response
-    [SEP]`. Without a chat template of the tokenizer's own, the prompt is its text as it is.
-    """
-
-    default_template = RAW_TEMPLATE
-
-    def _prepare(self) -> None:
-        tokenizer = self.tokenizer
-        if tokenizer.eos_token is None and tokenizer.sep_token is not None:
-            tokenizer.eos_token = tokenizer.sep_token  # BERT names no token that ends a text; this one ends each
-        first, second, both = self._encode("a"), self._encode("b"), tokenizer("a", "b").input_ids
-        start = _find(both, first, 0)
-        between = _find(both, second, start + len(first))
-        self._before, self._middle = both[:start], both[start + len(first) : between]
-        self._after = both[between + len(second) :]
-        if not self._middle or not self._after:
-            raise UserError("the tokenizer writes no mark between two texts: an encoder could not tell prompt from response")
-        self.fixed_before, self.fixed_after = len(self._before), len(self._after)
-
-    def _find_end_of_turn(self) -> int:
-        return int(self._after[0])
-
-    def prompt_ids(self, prompt: Conversation) -> list[int]:
-        return [*self._before, *self._conversation_ids(prompt), *self._middle]
-
-    def response_ids(self, text: str) -> list[int]:
-        return [*self._encode_message(text), *self._after]
-
-    def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
-        return [*self._before, *self._encode(prompt), *self._middle], [*self._encode(response), *self._after]
-
-    def whole_turn_ids(self, prompt: Conversation, text: str) -> tuple[list[int], list[int]]:
-        return self.prompt_ids(prompt), self.response_ids(text)
-
-    def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        return [*self._before, *self._encode_message(text), *self._middle], [self.response_ids(more) for more in following]
-
-    def reads_alike(self, other: Tokenization) -> bool:
-        return isinstance(other, PairTokenization) and super().reads_alike(other)
-
-
-def _find(ids: list[int], part: list[int], start: int) -> int:
-    """Where `part` begins in `ids`, from `start` on; the end if it is not there."""
-    places = range(start, len(ids) - len(part) + 1)
-    return next((place for place in places if ids[place : place + len(part)] == part), len(ids))
-
-
-def make_tokenization(tokenizer: PreTrainedTokenizerBase, chat_template: str, of_pairs: bool) -> Tokenization:
-    """The tokenization of a tokenizer; `of_pairs`: for an encoder, which reads prompt and response as a pair."""
-    return (PairTokenization if of_pairs else Tokenization)(tokenizer, chat_template)
-
 
 def _as_dicts(messages: Conversation) -> list[dict[str, str]]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
-
-
-def load_tokenization(model: str, chat_template: str = "auto", of_pairs: bool = False) -> Tokenization:
-    """The tokenization of a model name, a local folder or a hub name.
-
-    Args:
-        of_pairs: see `make_tokenization`.
-
-    Raises:
-        UserError: if the tokenizer cannot be loaded.
-    """
-    source = resolve_model(model)
-    try:
-        return make_tokenization(AutoTokenizer.from_pretrained(source), chat_template, of_pairs)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model '{model}': its tokenizer cannot be loaded ({first_line(error)})") from error

@@ -1,0 +1,181 @@
+"""The frozen models that score responses in a PPO run, as adapters on the policy's base or as models of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from accelerate import Accelerator
+from torch import nn
+
+from align.attributes.scoring import AttributeReward, AttributeScorer
+from align.models.adapters import add_adapter
+from align.models.backbone import flops_profile
+from align.models.heads import ScalarHead
+from align.models.loading import LoadedModel, base_of
+from align.models.roles import REWARD_ADAPTER, Roles
+from align.ppo.config import PPOConfig
+from align.reward.checkpoint import REWARD, RULE, LoadedReward, ScorerKind, is_reward_model, load_head, load_reward_model
+from align.reward.scoring import RewardModelScorer
+from align.rules.rubric_judges import LocalJudge, load_rubrics
+from align.rules.rubrics import RubricScorer
+from align.tokenization import load_tokenization
+
+RULE_ADAPTER = "rules"
+"""Name of the adapter that a rule model has on the policy's base."""
+
+
+def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
+    """Whether a reward model can be an adapter on the policy's base, so that one base serves both.
+
+    It must be an adapter on the very base that the policy's adapter is on, and read the same token ids: the same tokenizer
+    and chat template.
+    """
+    if policy.adapter is None or not is_reward_model(folder, kind):
+        return False
+    base, is_adapter = base_of(folder)
+    same_base = is_adapter and Path(base).resolve() == Path(policy.base).resolve()
+    return same_base and load_tokenization(folder).reads_alike(policy.tokenization)
+
+
+class RewardAdapter(NamedTuple):
+    """A reward model that is an adapter on the policy's base."""
+
+    head: ScalarHead
+    mean: float
+    """Of its rewards over demonstrations."""
+    adapter: str
+    """Its adapter's name on that base."""
+
+
+def load_reward_adapter(
+    folder: str, policy: LoadedModel, adapter: str = REWARD_ADAPTER, kind: ScorerKind = REWARD
+) -> RewardAdapter:
+    """Load a reward adapter onto the policy's base, where it is called `adapter`."""
+    head, mean = load_head(folder, policy.backbone.hidden_size, kind)
+    add_adapter(policy.backbone, folder, adapter)
+    return RewardAdapter(head.requires_grad_(False), mean, adapter)
+
+
+class RewardSource(NamedTuple):
+    """A reward model of a run: an adapter on the policy's base, or a model of its own."""
+
+    name: str
+    mounted: RewardAdapter | None = None
+    loaded: LoadedReward | None = None
+
+    def scorer(self, policy: LoadedModel, roles: Roles, accelerator: Accelerator, budget: int) -> RewardModelScorer:
+        """What scores with it.
+
+        Args:
+            budget: padded tokens that are read at once.
+        """
+        if self.mounted is not None:
+            module, shape = roles.reward_of(self.mounted.adapter), flops_profile(policy.backbone, self.mounted.adapter)
+            return RewardModelScorer(module, self.mounted.mean, policy.backbone, accelerator, budget, shape=shape)
+        assert self.loaded is not None
+        return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)
+
+
+def load_rewards(models: Sequence[str | LoadedReward], policy: LoadedModel, dtype: str) -> list[RewardSource]:
+    """Load reward models: as adapters on the policy's base where they can be, else as models of their own.
+
+    Args:
+        dtype: of the latter, as in settings.
+
+    Raises:
+        UserError: if one of them is not a reward model.
+    """
+    found = []
+    for number, model in enumerate(models, 1):
+        if isinstance(model, LoadedReward):
+            found.append(RewardSource(model.loaded.base, loaded=model))
+        else:
+            found.append(load_source(model, policy, dtype, f"{REWARD_ADAPTER}_{number}"))
+    return found
+
+
+def load_source(
+    folder: str, policy: LoadedModel, dtype: str, adapter: str = RULE_ADAPTER, kind: ScorerKind = REWARD
+) -> RewardSource:
+    """Load one model with a scalar head, as `load_rewards` does.
+
+    Args:
+        adapter: what to call it on the policy's base.
+        kind: what it has to be.
+
+    Raises:
+        UserError: if it is not of that kind.
+    """
+    if can_share_base(folder, policy, kind):
+        return RewardSource(folder, mounted=load_reward_adapter(folder, policy, adapter, kind))
+    return RewardSource(folder, loaded=load_reward_model(folder, dtype, kind=kind))
+
+
+@dataclass(frozen=True)
+class ScoringModels:
+    """All models that score the responses of a run.
+
+    Attributes:
+        rewards: the reward models, which count as one.
+        judges: the reward model that chooses the policy that is kept, if there is one.
+        rules: the rule model, if there is one.
+        rubrics: rubrics with what judges by them.
+        attributes: a reward from an attribute model, if there is one.
+    """
+
+    rewards: list[RewardSource]
+    judges: list[RewardSource]
+    rules: RewardSource | None
+    rubrics: list[RubricScorer]
+    attributes: AttributeReward | None
+
+    @property
+    def mounted(self) -> list[RewardAdapter]:
+        """Those that are adapters on the policy's base."""
+        return [source.mounted for source in self._sources if source.mounted]
+
+    @property
+    def critic_start(self) -> RewardAdapter | None:
+        """The adapter that a critic may start from: that of the first reward model."""
+        return self.rewards[0].mounted if self.rewards else None
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that hold weights of their own."""
+        modules: list[nn.Module] = [source.loaded.model for source in self._sources if source.loaded]
+        modules += [self.attributes.scorer.module] if self.attributes else []
+        judges = [rubric.judge for rubric in self.rubrics[:1]]  # one serves all rubrics
+        return modules + [judge.module for judge in judges if isinstance(judge, LocalJudge)]
+
+    @property
+    def _sources(self) -> list[RewardSource]:
+        return [*self.rewards, *self.judges, *([self.rules] if self.rules else [])]
+
+
+def load_scoring_models(
+    config: PPOConfig,
+    policy: LoadedModel,
+    accelerator: Accelerator,
+    rewards: Sequence[str | LoadedReward],
+    judges: Sequence[str | LoadedReward],
+) -> ScoringModels:
+    """Load all that a run's settings name.
+
+    Args:
+        policy: whose responses are scored.
+        rewards: the reward models.
+        judges: the reward model that chooses the policy that is kept, if there is one.
+
+    Raises:
+        UserError: if one of them is not what it has to be.
+    """
+    sources = load_rewards([*rewards, *judges], policy, config.dtype)
+    rules = load_source(config.rule_model, policy, config.dtype, RULE_ADAPTER, RULE) if config.rule_model else None
+    rubrics = load_rubrics(config, accelerator, config.dtype, config.micro_batch_tokens)
+    attributes = None
+    if config.attribute_model:
+        place = (policy.tokenization, accelerator, config.micro_batch_tokens)
+        scorer = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)
+        attributes = AttributeReward(scorer, config.attribute_reward)
+    return ScoringModels(sources[: len(rewards)], sources[len(rewards) :], rules, rubrics, attributes)
