@@ -32,6 +32,8 @@ JUDGES = {"smollm2-135m": "smollm2-135m-judge"}
 """Reward models that no policy of the demo learned from, by the name of the model that the demo aligns."""
 BEST_OF = 16
 """Answers among which the fine-tuned model's best is chosen, to compare PPO with."""
+BEST_OF_PROMPTS = 40
+"""The first prompts, which are in random order: 16 answers to each of all would take longer than all other evaluations."""
 HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
 """The figure of each evaluation that the demo's table shows."""
 
@@ -78,7 +80,7 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
         prompts = [prompt for prompt in prompts if len(prompt.prompt) == 1]
     scorer = load_reward_model(str(reward))
     comparison = compare_policies(str(policy), str(aligned), scorer, prompts, sampling, seed)
-    best = best_responses(str(policy), scorer, comparison.prompts, BEST_OF, sampling, seed)
+    best = best_responses(str(policy), scorer, comparison.prompts[:BEST_OF_PROMPTS], BEST_OF, sampling, seed)
     rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
     if model in JUDGES:
         rows.append(judge_row(comparison, load_reward_model(str(resolve_model(JUDGES[model]))), str(policy)))

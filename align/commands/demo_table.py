@@ -82,17 +82,19 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
     """What choosing the best of n answers by the same reward model gives instead of PPO; its KL has a known bound.
 
     Args:
-        best: the fine-tuned model's best answer to each prompt of the comparison.
+        best: the fine-tuned model's best answer to each of the first prompts of the comparison.
     """
-    after = np.array(comparison.after.rewards).reshape(-1, comparison.samples).mean(1)
+    prompts = len(best.rewards)
+    before, after = (
+        np.array(policy.rewards).reshape(-1, comparison.samples)[:prompts].mean(1)
+        for policy in (comparison.before, comparison.after)
+    )
     lead = after - np.array(best.rewards)
     low, high = mean_interval(lead)
     row = table_row(
-        f"best of {n} answers before PPO: mean reward",
-        float(np.mean(comparison.before.rewards)),
-        float(np.mean(best.rewards)),
+        f"instead of PPO, the best of {n} answers: mean reward", float(before.mean()), float(np.mean(best.rewards))
     )
-    note = f"at a KL of at most {kl_bound(n):.2f} nats; one of {n} answers to each prompt"
+    note = f"{prompts} prompts; choosing one of {n} answers costs at most {kl_bound(n):.2f} nats of KL"
     return row | {"interval": f"PPO gains {lead.mean():+.2f} more ({low:+.2f} to {high:+.2f})", "note": note}
 
 

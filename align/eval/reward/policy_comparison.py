@@ -152,8 +152,8 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
         scores.append(
             scorer([SampledResponse(prompt, tokenization.prompt_ids(prompt), ids, text) for prompt, ids, text in rows])
         )
-    difference = np.subtract(scores[1], scores[0])
-    return ((np.sign(difference) + 1) / 2).reshape(-1, comparison.samples).mean(1)
+    wins: np.ndarray = (np.sign(np.subtract(scores[1], scores[0])) + 1) / 2
+    return np.mean(wins.reshape(-1, comparison.samples), axis=1)
 
 
 def sample_and_score(
