@@ -24,8 +24,9 @@ from accelerate import Accelerator
 from align.commands.sample import SampleConfig, run_sample
 from align.commands.stages import run_unless_finished
 from align.data.conversation import to_json
+from align.data.judgments import RuleJudgment
 from align.data.readers import read_records, write_records
-from align.data.records import Prompt, RuleJudgment
+from align.data.records import Prompt
 from align.examples import SampledResponse
 from align.files import write_text
 from align.launch import quiet_libraries
