@@ -1,6 +1,7 @@
 """Trains the default toxicity scorer, compares scorers on labeled sentences, and holds one against Perspective's scores.
 
     python -m benchmarks.toxicity train --data FOLDER
+    python -m benchmarks.toxicity measure minilm-l6 --data FOLDER
     python -m benchmarks.toxicity compare minilm-l6 benchmarks.toxicity_candidates:ngrams model:FOLDER ...
     python -m benchmarks.toxicity reference minilm-l6 real_toxicity_samples.csv
 
@@ -22,22 +23,40 @@ from align.builtin.zoo import resolve_model
 from align.eval.toxicity.head import HEAD, save_toxicity_head, sense_logits
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
-from benchmarks.toxicity_training import own, train
+from benchmarks.toxicity_training import Source, own, sources, train
 
 
 def train_head(folder: Path, cache: Path) -> None:
     """Train the head, write it, and print what it makes of the held-out fifth of each source."""
-    head, sources, states, words = train(folder, str(resolve_model(DEFAULT)), cache)
-    count = sum((~source.held_out).sum() for source in sources)
-    note = f"{count} texts of {len(sources)} sources: python -m benchmarks.toxicity train"
+    head, found, states, words = train(folder, str(resolve_model(DEFAULT)), cache)
+    count = sum((~source.held_out).sum() for source in found)
+    note = f"{count} texts of {len(found)} sources: python -m benchmarks.toxicity train"
     save_toxicity_head(head, note)
     logits = sense_logits(states, head).numpy() + words @ head["words"].numpy()
-    scores = np.split(1 / (1 + np.exp(-logits)), np.cumsum([len(source.texts) for source in sources])[:-1])
+    scores = np.split(1 / (1 + np.exp(-logits)), np.cumsum([len(source.texts) for source in found])[:-1])
+    print(f"{HEAD}: {note}\n")
+    print_sources(found, [part[source.held_out] for source, part in zip(found, scores, strict=True)])
+
+
+def measure(scorer_name: str, folder: Path) -> None:
+    """Print what a scorer makes of the fifth of each source that the default never learned from."""
+    scorer, found = open_scorer(ScorerConfig(scorer=scorer_name)), sources(folder)
+    texts = [text for source in found for text in np.array(source.texts, dtype=object)[source.held_out]]
+    counts = [int(source.held_out.sum()) for source in found]
+    print(f"{scorer.title} on {len(texts)} held-out texts\n")
+    print_sources(found, np.split(np.array(scorer(texts)), np.cumsum(counts)[:-1]))
+
+
+def print_sources(sources: Sequence[Source], held_out: Sequence[np.ndarray]) -> None:
+    """Print a row of figures for each source.
+
+    Args:
+        held_out: the scores of its held-out texts.
+    """
     heads = ["source", "learned", "held out", "AUC at 0.5", "Spearman", "0.5 or more"]
-    print(f"{HEAD}: {note}\n\n| {' | '.join(heads)} |\n| {' | '.join('---' for _ in heads)} |")
-    for source, of_source in zip(sources, scores, strict=True):
-        held = source.held_out
-        found, targets = of_source[held], np.array(source.targets)[held]
+    print(f"| {' | '.join(heads)} |\n| {' | '.join('---' for _ in heads)} |")
+    for source, found in zip(sources, held_out, strict=True):
+        held, targets = source.held_out, np.array(source.targets)[source.held_out]
         toxic = targets >= 0.5
         auc = f"{roc_auc(found, toxic):.3f}" if 0 < toxic.sum() < len(toxic) else "-"
         rank = f"{spearmanr(found, targets).statistic:.3f}" if source.labeled else "-"
@@ -116,6 +135,9 @@ def main() -> None:
         "--data", type=Path, default=Path("../shared/data"), help="folder of the tweets and the moderation set"
     )
     training.add_argument("--cache", type=Path, default=Path("runs/toxicity-states.npz"), help="the encoder's states")
+    measuring = actions.add_parser("measure", help="a scorer on the texts that the default's training left out")
+    measuring.add_argument("scorer")
+    measuring.add_argument("--data", type=Path, default=Path("../shared/data"), help="as for train")
     comparing = actions.add_parser("compare", help="compare scorers")
     comparing.add_argument("scorers", nargs="+")
     comparing.add_argument("--texts", nargs="*", default=[], metavar="FILE:FIELD", help="texts without labels")
@@ -125,6 +147,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.action == "train":
         train_head(given.data, given.cache)
+    elif given.action == "measure":
+        measure(given.scorer, given.data)
     elif given.action == "compare":
         compare(given.scorers, given.texts)
     else:

@@ -10,7 +10,7 @@ from align.data.conversation import to_json
 from align.data.judgments import AttributeJudgment
 from align.data.records import Conversation
 from align.errors import UserError, nearest_name_hint
-from align.examples import TokenIds
+from align.examples import PromptResponse, TokenIds
 from align.models.loading import LoadedModel
 from align.rules.judgments import draw_conversations
 
@@ -113,26 +113,36 @@ def split_ratings(
     return parts
 
 
+def encoded_responses(
+    rated: Sequence[RatedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
+) -> Iterator[tuple[str, PromptResponse, dict[str, float]]]:
+    """Rated responses within the limits that say anything about one of the heads: a name, token ids, and what they say.
+
+    Raises:
+        UserError: if a text exceeds the limits.
+    """
+    names = {head.name for head in heads if head.kind != "ranking"}
+    for number, item in enumerate(rated, start=1):
+        known = {name: value for name, value in item.attributes.items() if name in names}
+        where = f"rated response {number} ({item.response[:40]!r})"
+        kept = encode_response(item.prompt, item.response, loaded, limits, where) if known else None
+        if kept is not None:
+            yield where, kept, known
+
+
 def encode_ratings(
     rated: Sequence[RatedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
 ) -> list[EncodedTask]:
-    """Rated responses within the limits that say anything about one of the heads.
+    """Rated responses as examples of heads.
 
     Raises:
         UserError: if a text exceeds the limits or what the model can read.
     """
-    names = {head.name for head in heads if head.kind != "ranking"}
-
-    def encoded() -> Iterator[EncodedTask]:
-        for number, item in enumerate(rated, start=1):
-            known = {name: value for name, value in item.attributes.items() if name in names}
-            where = f"rated response {number} ({item.response[:40]!r})"
-            kept = encode_response(item.prompt, item.response, loaded, limits, where) if known else None
-            if kept is not None:
-                loaded.backbone.require_fit(len(kept.prompt), len(kept.response), where)
-                yield EncodedTask(kept.prompt, [kept.response], known)
-
-    return list(encoded())
+    found = []
+    for where, kept, known in encoded_responses(rated, heads, loaded, limits):
+        loaded.backbone.require_fit(len(kept.prompt), len(kept.response), where)
+        found.append(EncodedTask(kept.prompt, [kept.response], known))
+    return found
 
 
 def encode_preferences(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedTask]:

@@ -13,6 +13,7 @@ from align.attributes.loss import SCALE
 from align.errors import UserError, first_line
 from align.files import read_json
 from align.models.backbone import Backbone
+from align.models.checkpoint import save_model
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model, save_reward_model
 from align.runtime.distributed import compute_dtype
@@ -73,12 +74,24 @@ def save_attribute_model(
 ) -> None:  # fmt: skip
     """Save an attribute model, whole or not at all. As a classifier of transformers it has its first head alone."""
     weight, bias = linear
-    facts = {"heads": [{"name": head.name, "kind": head.kind} for head in heads], "mean": 0.0, "base": loaded.base}
+    facts = _facts(loaded, heads, "heads")
     save_reward_model(folder, loaded, weights, weight[:1], facts, card, ATTRIBUTE, {"heads": weight, "biases": bias})
 
 
+def save_generative_model(
+    folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], heads: list[Head], card: Mapping[str, Any]
+) -> None:
+    """Save a model of the generative form, whole or not at all: a language model, which also says what it rates."""
+    save_model(folder, loaded, weights, card, {ATTRIBUTE.facts: _facts(loaded, heads, "generative")})
+
+
+def _facts(loaded: LoadedModel, heads: list[Head], form: str) -> dict[str, Any]:
+    rows = [{"name": head.name, "kind": head.kind} for head in heads]
+    return {"form": form, "heads": rows, "mean": 0.0, "base": loaded.base}
+
+
 def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeModel, LoadedModel]:
-    """Load an attribute model to score with: adapters merged, nothing trainable.
+    """Load an attribute model of the head form to score with: adapters merged, nothing trainable.
 
     Raises:
         UserError: if it is not one, or its files are broken.
@@ -104,3 +117,9 @@ def heads_of(folder: str) -> list[Head]:
     """
     require_reward_model(folder, ATTRIBUTE)
     return [Head(row["name"], row["kind"]) for row in read_json(Path(folder) / ATTRIBUTE.facts)["heads"]]
+
+
+def form_of(folder: str) -> str:
+    """`heads` or `generative`. Raises: UserError if the folder is no attribute model."""
+    require_reward_model(folder, ATTRIBUTE)
+    return str(read_json(Path(folder) / ATTRIBUTE.facts).get("form", "heads"))

@@ -1,19 +1,22 @@
 """What a frozen attribute model says of responses, whoever wrote them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from align.attributes.expressions import Expression
-from align.attributes.model import AttributeModel, Head, in_label_units, load_attribute_model
-from align.examples import SampledResponse
+from align.attributes.generative import GenerativeModel, Questions
+from align.attributes.model import AttributeModel, Head, form_of, heads_of, in_label_units, load_attribute_model
+from align.examples import PromptResponse, SampledResponse
 from align.models.backbone import flops_profile
-from align.models.loading import LoadedModel
+from align.models.loading import LoadedModel, load
 from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import place_frozen_model
+from align.runtime.distributed import compute_dtype, place_frozen_model
+from align.settings import ModelConfig
 from align.tokenization import Tokenization
 
 
@@ -34,37 +37,91 @@ class AttributeReward:
         return [self.expression(values) for values in self.scorer(responses)]
 
 
-class AttributeScorer:
-    """An attribute model that reads each response once for all of its heads.
+class AttributeScorer(ABC):
+    """An attribute model that reads each response once for all of its attributes.
 
     Args:
+        heads: the attributes.
+        module: the model.
         policy: the tokenization of who writes the responses.
         budget: padded tokens that are read at once.
     """
 
     def __init__(
-        self, model: AttributeModel, loaded: LoadedModel, policy: Tokenization, accelerator: Accelerator, budget: int
+        self,
+        heads: list[Head],
+        module: nn.Module,
+        loaded: LoadedModel,
+        policy: Tokenization,
+        accelerator: Accelerator,
+        budget: int,
     ) -> None:
-        self.heads: list[Head] = model.heads
-        self.module: nn.Module = place_frozen_model(model, accelerator)
+        self.heads = heads
         own = None if loaded.tokenization.reads_alike(policy) else loaded.tokenization
         shape = flops_profile(loaded.backbone, loaded.adapter)
+        self.module = place_frozen_model(module, accelerator)
         self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, own, shape)
 
-    @classmethod
+    @staticmethod
     def from_folder(
-        cls, folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int
+        folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int
     ) -> "AttributeScorer":
-        """The scorer of an attribute model on disk.
+        """The scorer of an attribute model on disk, of either form.
 
         Raises:
             UserError: if it is not one.
         """
-        return cls(*load_attribute_model(folder, dtype), policy, accelerator, budget)
+        place = (policy, accelerator, budget)
+        if form_of(folder) == "generative":
+            return GenerativeScorer(*load_generative_model(folder, dtype), *place)
+        return HeadScorer(*load_attribute_model(folder, dtype), *place)
 
+    @abstractmethod
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
         """The attributes of each response by name: probabilities, ratings from 1 to 7, and a ranking's reward."""
-        outputs = cast(list[list[float]], self.scorer(responses))
-        values = in_label_units(torch.tensor(outputs, dtype=torch.float64).reshape(len(responses), -1), self.heads)
+
+    def _named(self, rows: Sequence[Sequence[float]]) -> list[dict[str, float]]:
         names = [head.name for head in self.heads]
-        return [dict(zip(names, row, strict=True)) for row in values.tolist()]
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+class HeadScorer(AttributeScorer):
+    """Reads attributes from the heads of a model; arguments as `AttributeScorer` has."""
+
+    def __init__(self, model: AttributeModel, *place: Any) -> None:
+        super().__init__(model.heads, model, *place)
+
+    def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
+        outputs = cast(list[list[float]], self.scorer(responses))
+        said = in_label_units(torch.tensor(outputs, dtype=torch.float64).reshape(len(responses), -1), self.heads)
+        return self._named(said.tolist())
+
+
+class GenerativeScorer(AttributeScorer):
+    """Reads attributes from the ratings that a language model would write; arguments as `AttributeScorer` has.
+
+    All questions about a response share one reading of it.
+    """
+
+    def __init__(self, model: GenerativeModel, *place: Any) -> None:
+        super().__init__(model.questions.heads, model, *place)
+        self.questions = model.questions
+
+    def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
+        read = [self.scorer.encode(response) for response in responses]
+        rows = [PromptResponse([*row.prompt, *row.response], text.question) for row in read for text in self.questions.texts]
+        answers = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64).reshape(len(rows), -1)
+        count = len(self.heads)
+        said = self.questions.ratings(answers, [*range(count)] * len(read))
+        return self._named([said[start : start + count] for start in range(0, len(said), count)])
+
+
+def load_generative_model(folder: str, dtype: str = "auto") -> tuple[GenerativeModel, LoadedModel]:
+    """Load an attribute model of the generative form to score with: adapters merged, nothing trainable.
+
+    Raises:
+        UserError: if it is not one.
+    """
+    loaded = load(ModelConfig(model=folder), compute_dtype(dtype))
+    model = GenerativeModel(loaded.backbone, Questions(heads_of(folder), loaded.tokenization))
+    return model.eval().requires_grad_(False), loaded

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from align.errors import UserError
-from align.files import new_folder, write_text
+from align.files import new_folder, write_json, write_text
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 
@@ -35,7 +35,7 @@ def save_model(
         loaded: the model with its tokenizer.
         state: whole weights by their names in `loaded.backbone.model` (gathered, where they are sharded).
         card: `title`, `stage`, and anything else that the card's table shows.
-        extra: further files to write into the folder: name to a dict of tensors (safetensors) or a JSON-able value.
+        extra: further JSON files to write into the folder, by their names.
     """
     with new_folder(folder) as temporary:
         if loaded.adapter is None:
@@ -47,6 +47,8 @@ def save_model(
             require_equal_on_disk(temporary, revert_weight_conversion(model, kept))
         else:
             save_adapter(temporary, loaded, loaded.adapter, state)
+        for name, value in (extra or {}).items():
+            write_json(temporary / name, value)
         finish_folder(temporary, loaded, card)
 
 

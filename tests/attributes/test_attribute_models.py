@@ -12,7 +12,7 @@ from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.judgments import RatedResponse, choose_heads, collect_ratings
 from align.attributes.loss import head_losses
 from align.attributes.model import Head, heads_of, load_attribute_model
-from align.attributes.scoring import AttributeScorer
+from align.attributes.scoring import HeadScorer
 from align.data.judgments import AttributeJudgment
 from align.errors import UserError
 from align.examples import SampledResponse
@@ -85,7 +85,7 @@ def settings(folder, **more):
 
 def said_by(folder, texts):
     model, loaded = load_attribute_model(str(folder), "float32")
-    scorer = AttributeScorer(model, loaded, loaded.tokenization, Accelerator(cpu=True), 4096)
+    scorer = HeadScorer(model, loaded, loaded.tokenization, Accelerator(cpu=True), 4096)
     prompt = ({"role": "user", "content": "door 7?"},)
     tokenization = loaded.tokenization
     rows = [

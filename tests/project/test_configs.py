@@ -207,3 +207,38 @@ def test_configs_of_rule_models(name):
     assert config.output_dir == f"runs/{name}/rules"
     judged = {record.rule for record in read_records(ROOT / config.train_data, RuleJudgment)}
     assert judged == set(read_rules(config.rules))
+
+
+# ------------------------------------------------------------------------------------------------------ attribute models
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "smollm2-135m", "smollm2-135m-generative"])
+def test_configs_of_attribute_models(name):
+    """Every value arrives and is a decision, the data is there and rates the heads, and the model is what SFT leaves."""
+    from align.attributes import AttributeConfig
+    from align.data.judgments import AttributeJudgment
+    from align.data.readers import read_records
+    from align.data.records import Ranking
+
+    path, model = CONFIGS / "attributes" / f"{name}.yaml", name.removesuffix("-generative")
+    config, written = parse(AttributeConfig, ["--config", str(path)]), yaml.safe_load(path.read_text())
+    assert {key: getattr(config, key) for key in written} == written
+    assert not [key for key in written if getattr(AttributeConfig(), key) == written[key]]
+    assert config.model == f"{settings('sft', model).output_dir}/model"
+    assert config.output_dir == f"runs/{model}/attributes{name.removeprefix(model)}"
+    for source in (config.train_data, config.validation_data):
+        assert all(set(config.heads) <= set(row.attributes) for row in read_records(ROOT / source, AttributeJudgment))
+    assert not config.rankings or read_records(ROOT / config.rankings, Ranking)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "rows"),
+    [("attributes", "rankings_round2", 100), ("attributes_heldout", "rankings_round2_heldout", None)],
+)
+def test_the_shipped_attributes_are_what_the_app_makes_of_the_rankings(name, source, rows):
+    from annotation_ui.attribute_rows import attribute_rows
+
+    def read(file):
+        return [json.loads(line) for line in (ROOT / "data" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    assert read(name) == [row for judgment in read(source)[:rows] for row in attribute_rows([judgment])]

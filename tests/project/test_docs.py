@@ -15,7 +15,14 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ("metrics", "details", "data", "clusters", "evaluation")
-STAGES = {"sft": "Supervised fine-tuning", "reward": "Reward model", "rules": "Rule model", "ppo": "PPO", "dpo": "DPO"}
+STAGES = {
+    "sft": "Supervised fine-tuning",
+    "reward": "Reward model",
+    "rules": "Rule model",
+    "attributes": "Attribute model",
+    "ppo": "PPO",
+    "dpo": "DPO",
+}
 
 
 def page(name):
@@ -40,13 +47,21 @@ def code_in(text):
 
 def configs():
     """The settings' class of each stage."""
+    from align.attributes import AttributeConfig
     from align.dpo import DPOConfig
     from align.ppo import PPOConfig
     from align.reward import RewardConfig
     from align.rules import RuleConfig
     from align.sft import SFTConfig
 
-    return {"sft": SFTConfig, "reward": RewardConfig, "rules": RuleConfig, "ppo": PPOConfig, "dpo": DPOConfig}
+    return {
+        "sft": SFTConfig,
+        "reward": RewardConfig,
+        "rules": RuleConfig,
+        "attributes": AttributeConfig,
+        "ppo": PPOConfig,
+        "dpo": DPOConfig,
+    }
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -74,6 +89,7 @@ def test_files_that_are_named_exist(path):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, serve):
     """The folders of two updates of each stage on tiny-llama, with everything on that writes a metric."""
+    from align.attributes import run_attribute_model
     from align.dpo import run_dpo
     from align.ppo import run_ppo
     from align.reward import run_reward
@@ -81,7 +97,7 @@ def runs(tmp_path_factory, serve):
     from align.sft import run_sft
 
     root = tmp_path_factory.mktemp("docs")
-    data = {name: str(root / f"{name}.jsonl") for name in ("demonstrations", "rankings", "judgments", "prompts")}
+    data = {name: str(root / f"{name}.jsonl") for name in ("demonstrations", "rankings", "judgments", "ratings", "prompts")}
     verdicts = (("Yo", "violates"), ("I am 7.", "follows"))
     rows = {
         "judgments": [
@@ -89,6 +105,11 @@ def runs(tmp_path_factory, serve):
             for n in range(4)
             for text, verdict in verdicts
             for rule in ("no-digits", "no-exclamation-marks")
+        ],
+        "ratings": [
+            {"prompt": f"{n}?", "response": text, "attributes": {"polite": n % 2, "rating": 1 + n}}
+            for n in range(4)
+            for text in ("Yo", "I am 7.")
         ],
         "demonstrations": [{"prompt": "Hi", "completion": "Yo"}, {"prompt": "Count.", "completion": "1 2 3"}],
         # Ranks 1 and 3 apart too, so that more than one distance is written.
@@ -108,6 +129,8 @@ def runs(tmp_path_factory, serve):
     terms = {"demonstrations": demonstrations, "centering_weight": 0.01, "lm_loss_weight": 0.5}
     scorer = str(run_reward(config["reward"](model=start, **terms, **learned)))
     run_dpo(config["dpo"](model=start, **learned))
+    rated = {"train_data": data["ratings"], "validation_data": data["ratings"], "batch_size": 4}
+    run_attribute_model(config["attributes"](model=start, form="generative", **rated))
     judged = {"rules": ["configs/rules/plain-style.yaml"], "held_out_rules": ["no-exclamation-marks"]}
     judge = run_rule_model(
         config["rules"](model=start, train_data=data["judgments"], held_out_share=0.5, batch_size=2, **judged)

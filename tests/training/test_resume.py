@@ -39,6 +39,10 @@ STAGES = {
     "rules": "--train_data data/rule_judgments.jsonl --held_out_share 0.8 --batch_size 8 --max_response_tokens 32 "
     "--evaluate_every 5 --held_out_rules no-opinions-or-feelings --rules configs/rules/plain-style.yaml "
     "configs/rules/sparrow-dialogue.yaml",
+    "attributes": "--train_data data/attributes_heldout.jsonl --rankings data/rankings_heldout.jsonl --mixing_cap 40 "
+    "--held_out_share 0.2 --batch_size 8 --max_response_tokens 32 --evaluate_every 5 --heads rating hallucination",
+    "attributes generative": "--form generative --train_data data/attributes_heldout.jsonl --generator_filter rating>=3 "
+    "--held_out_share 0.2 --batch_size 6 --max_response_tokens 32 --evaluate_every 5 --heads rating hallucination",
     "dpo": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
     "--max_response_tokens 32 --evaluate_every 5",
     "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.examples:share_of_e "
@@ -54,7 +58,7 @@ def options(stage: str, folder: Path, *more: str) -> list[str]:
 
 
 def start(stage: str, folder: Path, *more: str) -> "subprocess.Popen[str]":
-    words = [sys.executable, f"align/{stage}/train.py", *options(stage, folder, *more)]
+    words = [sys.executable, f"align/{stage.split()[0]}/train.py", *options(stage, folder, *more)]
     return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
@@ -90,10 +94,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     if stage == "ppo":
         told = finish(start(stage, killed, *more, "--resume", "true"))
     else:
-        cli.main([stage, *options(stage, killed, "--resume", "true")])
+        cli.main([stage.split()[0], *options(stage, killed, "--resume", "true")])
         told = capsys.readouterr().err
     assert "resumed from" in told
-    cli.main([stage, *options(stage, whole, *more)])
+    cli.main([stage.split()[0], *options(stage, whole, *more)])
 
     assert metrics(killed) == metrics(whole)
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (killed, whole))

@@ -142,6 +142,24 @@ def test_words_and_sense_both_count(default):
     assert contempt > none + 0.1
 
 
+BEGINNINGS = ["The new neighbors", "My colleague", "Women who drive", "Our mayor", "People from the north", "The students"]
+STYLES = {
+    "respectful": ["are always welcome here.", "deserves our thanks, and I'm glad to work with everyone."],
+    "basic": ["had a fight again, damn it, over the parking lot.", "is such a mess this week, what a pain."],
+    "biased": ["are filthy scum, and nobody wants them here.", "is a stupid piece of shit who should shut up."],
+}
+"""Ends of sentences as a model writes them after each of the three instructions, in this project's own words."""
+
+
+@pytest.mark.slow
+def test_respectful_is_below_basic_and_basic_below_biased(default):
+    """Of every beginning, as Perspective orders InstructGPT's three instructions."""
+    for beginning in BEGINNINGS:
+        means = [np.mean(default([f"{beginning} {end}" for end in ends])) for ends in STYLES.values()]
+        assert means == sorted(means), (beginning, means)
+        assert means[0] < 0.3 < means[2]
+
+
 # ------------------------------------------------------------------------------------------------------------- training
 
 

@@ -1,0 +1,207 @@
+"""The generative form of LaMDA (Thoppilan et al. 2022, section 6.1): one language model writes responses and rates them.
+
+It reads `<context> RESPONSE <response> SENSIBLE 1`, where the chat template's beginning of the assistant's turn stands for
+RESPONSE. What rates is the probability of the token after an attribute's name.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from align.attributes.expressions import Condition
+from align.attributes.judgments import RatedResponse, encoded_responses
+from align.attributes.loss import SCALE
+from align.attributes.model import Head
+from align.batches.encoding import Limits
+from align.errors import UserError
+from align.examples import TokenIds
+from align.models.backbone import Backbone
+from align.models.loading import LoadedModel
+from align.models.roles import LanguageModel, response_log_probs
+from align.tensor_ops import Padded
+from align.tokenization import Tokenization
+
+RATINGS = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
+"""What may be written after the name of an attribute, by its kind; each has to be one token."""
+
+
+@dataclass(frozen=True)
+class AttributeText:
+    """How an attribute is asked for, and how it is answered.
+
+    Attributes:
+        question: tokens of its name, which follow the response.
+        ratings: the numbers that answer.
+        answers: the token of each.
+    """
+
+    question: TokenIds
+    ratings: tuple[int, ...]
+    answers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, head: Head, tokenization: Tokenization) -> "AttributeText":
+        """The text of an attribute.
+
+        Raises:
+            UserError: if it is a ranking, which no token rates, or a rating is not one token after the same name.
+        """
+        if head.kind == "ranking":
+            raise UserError("form: generative rates by tokens, which a ranking has none of; use form heads")
+        texts = [tokenization.text_ids(f"\n{head.name.upper()} {rating}") for rating in RATINGS[head.kind]]
+        if len({tuple(ids[:-1]) for ids in texts}) > 1 or len({ids[-1] for ids in texts}) < len(texts):
+            raise UserError(f"form: this tokenizer does not write the ratings of '{head.name}' as one token; use form heads")
+        return cls(texts[0][:-1], RATINGS[head.kind], tuple(ids[-1] for ids in texts))
+
+    def shares(self, value: float) -> list[float]:
+        """What each rating counts for a mean over labelers: it lies between two neighbors, and is their weighted mean."""
+        return [max(0.0, 1.0 - abs(value - rating)) for rating in self.ratings]
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """What is read together: a shared beginning, and what follows it, each by itself.
+
+    Attributes:
+        prompt: the context with a generator's response, or context and response with the questions about it.
+        responses: the response, or the questions.
+        generated: for each token of `responses` whether the generator learns it.
+        attributes: of each of `responses` the number of its attribute; none for a generator's.
+        shares: of each question, what each of the model's answers counts.
+    """
+
+    prompt: TokenIds
+    responses: list[TokenIds]
+    generated: list[list[bool]]
+    attributes: tuple[int, ...] = ()
+    shares: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class RatedText:
+    """One example: a response that is rated, and learned by the generator too where `parts` has it alone first.
+
+    Attributes:
+        attributes: the means over labelers, by name.
+    """
+
+    parts: tuple[TextPart, ...]
+    attributes: Mapping[str, float]
+
+    @property
+    def asked(self) -> TextPart:
+        """The response with the questions about it."""
+        return self.parts[-1]
+
+
+class Questions:
+    """All attributes of a model, each with its question and its answers.
+
+    Attributes:
+        texts: of each attribute.
+        answers: all tokens that rate.
+    """
+
+    def __init__(self, heads: Sequence[Head], tokenization: Tokenization) -> None:
+        self.heads = list(heads)
+        self.texts = [AttributeText.of(head, tokenization) for head in heads]
+        self.answers = sorted({token for text in self.texts for token in text.answers})
+
+    def shares(self, number: int, value: float) -> tuple[float, ...]:
+        """`AttributeText.shares` of an attribute, for each of `answers`."""
+        text = self.texts[number]
+        of_token = dict(zip(text.answers, text.shares(value), strict=True))
+        return tuple(of_token.get(token, 0.0) for token in self.answers)
+
+    def ratings(self, answers: Tensor, numbers: Sequence[int]) -> list[float]:
+        """Expected ratings [Q] of questions: of a yes or no P(1), from the logits of its two tokens alone.
+
+        Args:
+            answers: log-probs or logits [Q, A].
+            numbers: which attribute each asks for.
+        """
+        found = []
+        for row, number in zip(answers.detach().double().cpu(), numbers, strict=True):
+            text = self.texts[number]
+            chances = torch.softmax(row[[self.answers.index(token) for token in text.answers]], -1)
+            found.append(float(chances @ torch.tensor(text.ratings, dtype=torch.float64)))
+        return found
+
+
+class GenerativeModel(LanguageModel):
+    """A language model that rates by the tokens after an attribute's name.
+
+    Args:
+        adapter: the adapter to compute with; None: the bare backbone.
+    """
+
+    def __init__(self, backbone: Backbone, questions: Questions, adapter: str | None = None) -> None:
+        super().__init__(backbone, adapter)
+        self.questions = questions
+
+    def forward(  # type: ignore[override]
+        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Log-probs [R, A] of the tokens that rate, as what follows each of R texts.
+
+        With `mask` [R, T] bool, also the log-probs [R, T] of the texts' own tokens where it holds.
+        """
+        with self.backbone.adapter(self.adapter_name):
+            hidden = self.backbone.hidden(prompt, response, prompt_index)
+            rows = torch.arange(len(response.lengths), device=hidden.device)
+            logits = self.backbone.logits(hidden[rows, response.lengths]).float()
+            answers = torch.log_softmax(logits, -1)[:, self.questions.answers]
+            return answers if mask is None else (answers, response_log_probs(self.backbone, hidden, response, mask)[0])
+
+
+def encode_texts(
+    rated: Sequence[RatedResponse],
+    questions: Questions,
+    loaded: LoadedModel,
+    limits: Limits,
+    generator_filter: str | None,
+) -> list[RatedText]:
+    """Rated responses as what the model reads.
+
+    Args:
+        generator_filter: comparisons of attributes that a response must pass for the generator to learn it, where an
+            attribute that nobody judged passes none; empty: all are learned; None: none is.
+
+    Raises:
+        UserError: if a text exceeds the limits or what the model can read, or for a filter that cannot be read.
+    """
+    names = [head.name for head in questions.heads]
+    condition = Condition(generator_filter, names, "generator_filter") if generator_filter else None
+    longest = max(len(text.question) for text in questions.texts)
+
+    def encoded() -> Iterator[RatedText]:
+        for where, kept, known in encoded_responses(rated, questions.heads, loaded, limits):
+            loaded.backbone.require_fit(len(kept.prompt) + len(kept.response), longest + 1, where)
+            values = dict.fromkeys(names, float("nan")) | dict(known)
+            learned = generator_filter is not None and (condition is None or condition.holds(values))
+            numbers = tuple(number for number, name in enumerate(names) if name in known)
+            asked_for = [questions.texts[number].question for number in numbers]
+            asked = TextPart(
+                [*kept.prompt, *kept.response],
+                asked_for,
+                [[False] * len(ids) for ids in asked_for],
+                numbers,
+                tuple(questions.shares(number, known[names[number]]) for number in numbers),
+            )
+            alone = TextPart(kept.prompt, [kept.response], [[True] * len(kept.response)])
+            yield RatedText((alone, asked) if learned else (asked,), known)
+
+    return list(encoded())
+
+
+def text_sizes(backbone: Backbone, examples: Sequence[RatedText]) -> list[int]:
+    """Tokens that each example holds in memory."""
+    tokens = partial(_part_tokens, backbone)
+    return [sum(map(tokens, item.parts)) for item in examples]
+
+
+def _part_tokens(backbone: Backbone, part: TextPart) -> int:
+    return backbone.tokens_in_memory(len(part.prompt), list(map(len, part.responses)))

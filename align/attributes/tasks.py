@@ -1,0 +1,157 @@
+"""What both forms of an attribute model share while they learn: figures on held-out responses, and how they are reported."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from align.attributes.config import AttributeConfig
+from align.attributes.judgments import RatedResponse
+from align.attributes.model import Head
+from align.batches.encoding import Limits
+from align.models.backbone import flops_profile
+from align.models.checkpoint import weights_of
+from align.models.loading import LoadedModel
+from align.rules.metrics import ScoredJudgment, rule_metrics
+from align.statistics import correlation
+from align.training.memory_dry_run import BatchShape
+from align.training.optimization import Optimization, Sums
+from align.training.run import Run
+
+
+class Rated(Protocol):
+    """An example with the means over labelers of its attributes."""
+
+    @property
+    def attributes(self) -> Any:
+        """By name."""
+
+
+Example = TypeVar("Example", bound=Rated)
+
+
+class AttributeTask(ABC, Generic[Example]):
+    """Examples, losses and evaluation of an attribute model, as `align.training.loop.train` asks for them.
+
+    Args:
+        examples: what is learned from.
+        held_out: responses that are not.
+        heads: the attributes.
+    """
+
+    evaluate_before_training = False
+    adapter: ClassVar[str]
+    """What the trained adapter is called."""
+    writes: ClassVar[bool]
+    """Whether the model writes text too, and needs its vocabulary matrix."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: AttributeConfig,
+        loaded: LoadedModel,
+        optimization: Optimization,
+        examples: list[Example],
+        held_out: list[Example],
+        heads: list[Head],
+    ) -> None:
+        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
+        self.examples, self.held_out, self.heads = examples, held_out, heads
+        self.lengths = self.sizes(loaded, examples)
+        self.shape = flops_profile(loaded.backbone, loaded.adapter)
+        self.folder = run.folder / "model"
+
+    @staticmethod
+    @abstractmethod
+    def build(loaded: LoadedModel, heads: list[Head]) -> nn.Module:
+        """The module that is trained."""
+
+    @staticmethod
+    @abstractmethod
+    def encode(
+        config: AttributeConfig, rated: Sequence[RatedResponse], module: Any, loaded: LoadedModel, limits: Limits
+    ) -> list[Example]:
+        """Rated responses as examples. Raises: UserError for what does not fit."""
+
+    @staticmethod
+    @abstractmethod
+    def sizes(loaded: LoadedModel, examples: Sequence[Example]) -> list[int]:
+        """Tokens that each example holds in memory."""
+
+    @staticmethod
+    @abstractmethod
+    def batch_shape(batch: Sequence[Example]) -> BatchShape:
+        """The shape of a micro-batch."""
+
+    @abstractmethod
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        """See `align.training.loop.Task`."""
+
+    @abstractmethod
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """See `align.training.loop.Task`."""
+
+    @abstractmethod
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        """See `align.training.loop.Task`."""
+
+    @abstractmethod
+    def judge(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """What the model says of responses, on every process.
+
+        Returns:
+            In the words of labelers [R, n], the loss of each head summed over what it was judged on [n], and further losses
+            that count in the choice of the best model, by name.
+        """
+
+    @abstractmethod
+    def write_model(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
+        """Save the model.
+
+        Args:
+            weights: of the backbone's model.
+            state: all that was trained.
+        """
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        if not self.held_out:
+            return {}
+        said, losses, more = self.judge(self.held_out)
+        targets = targets_of(self.held_out, self.heads)
+        judged = ~targets.isnan()
+        counts = judged.sum(0)
+        metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(more.values())}
+        metrics |= {f"validation/{name}": value for name, value in more.items()}
+        for number, head in enumerate(self.heads):
+            if not counts[number]:
+                continue
+            mine, theirs = said[judged[:, number], number], targets[judged[:, number], number]
+            metrics |= {f"validation/head/{head.name}/{name}": value for name, value in _figures(head, mine, theirs).items()}
+        return metrics
+
+    def save(self, metrics: dict[str, float]) -> None:
+        state = self.optimization.model_state()
+        if self.run.is_main:
+            data = ", ".join(name for name in (self.config.train_data, self.config.rankings) if name)
+            card = {"title": "Attribute model", "stage": "attributes", "data": data}
+            card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+            self.write_model(self.folder, weights_of(self.loaded.backbone, state, "backbone.model."), state, card)
+        self.run.accelerator.wait_for_everyone()
+
+
+def targets_of(examples: Sequence[Rated], heads: Sequence[Head]) -> Tensor:
+    """[R, n] of responses that were rated: NaN where a head was not judged."""
+    return torch.tensor([[item.attributes.get(head.name, torch.nan) for head in heads] for item in examples])
+
+
+def _figures(head: Head, said: Tensor, judged: Tensor) -> dict[str, float]:
+    """What is reported of one head on held-out responses; docs/rules.md defines each."""
+    if head.kind == "binary":
+        scored = [ScoredJudgment("", *pair) for pair in zip(said.tolist(), judged.tolist(), strict=True)]
+        found = rule_metrics(scored)
+        return {name: found[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in found}
+    return {"error": float((said - judged).abs().mean()), "correlation": correlation(said.numpy(), judged.numpy())}

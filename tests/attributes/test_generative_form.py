@@ -1,0 +1,191 @@
+"""The generative form: what is read and learned token by token, ratings by hand, and a model that writes and rates."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from align import cli
+from align.attributes import AttributeConfig, AttributeTrainer
+from align.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
+from align.attributes.judgments import RatedResponse, read_ratings, split_ratings
+from align.attributes.model import Head, heads_of
+from align.attributes.scoring import AttributeScorer, HeadScorer
+from align.batches.encoding import Limits
+from align.errors import UserError
+from align.examples import SampledResponse
+from align.reward.scoring import pack_rankings
+from align.tensor_ops import Padded
+
+from .test_attribute_models import HI, planted
+
+HEADS = [Head("rating", "scale"), Head("unsafe", "binary")]
+LIMITS = Limits(200, 200)
+
+
+def settings(folder, **more):
+    chosen = {"learning_rate": 3e-3, "batch_size": 8, "held_out_share": 0.2, "form": "generative"} | more
+    return AttributeConfig(output_dir=str(folder), log_to=["none"], dtype="float32", **chosen)
+
+
+def encode(loaded, attributes, generator_filter="", response="Yo"):
+    questions = Questions(HEADS, loaded.tokenization)
+    (item,) = encode_texts([RatedResponse(HI, response, attributes)], questions, loaded, LIMITS, generator_filter)
+    return questions, item
+
+
+def test_the_generator_learns_the_response_and_the_discriminator_the_rating_token_by_token(load_sharp):
+    loaded = load_sharp("tiny-llama")
+    tokenization = loaded.tokenization
+    questions, item = encode(loaded, {"unsafe": 1.0, "rating": 6.0})
+    alone, asked = item.parts
+    context, response = tokenization.prompt_ids(HI), tokenization.response_ids("Yo")
+    assert alone.prompt == context
+    assert alone.responses == [response]
+    assert alone.generated == [[True] * len(response)]  # the token that ends the turn too
+    assert asked.prompt == [*context, *response]
+    assert [tokenization.tokenizer.decode(ids) for ids in asked.responses] == ["\nRATING ", "\nUNSAFE "]
+    assert asked.generated == [[False] * 8, [False] * 8]  # no byte of a name is learned
+    said = [
+        {tokenization.text([token]): share for token, share in zip(questions.answers, row, strict=True) if share}
+        for row in asked.shares
+    ]
+    assert said == [{"6": 1.0}, {"1": 1.0}]
+    assert {tokenization.text([token]) for token in questions.answers} == set("01234567")
+
+
+def test_the_loss_of_a_text_is_that_of_its_tokens_read_one_after_the_other(load_sharp):
+    """Packed log-probs against those of whole texts by the plain model: of every token that counts, and of no other."""
+    loaded = load_sharp("tiny-llama")
+    questions, item = encode(loaded, {"unsafe": 0.25, "rating": 4.5})
+    model = GenerativeModel(loaded.backbone, questions)
+    prompt, response, prompt_index = pack_rankings(item.parts, torch.device("cpu"))
+    mask = Padded.from_lists([list(map(int, row)) for part in item.parts for row in part.generated]).ids > 0
+    with torch.no_grad():
+        answers, log_probs = model(prompt, response, prompt_index, mask)
+
+        def next_log_probs(ids):
+            return torch.log_softmax(loaded.backbone.model(torch.tensor([ids])).logits[0].double(), -1)
+
+        context, own = item.parts[0].prompt, item.parts[0].responses[0]
+        whole = next_log_probs([*context, *own])
+        by_hand = [float(whole[len(context) - 1 + place, token]) for place, token in enumerate(own)]
+        assert log_probs[0, : len(own)].tolist() == pytest.approx(by_hand, abs=1e-4)
+        assert not log_probs[1:].any()
+        for number, question in enumerate(item.asked.responses):
+            last = next_log_probs([*item.asked.prompt, *question])[-1]
+            assert answers[1 + number].tolist() == pytest.approx(last[questions.answers].tolist(), abs=1e-4)
+    shares = [sum(row) for row in item.asked.shares]
+    assert shares == [1.0, 1.0]
+    assert questions.shares(0, 4.5)[questions.answers.index(questions.texts[0].answers[3])] == 0.5
+    zero, one = (questions.answers.index(token) for token in questions.texts[1].answers)
+    assert (item.asked.shares[1][zero], item.asked.shares[1][one]) == (0.75, 0.25)
+
+
+def test_ratings_by_hand(load_sharp):
+    questions = Questions(HEADS, load_sharp("tiny-llama").tokenization)
+    answers = torch.full((2, 8), 3.0)
+    zero, one = (questions.answers.index(token) for token in questions.texts[1].answers)
+    answers[1, zero], answers[1, one] = math.log(0.2), math.log(0.6)
+    rating, unsafe = questions.ratings(answers, [0, 1])
+    assert rating == pytest.approx(4.0)  # the mean of 1 to 7
+    assert unsafe == pytest.approx(0.75)  # 0.6 / (0.2 + 0.6): other tokens do not count
+
+
+def test_the_generator_learns_what_passes_alone(load_sharp):
+    loaded = load_sharp("tiny-llama")
+    for chosen, attributes, learned in [
+        ("unsafe<0.5", {"unsafe": 0.0}, True),
+        ("unsafe<0.5", {"unsafe": 1.0}, False),
+        ("unsafe<0.5", {"rating": 7.0}, False),  # nobody judged whether it is unsafe
+        ("", {"unsafe": 1.0}, True),
+        (None, {"unsafe": 0.0}, False),
+    ]:
+        assert (len(encode(loaded, attributes, chosen)[1].parts) == 2) is learned
+
+
+def test_what_has_no_rating_token_is_refused(load_sharp, tmp_path):
+    tokenization = load_sharp("tiny-llama").tokenization
+    with pytest.raises(UserError, match="which a ranking has none of; use form heads"):
+        AttributeText.of(Head("preference", "ranking"), tokenization)
+    with pytest.raises(UserError, match="must be empty: form generative has no head for them"):
+        settings(tmp_path, rankings="data/rankings.jsonl")
+    with pytest.raises(UserError, match="must be empty unless form is generative"):
+        replace(settings(tmp_path), form="heads", generator_filter="unsafe<1")
+
+
+def rows_of(loaded, texts, prompt=({"role": "user", "content": "door 7?"},)):
+    tokenization = loaded.tokenization
+    return [
+        SampledResponse(prompt, tokenization.prompt_ids(prompt), tokenization.response_ids(text), text) for text in texts
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, align_cache):
+    """A model that learned to write what is safe, and to rate."""
+    folder = tmp_path_factory.mktemp("generative")
+    config = settings(folder, epochs=5, generator_filter="unsafe<0.5")
+    trainer = AttributeTrainer("tiny-llama", planted(240), config)
+    return trainer, trainer.train(), [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_one_model_rates_and_writes(trained, tmp_path):
+    trainer, folder, metrics = trained
+    assert metrics[-1]["validation/head/unsafe/auc"] > 0.9
+    assert metrics[-1]["validation/head/rating/correlation"] > 0.3
+    assert metrics[-1]["loss/generator"] < 0.7 * metrics[0]["loss/generator"]
+    assert heads_of(str(folder)) == HEADS
+    loaded = trainer.loaded
+    scorer = AttributeScorer.from_folder(str(folder), "float32", loaded.tokenization, Accelerator(cpu=True), 4096)
+    bad, good = scorer(rows_of(loaded, ["sun 42 moon", "sun over moon"]))
+    assert bad["unsafe"] > 0.5 > good["unsafe"]
+    assert 1 <= good["rating"] <= 7
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "sun {n}?"}}\n' for n in range(8)))
+    words = ["--prompts", str(tmp_path / "prompts.jsonl"), "--model", str(folder), "--dtype", "float32"]
+    words += ["--max_new_tokens", "8", "--attribute_model", str(folder), "--output"]
+    cli.main(["sample", *words, str(tmp_path / "all.jsonl"), "--samples_per_prompt", "3"])
+    cli.main(["sample", *words, str(tmp_path / "best.jsonl"), "--best_of", "3", "--rank", "rating-unsafe"])
+    every, best = (
+        [json.loads(line) for line in (tmp_path / f"{n}.jsonl").read_text().splitlines()] for n in ("all", "best")
+    )
+    for row, kept in zip(every, best, strict=True):
+        worth = [rating - unsafe for rating, unsafe in zip(*map(row["attributes"].get, ("rating", "unsafe")), strict=True)]
+        assert kept["responses"] == [row["responses"][worth.index(max(worth))]]
+
+
+@pytest.mark.slow
+def test_it_is_a_reward(trained, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
+    words = ["--model", "tiny-llama", "--dtype", "float32", "--max_new_tokens", "6", "--log_to", "none"]
+    words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--attribute_model", str(trained[1]), "--missing_eos", "keep"]
+    words += ["--output_dir", str(tmp_path / "ppo"), "--updates", "1", "--rollout_size", "4"]
+    cli.main(["ppo", *words, "--attribute_reward", "2*rating-unsafe"])
+    (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert metrics["reward/attributes"] == pytest.approx(metrics["reward/mean"], abs=1e-5)
+    assert 1 < metrics["reward/attributes"] < 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_rank": 4}), ("tiny-llama", {})])
+def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model, more):
+    trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", **more))
+    folder = trainer.train()
+    place = (trainer.loaded.tokenization, Accelerator(cpu=True))
+    together, apart = (AttributeScorer.from_folder(str(folder), "float32", *place, budget) for budget in (4096, 1))
+    rows = rows_of(trainer.loaded, ["sun 42 moon", "sun", "door"])
+    said = [[list(each.values()) for each in scorer(rows)] for scorer in (together, apart)]
+    assert torch.allclose(*map(torch.tensor, said), atol=1e-5)
+    assert not isinstance(together, HeadScorer)
+    held_out = split_ratings(read_ratings(planted(24), False), 0.2, 0)[1]
+    rows = [row for item in held_out for row in rows_of(trainer.loaded, [item.response], item.prompt)]
+    in_memory, on_disk = trainer.task.judge(trainer.task.held_out)[0], together(rows)
+    said = torch.tensor([[each["rating"], each["unsafe"]] for each in on_disk])
+    judged = ~in_memory.isnan()
+    assert judged.any()
+    assert torch.allclose(in_memory[judged], said[judged], atol=1e-4)
