@@ -179,23 +179,23 @@ def exchange_rows(rows: Mapping[int, Tensor], count: int, accelerator: Accelerat
     return [buffer[start:end].reshape(shape) for start, end, shape in places]
 
 
-def share_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
-    """The items that this process works on: every n-th of n processes, so that sorted work is spread evenly."""
-    return list(items[accelerator.process_index :: accelerator.num_processes])
-
-
 def map_across_processes(
-    items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator
+    items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator, together: int = 1
 ) -> list[Any]:
-    """Call `work` on each process's share of the items.
+    """Call `work` on each process's share of the items: every n-th of n processes, so that sorted work is spread evenly.
+
+    Args:
+        together: processes next to each other that work on the same items, as one; all get the same results.
 
     Returns:
         The results of all items, in their order, on every process.
     """
     results: list[Any] = [None] * len(items)
-    numbers = share_of_process(range(len(items)), accelerator)
+    place, member = divmod(accelerator.process_index, together)
+    numbers = list(range(len(items)))[place :: accelerator.num_processes // together]
     own_results = work([items[number] for number in numbers]) if numbers or accelerator.num_processes > 1 else []
-    for number, result in gather_rows(list(zip(numbers, own_results, strict=True)), accelerator):
+    told = list(zip(numbers, own_results, strict=True)) if member == 0 else []
+    for number, result in gather_rows(told, accelerator):
         results[number] = result
     return results
 

@@ -103,6 +103,15 @@ class EngineConfig:
     vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
     vllm_timeout: float = option(300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers")
     vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)")
+    vllm_requests: int = option(
+        256, "most rows that a server or vllm-colocate works on at once (vLLM's max_num_seqs, 256 by its default)"
+    )
+    vllm_sleep: bool = option(
+        False, "let vllm-colocate give its memory back between rollouts, for training; waking it takes seconds"
+    )
+    vllm_tensor_parallel: int = option(
+        1, "GPUs that share one copy of the policy in vllm-colocate; the number of processes is a multiple of it"
+    )
 
     def __post_init__(self) -> None:
         require_setting(
@@ -110,6 +119,8 @@ class EngineConfig:
         )
         require_setting(self, "vllm_timeout", 0 < self.vllm_timeout <= 1500, "above 0 and at most 1500")
         require_setting(self, "vllm_memory_share", 0 < self.vllm_memory_share < 1, "between 0 and 1")
+        for name in ("vllm_requests", "vllm_tensor_parallel"):
+            require_setting(self, name, getattr(self, name) > 0, "above 0")
         next_check = getattr(super(), "__post_init__", None)
         if next_check is not None:  # RunConfig's
             next_check()

@@ -1,6 +1,8 @@
 """Sampling by vLLM inside the training processes, on their GPUs, through TRL's `VLLMGeneration`.
 
-Each process holds a full copy of the policy in vLLM, in addition to the one in training, and samples its share of the rows.
+Each process holds a full copy of the policy in vLLM, in addition to the one in training, and samples its share of the rows;
+with tensor parallelism, a few processes hold one copy together and sample the same rows. In between, vLLM may sleep: then it
+holds neither weights nor cache, and is sent the weights again before it samples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +33,12 @@ class VLLMColocate:
 
     def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
         self.optimization, self.loaded = optimization, loaded
-        self.stale = True
+        self.stale, self.sleeps, self.share_copy = True, config.vllm_sleep, config.vllm_tensor_parallel
+        processes = optimization.accelerator.num_processes
+        if processes % self.share_copy:
+            raise UserError(
+                f"vllm_tensor_parallel is {self.share_copy}, but there are {processes} processes: start a multiple of it"
+            )
         require_servable(loaded.backbone, loaded.adapter)
         advice = "is there a GPU with memory for a second copy of the model (vllm_memory_share)?"
         with _vllm_errors("cannot start", advice):
@@ -42,6 +49,9 @@ class VLLMColocate:
                 mode="colocate",
                 gpu_memory_utilization=config.vllm_memory_share,
                 max_model_length=longest,
+                max_num_seqs=config.vllm_requests,
+                enable_sleep_mode=self.sleeps,
+                tensor_parallel_size=self.share_copy,
             )
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
@@ -55,9 +65,21 @@ class VLLMColocate:
         def generate_rows(rows: list[int]) -> list[tuple[list[int], list[float]]]:
             return self._generate([prompts[row] for row in rows], sampling, [seeds[row] for row in rows])
 
-        results = map_across_processes(range(len(prompts)), generate_rows, accelerator)
+        with self._awake():
+            results = map_across_processes(range(len(prompts)), generate_rows, accelerator, self.share_copy)
         ends = self.loaded.tokenization.end_ids
         return Responses([ids for ids, _ in results], [ids[-1] in ends for ids, _ in results], [seen for _, seen in results])
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """vLLM with its cache; `sync_weights` has waked its weights. It wakes without them after a sleep of level 2."""
+        if self.sleeps:
+            with _vllm_errors("does not wake up", "lower vllm_memory_share, or set vllm_sleep to false"):
+                self.vllm.llm.wake_up(tags=["kv_cache"])
+        yield
+        if self.sleeps:
+            self.vllm.llm.sleep(level=2)
+            self.stale = True
 
     def _generate(
         self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]

@@ -28,7 +28,6 @@ from align.sampling.vllm_weights import require_servable, served_weights, weight
 from align.seeds import SeedKey
 from align.training.optimization import Optimization
 
-CONCURRENT_REQUESTS = 64
 HEALTH_SECONDS = 5.0
 TOKENIZER_PROBE = "Zwölf Boxkämpfer, 1,234.5 (x != y)\n\tnaïve: 人工"
 """A text that different tokenizers split differently: letters, digits, spaces and bytes of several kinds."""
@@ -49,6 +48,7 @@ class VLLMServer:
 
     def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
         self.url, self.timeout = config.vllm_url.rstrip("/"), config.vllm_timeout
+        self.requests = config.vllm_requests
         self.optimization, self.loaded = optimization, loaded
         self.accelerator = optimization.accelerator
         self.stale = True
@@ -73,7 +73,7 @@ class VLLMServer:
     def _connect(self, longest: int) -> None:
         self.optimization.run.say(f"waiting for the vLLM server at {self.url}")
         with self._server_errors("the server"):
-            self.client = Client(self.url, self.timeout)
+            self.client = Client(self.url, self.timeout, self.requests)
         self._require_same_model(longest)
         with (
             self._server_errors("joining the server's weight transfer"),
@@ -108,7 +108,7 @@ class VLLMServer:
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
     def _sample_rows(self, prompts: Sequence[list[int]], sampling: Sampling, seeds: list[int]) -> Responses:
-        pool = ThreadPoolExecutor(CONCURRENT_REQUESTS)
+        pool = ThreadPoolExecutor(self.requests)
         try:
             rows = list(pool.map(lambda row: self._sample_row(prompts[row], sampling, seeds[row]), range(len(prompts))))
         finally:
@@ -165,10 +165,10 @@ class VLLMServer:
 
 
 class Client(VLLMClient):
-    """TRL's client, with a timeout for every wait."""
+    """TRL's client, with a timeout for every wait, and as many connections at once as may be asked for."""
 
-    def __init__(self, url: str, timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(self, url: str, timeout: float, connections: int) -> None:
+        self.timeout, self.connections = timeout, connections
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
@@ -182,7 +182,7 @@ class Client(VLLMClient):
         """
         self.session.headers["Connection"] = "close"  # the server would drop a kept connection during an update
         for scheme in ("http://", "https://"):
-            self.session.mount(scheme, _TimeoutAdapter(self.timeout))
+            self.session.mount(scheme, _TimeoutAdapter(self.timeout, self.connections))
         begun = time.monotonic()
         while True:
             try:
@@ -203,10 +203,10 @@ class Client(VLLMClient):
 class _TimeoutAdapter(HTTPAdapter):
     """Limits the wait for an answer; urllib3 retries failed connections, but a request is never sent twice."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, connections: int) -> None:
         self.limit = limit
         retries = Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.5)
-        super().__init__(pool_maxsize=CONCURRENT_REQUESTS, max_retries=retries)
+        super().__init__(pool_maxsize=connections, max_retries=retries)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **settings: Any) -> requests.Response:
         settings["timeout"] = settings.get("timeout") or self.limit
