@@ -15,7 +15,8 @@ from align.examples import PromptResponse, SampledResponse
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel, load
 from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import compute_dtype, place_frozen_model
+from align.runtime.distributed import compute_dtype
+from align.runtime.sharding import place_frozen_model
 from align.settings import ModelConfig
 from align.tokenization import Tokenization
 

@@ -1,31 +1,36 @@
-"""`align model list` and `align model fetch`: the built-in models, and downloads ahead of time."""
+"""`align model list`, `fetch` and `consolidate`: built-in models, downloads ahead of time, and models from checkpoints."""
 
+import sys
 from pathlib import Path
 
 from align.commands.arguments import OneLineParser
 from align.errors import UserError, first_line
 from align.launch import quiet_libraries
 
-HELP = "model list, model fetch NAME: built-in models, and downloads ahead of time"
+HELP = "model list, model fetch NAME, model consolidate RUN: built-in models, downloads, a checkpoint as a plain folder"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """The files of a hub model that are needed to load it here: never a pickle."""
 
 
 def main(words: list[str]) -> None:
-    """List the built-in models, or print the folder of one model after making or downloading it.
+    """List the built-in models, or print the folder of one model after making, downloading or consolidating it.
 
     Args:
         words: the command line after `align model`.
 
     Raises:
-        UserError: for wrong words, or a model that cannot be made or downloaded.
+        UserError: for wrong words, or a model that cannot be made, downloaded or read.
     """
     parser = OneLineParser(prog="align model", allow_abbrev=False, description=HELP)
-    actions = parser.add_subparsers(metavar="list|fetch", required=True)
+    actions = parser.add_subparsers(metavar="list|fetch|consolidate", required=True)
     actions.add_parser("list", help="the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())
     fetch = actions.add_parser("fetch", help="make or download a model now, and print its folder")
     fetch.add_argument("name", metavar="NAME", help="a built-in model, or a name on the hub")
     fetch.set_defaults(run=lambda options: print(fetch_model(options.name)))
+    whole = actions.add_parser("consolidate", help="write the policy of a checkpoint as a folder that loads elsewhere")
+    whole.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="a run's folder (its last checkpoint), or a checkpoint")
+    whole.add_argument("--output", required=True, metavar="DIR", help="the folder to write; replaced in one step")
+    whole.set_defaults(run=lambda options: _consolidate(Path(options.source), Path(options.output)))
     options = parser.parse_args(words)
     options.run(options)
 
@@ -37,6 +42,15 @@ def _print_builtin_models() -> None:
     width = max(map(len, models))
     for name, description in models.items():
         print(f"{name:<{width}}  {description}")
+
+
+def _consolidate(source: Path, output: Path) -> None:
+    quiet_libraries()
+    from align.training.consolidation import consolidate
+
+    checkpoint = consolidate(source, output)
+    print(output)
+    print(f"consolidated {checkpoint}", file=sys.stderr)
 
 
 def fetch_model(name: str) -> Path:

@@ -1,10 +1,12 @@
 """LoRA adapters: loading them from disk whole or not at all, copying them, and comparing their settings."""
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors import safe_open
@@ -13,6 +15,8 @@ from transformers.pytorch_utils import Conv1D
 
 from align.errors import UserError, first_line, reason
 from align.models.backbone import Backbone, linear_layers
+from align.runtime.gathering import whole_weights
+from align.runtime.sharding import is_sharded
 from align.settings import ModelConfig
 
 ALL_LINEAR = "all-linear"
@@ -59,6 +63,15 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
     for name, weight in peft_model.named_parameters():
         if f".{source}." in name or f".{target}." in name:
             weight.requires_grad_(f".{target}." in name)
+
+
+def merge_adapter(peft_model: PeftModel) -> PreTrainedModel:
+    """Add an adapter to its base's weights, one layer at a time where these are sharded; returns the base's model."""
+    for layer in peft_model.modules():
+        if isinstance(layer, BaseTunerLayer) and any(map(is_sharded, layer.get_base_layer().parameters())):
+            with whole_weights(layer.get_base_layer().parameters(), changed=True):
+                layer.merge()
+    return cast(PreTrainedModel, peft_model.merge_and_unload())  # of layers that are merged already only the base is left
 
 
 def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: PeftConfig) -> None:

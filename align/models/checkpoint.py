@@ -99,16 +99,24 @@ def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
     Raises:
         UserError: if a tensor is missing or differs.
     """
-    files, seen = sorted(folder.glob("*.safetensors")), set[str]()
-    for path in files:
-        with safe_open(path, framework="pt") as stored:
-            for key in stored.keys():  # noqa: SIM118 - not a dict
-                if key not in state or not torch.equal(stored.get_tensor(key), state[key].detach().cpu()):
-                    raise UserError(f"{path.name}: '{key}' was not written as it is in memory; is the disk sound?")
-                seen.add(key)
+    seen = set[str]().union(*(require_equal_file(path, state) for path in sorted(folder.glob("*.safetensors"))))
     for key in state.keys() - seen:  # tied weights are written once, under one of their names
         if not any(state[key].shape == state[other].shape and torch.equal(state[key], state[other]) for other in seen):
             raise UserError(f"{folder.name}: '{key}' was not written")
+
+
+def require_equal_file(path: Path, state: Mapping[str, Tensor]) -> set[str]:
+    """Read every tensor of a file back and compare it with memory, bit for bit; returns their names.
+
+    Raises:
+        UserError: if one differs, or is not in `state`.
+    """
+    with safe_open(path, framework="pt") as stored:
+        names = set(stored.keys())
+        for key in sorted(names):
+            if key not in state or not torch.equal(stored.get_tensor(key), state[key].detach().cpu()):
+                raise UserError(f"{path.name}: '{key}' was not written as it is in memory; is the disk sound?")
+    return names
 
 
 def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:

@@ -1,6 +1,7 @@
 """From a model's name to a backbone: folders, hub names, built-in models, LoRA adapters; never by pickle."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from align.builtin.zoo import resolve_model
 from align.errors import UserError, first_line, reason
 from align.files import read_json
-from align.models.adapters import ALL_LINEAR, copy_adapter, load_adapter, require_lora_settings
+from align.models.adapters import ALL_LINEAR, copy_adapter, load_adapter, merge_adapter, require_lora_settings
 from align.models.backbone import (
     Backbone,
     adapter_settings,
@@ -28,6 +29,7 @@ from align.models.backbone import (
     wrap,
 )
 from align.models.lora import faster_lora
+from align.runtime.sharding import Sharder, loading_accelerator, own_part, smallest
 from align.settings import ModelConfig
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
@@ -82,7 +84,7 @@ def load(
         return _with_fresh_adapter(model, tokenization, base, config, adapter)
     peft_model = load_adapter(model, source, "start" if config.lora_rank else "merged")
     if not config.lora_rank:
-        merged = peft_model.merge_and_unload().requires_grad_(True)  # PEFT had frozen the base
+        merged = merge_adapter(peft_model).requires_grad_(True)  # PEFT had frozen the base
         return _finish(config, LoadedModel(wrap(merged), tokenization, base))
     require_lora_settings(config, model, peft_model.peft_config["start"])
     copy_adapter(peft_model, "start", adapter)
@@ -250,19 +252,24 @@ def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrained
         config.num_hidden_layers = layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:layers]
+    accelerator = loading_accelerator()
+    sharder = Sharder(accelerator, dtype) if accelerator else None
     try:
-        model, report = model_class(config).from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            attn_implementation=attention_kernel(config),
-            output_loading_info=True,
-        )
+        with sharder.sharding_what_is_set() if sharder else nullcontext():
+            model, report = model_class(config).from_pretrained(
+                source,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                attn_implementation=attention_kernel(config),
+                output_loading_info=True,
+            )
     except Exception as error:  # a config or an index of elsewhere can be wrong in every way
         if type(error).__name__ == "SafetensorError":  # a type of its own for a broken file
             raise UserError(f"model '{source}': its weights are broken ({first_line(error)})") from error
         raise UserError(f"model '{source}': its weights cannot be loaded ({reason(error)})") from error
+    if sharder:
+        sharder.finish(model)
     prepare_model(model)
     # transformers makes up at random what is missing; that is right only for what a task adds to a pretrained encoder.
     added = () if is_classifier(config) else new_modules(model)
@@ -284,6 +291,13 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
     Raises:
         UserError: if a number among them is not finite.
     """
-    for name, weight in weights:
-        if weight.numel() and not all(torch.isfinite(bound) for bound in torch.aminmax(weight)):  # NaN passes through both
-            raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")
+    listed = list(weights)
+    bad = (number for number, (_, weight) in enumerate(listed) if not _is_finite(own_part(weight)))
+    first = smallest(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part
+    if first < len(listed):
+        name = listed[first][0]
+        raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")
+
+
+def _is_finite(numbers: Tensor) -> bool:
+    return not numbers.numel() or all(map(torch.isfinite, torch.aminmax(numbers)))  # NaN passes through both

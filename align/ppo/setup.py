@@ -19,6 +19,8 @@ from align.ppo.experience import minibatches
 from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import load_reward_model
+from align.runtime.gathering import sharded_copies
+from align.runtime.sharding import is_sharded, whole_count
 from align.sampling.generation import Sampling
 from align.training.loop import MEMORY_ESTIMATE_UPDATES, largest_micro_batch
 from align.training.memory import FLOAT32_BYTES, cache_bytes
@@ -66,7 +68,7 @@ def check_memory(
         "sampling": lambda: cache_bytes(loaded.backbone, cached_tokens, sampled_rows),
     }
     accumulates |= bool(config.ptx_data)
-    trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
+    trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)
     more = {"mean of the weights": FLOAT32_BYTES * trained if config.ema_decay else 0}
     run.say(run.memory.check(config, module, [model for model in frozen if model], phases, accumulates, more))
 
@@ -159,6 +161,9 @@ def _start_from(reward_head: ScalarHead, mean: float, value_head: ScalarHead) ->
 
 def copy_backbone(backbone: Backbone) -> Backbone:
     """A copy of the model with its weights."""
-    copied = wrap(copy.deepcopy(backbone.model), check=False)
+    sharded = {id(weight): weight for weight in backbone.model.parameters() if is_sharded(weight)}
+    copies = sharded_copies(list(sharded.values()))
+    # deepcopy takes what it finds in its memo for copied already.
+    copied = wrap(copy.deepcopy(backbone.model, dict(zip(sharded, copies, strict=True))), check=False)
     copied.shares_prompts = backbone.shares_prompts
     return copied

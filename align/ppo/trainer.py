@@ -27,7 +27,8 @@ from align.ppo.setup import build_actor_critic, check_memory, copy_backbone, rat
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.rules.scoring import RuleScorer, rules_of_model
-from align.runtime.distributed import place_frozen_model, zero_stage
+from align.runtime.distributed import zero_stage
+from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine
 from align.training.factory import make_optimization
 from align.training.optimization import Optimization
@@ -90,8 +91,9 @@ class PPOTrainer:
         held_out = self._encode(validation_prompts) if validation_prompts else []
         ptx = PtxLoss(config, self.loaded) if config.ptx_data else None
 
-        scoring = load_scoring_models(config, self.loaded, self.run.accelerator, models, judges)
-        module = build_actor_critic(config, self.loaded, scoring.mounted, scoring.critic_start)
+        with sharded_loading(self.run.accelerator):
+            scoring = load_scoring_models(config, self.loaded, self.run.accelerator, models, judges)
+            module = build_actor_critic(config, self.loaded, scoring.mounted, scoring.critic_start)
         optimization, roles, refresh = self._prepare(module, scoring, encoded)
         rewards = self._rewards(scoring, functions, roles)
         judging = self._judging(scoring, judge_functions, roles) if judge else None
@@ -134,8 +136,9 @@ class PPOTrainer:
         config, loaded, accelerator = self.config, self.loaded, self.run.accelerator
         if config.reference_refresh and zero_stage(accelerator) == 3:
             raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-        reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone))
-        start = LanguageModel(copy_backbone(loaded.backbone)) if config.reference_refresh and reference else None
+        with sharded_loading(accelerator):
+            reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone))
+            start = LanguageModel(copy_backbone(loaded.backbone)) if config.reference_refresh and reference else None
         check_memory(self.run, config, loaded, module, [reference, start, *scoring.modules], prompts)
         placed_reference = place_frozen_model(reference, accelerator) if reference else None
         placed_start = place_frozen_model(start, accelerator) if start else None

@@ -23,6 +23,7 @@ from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load, load_config
 from align.models.roles import RewardModel
 from align.runtime.distributed import compute_dtype
+from align.runtime.gathering import whole_weights
 from align.settings import ModelConfig
 
 HEAD, FACTS = "reward_head.safetensors", "reward.json"
@@ -181,5 +182,6 @@ def _foreign_head(folder: str, loaded: LoadedModel) -> tuple[ScalarHead, float]:
     except UserError as error:
         raise UserError(f"{folder}: {error}") from error
     head = ScalarHead(loaded.backbone.hidden_size, bias=False)
-    head.linear.weight.copy_(score.weight)
-    return head, 0.0 if score.bias is None else -float(score.bias)
+    with whole_weights(score.parameters()):
+        head.linear.weight.copy_(score.weight)
+        return head, 0.0 if score.bias is None else -float(score.bias)

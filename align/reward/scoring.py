@@ -13,8 +13,8 @@ from align.errors import UserError
 from align.examples import EncodedRanking, PromptResponse, SampledResponse, SharedPrompt
 from align.models.backbone import Backbone, flops_profile
 from align.reward.checkpoint import LoadedReward
-from align.runtime.distributed import place_frozen_model
 from align.runtime.flops import FlopsProfile, training_flops
+from align.runtime.sharding import place_frozen_model
 from align.tensor_ops import Padded
 from align.tokenization import Tokenization
 from align.training.memory_dry_run import BatchShape

@@ -15,8 +15,9 @@ from align.models.loading import LoadedModel, load
 from align.models.roles import LanguageModel
 from align.rules.rubric_settings import RubricSettings
 from align.rules.rubrics import LetterJudge, RubricQuestion, RubricScorer, read_rubrics
-from align.runtime.distributed import compute_dtype, place_frozen_model, run_on_main
+from align.runtime.distributed import compute_dtype, run_on_main
 from align.runtime.endpoint import post_json
+from align.runtime.sharding import place_frozen_model
 from align.settings import ModelConfig
 from align.tensor_ops import Padded
 

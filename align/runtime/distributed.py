@@ -1,8 +1,8 @@
 """Processes and devices: one laptop, several GPUs, or DeepSpeed, all through accelerate's launcher."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -83,7 +83,7 @@ def make_accelerator(dtype: torch.dtype, max_grad_norm: float, **kwargs: Any) ->
         raise UserError("DeepSpeed is not installed; install the extra: pip install 'align-rlhf[deepspeed]'") from error
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:
-        # transformers would load models sharded; here each is loaded whole, checked, and then sharded by its engine.
+        # transformers would let the first process read a whole model; align.runtime.sharding loads without that.
         unset_hf_deepspeed_config()
         # Batches are cut by tokens and losses divided by global counts already, so the engine must not divide by anything.
         plugin.deepspeed_config |= {
@@ -104,56 +104,14 @@ def zero_stage(accelerator: Accelerator) -> int:
     return plugin.zero_stage if plugin is not None else 0
 
 
-def place_frozen_model(module: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Put a model that is not trained on the device; under ZeRO-3 its weights are sharded like the trained ones.
-
-    It gets its own engine: `accelerator.prepare` keeps only the last of several models.
-    """
-    module = module.eval().requires_grad_(False)
-    if zero_stage(accelerator) < 3:
-        return module.to(accelerator.device)
-    import deepspeed
-
-    # Until the trained module's engine is made, the launcher's config holds "auto" for values that depend on the optimizer;
-    # a frozen model needs none of them.
-    launched = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
-    zero = {key: value for key, value in launched.items() if key != "offload_optimizer" and value != "auto"}
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": next(module.parameters()).dtype == torch.bfloat16},
-        "zero_optimization": zero,
-    }
-    engine = deepspeed.initialize(model=module, config=config)[0]
-    engine.eval()
-    return cast(nn.Module, engine)
-
-
-@contextmanager
-def gathered_weights(module: nn.Module, accelerator: Accelerator) -> Iterator[None]:
-    """Gather weights that ZeRO-3 has sharded, once for a whole rollout instead of once for each token.
-
-    The engine's gather-and-release hooks are off meanwhile: they would release what the next token needs.
-    """
-    if zero_stage(accelerator) < 3:
-        yield
-        return
-    import deepspeed
-    from trl.models.utils import add_hooks, remove_hooks
-
-    with deepspeed.zero.GatheredParameters(list(module.parameters())):
-        remove_hooks(module)
-        try:
-            yield
-        finally:
-            add_hooks(module)
-
-
 def gather_rows(rows: Sequence[Item], accelerator: Accelerator) -> list[Item]:
     """The rows of all processes, in the order of ranks, on every process. Rows are plain Python objects."""
     return list(gather_object(list(rows))) if accelerator.num_processes > 1 else list(rows)
 
 
-def exchange_rows(rows: Mapping[int, Tensor], count: int, accelerator: Accelerator) -> list[Tensor]:
+def exchange_rows(
+    rows: Mapping[int, Tensor], count: int, accelerator: Accelerator, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """The tensors [C, L] of all rows, in their order, on every process and on the CPU; L differs from row to row.
 
     They travel as numbers in one buffer, not as pickled objects.
@@ -161,8 +119,9 @@ def exchange_rows(rows: Mapping[int, Tensor], count: int, accelerator: Accelerat
     Args:
         rows: this process's, by their number; each number is on one process alone.
         count: of rows on all processes.
+        dtype: of all rows; a process without any cannot tell.
     """
-    if accelerator.num_processes == 1:
+    if accelerator.num_processes == 1 or not count:
         return [rows[number].cpu() for number in range(count)]
     shapes = torch.zeros(count, 2, dtype=torch.long, device=accelerator.device)
     for number, row in rows.items():
@@ -171,7 +130,7 @@ def exchange_rows(rows: Mapping[int, Tensor], count: int, accelerator: Accelerat
     ends = shapes.prod(1).cumsum(0).tolist()
     starts = [0, *ends[:-1]]
     # A sum with the zeros of the other processes is the number itself.
-    buffer = torch.zeros(ends[-1], device=accelerator.device)
+    buffer = torch.zeros(ends[-1], dtype=dtype, device=accelerator.device)
     for number, row in rows.items():
         buffer[starts[number] : ends[number]] = row.reshape(-1)
     buffer = sum_across_processes(buffer, accelerator).cpu()
@@ -220,14 +179,23 @@ def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
 
 @torch.no_grad()
 def broadcast_trainable_weights(module: nn.Module, accelerator: Accelerator) -> None:
-    """Give every process the first one's values of all weights that are trained. They must not be sharded yet."""
+    """Give every process the first one's values of all weights that are trained, except those that were loaded sharded."""
     if accelerator.num_processes == 1:
         return
     for weight in module.parameters():
-        if weight.requires_grad:
+        if weight.requires_grad and weight.numel():  # ZeRO-3 leaves an empty tensor where a weight was
             values = weight.to(accelerator.device).contiguous()  # NCCL takes tensors on the GPU alone
             torch.distributed.broadcast(values, src=0)
             weight.copy_(values)
+
+
+def largest(number: int, accelerator: Accelerator) -> int:
+    """The largest of all processes' numbers."""
+    if accelerator.num_processes == 1:
+        return number
+    found = torch.tensor(number, device=accelerator.device)
+    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+    return int(found)
 
 
 def sum_across_processes(values: Tensor, accelerator: Accelerator) -> Tensor:

@@ -7,7 +7,6 @@ multiplied with the vocabulary matrix, and a frozen matrix has no weight gradien
 and token instead of 6.
 """
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from align.runtime.sharding import whole_count, whole_shape
 
 PEAKS = {
     "NVL": 835e12,  # H100 NVL and H200 NVL. All from NVIDIA's datasheets, half of their numbers "with sparsity"
@@ -145,10 +146,9 @@ def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, e
         for weight in weights:
             if not isinstance(weight, Tensor):
                 continue
-            shape = getattr(weight, "ds_shape", weight.shape)  # ZeRO-3 leaves an empty tensor where a weight was
-            if len(shape) < 2:
+            if len(whole_shape(weight)) < 2:
                 continue
-            count = round(math.prod(shape) * (expert_share if is_expert else 1.0))
+            count = round(whole_count(weight) * (expert_share if is_expert else 1.0))
             if weight.requires_grad:
                 trained += count
             else:

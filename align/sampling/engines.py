@@ -1,15 +1,22 @@
 """The interface of sampling engines, and the engine that samples with the trained model itself."""
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
+
+import torch
 
 from align.errors import UserError
 from align.models.loading import LoadedModel
-from align.runtime.distributed import gathered_weights, map_across_processes
+from align.runtime.distributed import exchange_rows, largest, share_of_process
+from align.runtime.gathering import LayerGathering, whole_weights, without_engine_hooks
+from align.runtime.sharding import is_sharded, whole_bytes
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
 from align.seeds import SeedKey
+from align.training.memory import GIB, cache_bytes
 from align.training.optimization import Optimization
 
 
@@ -41,31 +48,61 @@ class SamplingEngine(Protocol):
 
 
 class TransformersEngine:
-    """Samples with the trained model itself; the rows are divided among the processes."""
+    """Samples with the trained model itself; the rows are divided among the processes.
 
-    def __init__(self, optimization: Optimization, loaded: LoadedModel) -> None:
-        self.optimization, self.loaded = optimization, loaded
+    Args:
+        optimization: of the module that the policy is part of.
+        loaded: the policy.
+        zero3_sampling: as in `EngineConfig`.
+    """
+
+    def __init__(self, optimization: Optimization, loaded: LoadedModel, zero3_sampling: str = "auto") -> None:
+        self.optimization, self.loaded, self.zero3_sampling = optimization, loaded, zero3_sampling
+        self.sampled_whole: bool | None = None
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
-        uniforms, loaded, accelerator = (
-            row_uniforms(len(prompts), sampling, *seed),
-            self.loaded,
-            self.optimization.accelerator,
-        )
-
-        def sample_rows(rows: list[int]) -> list[tuple[list[int], bool]]:
-            if not rows:
-                return []
-            own_prompts = [prompts[row] for row in rows]
-            sampled = sample(loaded.backbone, own_prompts, uniforms[rows], sampling, loaded.tokenization.end_ids)
-            return list(zip(sampled.ids, sampled.ended, strict=True))
-
-        with gathered_weights(self.optimization.module, accelerator), loaded.backbone.adapter(loaded.adapter):
-            results = map_across_processes(range(len(prompts)), sample_rows, accelerator)
-        return Responses([ids for ids, _ in results], [ended for _, ended in results])
+        loaded, accelerator = self.loaded, self.optimization.accelerator
+        uniforms = row_uniforms(len(prompts), sampling, *seed)
+        own = share_of_process(range(len(prompts)), accelerator)
+        own_prompts = [prompts[row] for row in own]
+        with self._readable(self._fits_whole(prompts, sampling)), loaded.backbone.adapter(loaded.adapter):
+            sampled = sample(loaded.backbone, own_prompts, uniforms[own], sampling, loaded.tokenization.end_ids)
+        # A row is its ids, and whether it ended.
+        responses = (torch.tensor([[*ids, ended]]) for ids, ended in zip(sampled.ids, sampled.ended, strict=True))
+        rows = exchange_rows(dict(zip(own, responses, strict=True)), len(prompts), accelerator, torch.long)
+        everywhere: list[list[int]] = [row[0].tolist() for row in rows]
+        return Responses([row[:-1] for row in everywhere], [bool(row[-1]) for row in everywhere])
 
     def weights_changed(self) -> None:
         pass
+
+    @contextmanager
+    def _readable(self, whole: bool) -> Iterator[None]:
+        """Weights that ZeRO-3 has sharded, gathered for this rollout: all at once, or layer by layer as they are read."""
+        model, accelerator = self.loaded.backbone.model, self.optimization.accelerator
+        reading = whole_weights(model.parameters()) if whole else LayerGathering(model, accelerator).reading()
+        with without_engine_hooks(self.optimization.module, accelerator), reading:
+            yield
+
+    def _fits_whole(self, prompts: Sequence[list[int]], sampling: Sampling) -> bool:
+        """Whether every process samples with whole weights; a change of it is told.
+
+        Unless it is set, it follows from the memory that is free now, on the process that has the least.
+        """
+        run, backbone = self.optimization.run, self.loaded.backbone
+        sharded = [weight for weight in backbone.model.parameters() if is_sharded(weight)]
+        if not sharded:
+            return True
+        own = math.ceil(len(prompts) / run.accelerator.num_processes)
+        tokens = min(own * (max(map(len, prompts), default=0) + sampling.max_new_tokens), sampling.batch_tokens)
+        needed = sum(map(whole_bytes, sharded)) + cache_bytes(backbone, tokens, own)
+        left = -largest(-run.memory.left(), run.accelerator)
+        whole = self.zero3_sampling == "whole" or (self.zero3_sampling == "auto" and needed <= left)
+        if whole != self.sampled_whole:
+            how = "whole weights on every process" if whole else "weights gathered layer by layer, which is slower"
+            run.say(f"sampling with {how}: {needed / GIB:.2f} GiB needed for whole ones, {left / GIB:.2f} free")
+        self.sampled_whole = whole
+        return whole
 
     def close(self) -> None:
         pass
@@ -81,7 +118,7 @@ def make_engine(config: EngineConfig, optimization: Optimization, loaded: Loaded
         UserError: if vLLM is not installed or cannot serve this model, or if its server cannot be used.
     """
     if config.engine == "transformers":
-        return TransformersEngine(optimization, loaded)
+        return TransformersEngine(optimization, loaded, config.zero3_sampling)
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"engine {config.engine}: vLLM is not installed where the training runs (it carries the weights to the server "

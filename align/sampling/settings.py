@@ -100,6 +100,11 @@ class EngineConfig:
         "what samples: transformers with the model in training, a vLLM server on GPUs of its own, or vLLM in the training "
         "processes, on their GPUs",
     )
+    zero3_sampling: Literal["auto", "whole", "layers"] = option(
+        "auto",
+        "how transformers samples from a policy that ZeRO-3 has sharded: with whole weights on every process, or gathered "
+        "layer by layer, which is slower; auto: whole where the free memory allows it",
+    )
     vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
     vllm_timeout: float = option(300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers")
     vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)")

@@ -13,7 +13,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from align.errors import UserError, first_line
 from align.models.loading import LoadedModel
-from align.runtime.distributed import gathered_weights, map_across_processes
+from align.runtime.distributed import map_across_processes
+from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights

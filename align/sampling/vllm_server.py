@@ -21,7 +21,8 @@ from urllib3.util.retry import Retry
 
 from align.errors import UserError, first_line
 from align.models.loading import LoadedModel
-from align.runtime.distributed import gathered_weights, run_on_main
+from align.runtime.distributed import run_on_main
+from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout

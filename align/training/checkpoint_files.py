@@ -3,23 +3,35 @@
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from align.errors import UserError
 from align.files import PARTIAL, read_json, sync, write_json
 
 CHECKSUMS = "checksums.json"
-FORMAT = 1
-"""The number in `checksums.json` changes when a checkpoint's files do."""
+FORMAT, READABLE = 2, (1, 2)
+"""The number in `checksums.json` changes when a checkpoint's files do: in 1, there were no parts of a state."""
 
 
-def write_checksums(folder: Path) -> None:
-    """Store size and SHA-256 of each file of a folder, as the disk gives them back."""
-    files = {}
+def write_checksums(folder: Path, known: Mapping[str, dict[str, Any]] | None = None) -> None:
+    """Store size and SHA-256 of each file of a folder, as the disk gives them back.
+
+    Args:
+        known: of files that other processes have read already, by name.
+    """
+    files = dict(known or {})
     for path in sorted(folder.iterdir()):
-        forget_cached(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        if path.name not in files:
+            files[path.name] = checksum(path)
     write_json(folder / CHECKSUMS, {"format": FORMAT, "files": files})
+
+
+def checksum(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, as the disk gives it back."""
+    forget_cached(path)
+    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
 
 
 def forget_cached(path: Path) -> None:
@@ -44,7 +56,7 @@ def fault_of(folder: Path) -> str:
         return f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
         stored = read_json(folder / CHECKSUMS)
-        if stored["format"] != FORMAT:
+        if stored["format"] not in READABLE:
             return f"another version of this package wrote it (format {stored['format']}, here {FORMAT})"
         for name, expected in stored["files"].items():
             path = folder / name

@@ -1,7 +1,7 @@
 """The optimization of `align.training.optimization` on a DeepSpeed engine: ZeRO 1, 2 and 3, with or without offload.
 
-Its state is read and written through DeepSpeed's access to unsharded float32 tensors, so all checkpoints have one format:
-they resume on another number of processes, on another ZeRO stage or without DeepSpeed, and contain no pickle.
+Each process writes and reads its own part of the state, in one format for all stages: a checkpoint resumes on another number
+of processes, on another ZeRO stage or without DeepSpeed, and contains no pickle.
 """
 
 import math
@@ -9,18 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import deepspeed
 import torch
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
 )
 from torch import Tensor, nn
 
 from align.errors import UserError
 from align.runtime.distributed import zero_stage
+from align.runtime.sharding import is_sharded, whole_count, whole_shape
 from align.training.averaging import WeightAverage
 from align.training.expert_load import ExpertLoad
 from align.training.optimization import (
@@ -33,6 +34,7 @@ from align.training.optimization import (
 )
 from align.training.run import Run
 from align.training.schedule import RateGroup
+from align.training.stored_state import Part, StoredState
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -46,6 +48,7 @@ class DeepSpeedOptimization(Optimization):
 
     module: Any
     """The engine; DeepSpeed ships no types."""
+    keeps_parts = True
 
     def __init__(
         self, run: Run, module: nn.Module, total: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
@@ -53,6 +56,8 @@ class DeepSpeedOptimization(Optimization):
         if run.config.optimizer != "adamw":
             raise UserError(f"optimizer {run.config.optimizer}: not possible under DeepSpeed; use adamw")
         self.run, self.total, self.accelerator = run, total, run.accelerator
+        if any(map(is_sharded, module.parameters())):  # the engine takes a module that was loaded sharded as it is
+            _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
@@ -95,16 +100,16 @@ class DeepSpeedOptimization(Optimization):
     def _make_states(self) -> None:
         """Make the moments of every flat shard now, so that they can be read and written before the first step.
 
-        ZeRO 1 and 2 make and link them at the first step, and only those of the first parameter group.
+        DeepSpeed makes them at the first step; ZeRO 1 and 2 then link those of the first parameter group alone.
         """
         engine, inner = self.module.optimizer, self.module.optimizer.optimizer
+        of_groups = [flat for group in inner.param_groups for flat in group["params"]]
+        for flat in getattr(engine, "fp32_partitioned_groups_flat", of_groups):  # the former is ZeRO-3's
+            step = torch.zeros((), device=flat.device) if isinstance(inner, torch.optim.AdamW) else 0
+            inner.state[flat] = {"step": step} | {key: torch.zeros_like(flat) for key in MOMENTS}
         if hasattr(engine, "_lazy_init_hp_params_optimizer_state"):
-            for flat in (flat for group in inner.param_groups for flat in group["params"]):
-                step = torch.zeros((), device=flat.device) if isinstance(inner, torch.optim.AdamW) else 0
-                inner.state[flat] = {"step": step} | {key: torch.zeros_like(flat) for key in MOMENTS}
             engine._hp_optimizer_states_linked = False
             engine._lazy_init_hp_params_optimizer_state()
-        self._set_steps(0.0)  # ZeRO-3 made its buffers by a step with zero gradients, which must not count
 
     def _set_steps(self, count: float) -> None:
         for state in self.module.optimizer.optimizer.state.values():
@@ -114,42 +119,89 @@ class DeepSpeedOptimization(Optimization):
     def _drop_gradients(self) -> None:
         self.module.zero_grad()
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        tensors: dict[str, Tensor] = {}
-        steps = [float(state["step"]) for state in self.module.optimizer.optimizer.state.values()]
+    def state(self) -> tuple[Mapping[str, Tensor | Part], dict[str, float]]:
+        """What this process keeps of masters and moments: nothing is gathered."""
+        tensors: dict[str, Tensor | Part] = {}
         for name, weight in self.trainable.items():
-            state = {"master": safe_get_full_fp32_param(weight)}
-            state |= {key: safe_get_full_optimizer_state(weight, key) for key in MOMENTS}
-            if self.run.is_main:
-                tensors |= {f"{key}/{name}": value.cpu() for key, value in state.items()}
-                tensors[f"step/{name}"] = torch.tensor(max(steps, default=0.0))
+            own = {"master" if key is None else key: _own_part(weight, key) for key in (None, *MOMENTS)}
+            tensors |= {f"{key}/{name}": part for key, part in own.items() if part is not None}
         if self.average:
             with self.average.in_place_of(self._shards()):
-                means = {name: safe_get_full_fp32_param(weight) for name, weight in self.trainable.items()}
-            tensors |= {f"{AVERAGE}/{name}": value.cpu() for name, value in means.items()} if self.run.is_main else {}
+                for name, weight in self.trainable.items():
+                    if (part := _own_part(weight)) is not None:
+                        tensors[f"{AVERAGE}/{name}"] = part._replace(values=part.values.clone())
+        if self.run.is_main:
+            steps = [float(state["step"]) for state in self.module.optimizer.optimizer.state.values()]
+            tensors |= {f"step/{name}": torch.tensor(max(steps, default=0.0)) for name in self.trainable}
         return tensors, {}
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        shapes = {
-            name: torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")
-            for name, weight in self.trainable.items()
-        }
-        require_same_weights(tensors, shapes)
+        assert isinstance(tensors, StoredState)
+        require_same_weights(tensors, {name: tuple(whole_shape(weight)) for name, weight in self.trainable.items()})
         if self.average:  # one that was not kept before starts from here
             for name, weight in self.trainable.items():
-                mean = tensors.get(f"{AVERAGE}/{name}", tensors[f"master/{name}"])
-                safe_set_full_fp32_param(weight, mean.to(self.accelerator.device))
+                kept = f"{AVERAGE}/{name}" in tensors.shapes
+                _set_own_part(weight, tensors, f"{AVERAGE if kept else 'master'}/{name}")
             self.average.restart(self._shards())
         for name, weight in self.trainable.items():
-            master = tensors[f"master/{name}"].to(self.accelerator.device)
-            safe_set_full_fp32_param(weight, master)
+            _set_own_part(weight, tensors, f"master/{name}")
             for key in MOMENTS:
-                safe_set_full_optimizer_state(weight, tensors[f"{key}/{name}"].to(self.accelerator.device), key)
-            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0), torch.no_grad():
-                weight.copy_(master)
-        self._set_steps(max(float(value) for key, value in tensors.items() if key.startswith("step/")))
+                _set_own_part(weight, tensors, f"{key}/{name}", key)
+        if zero_stage(self.accelerator) == 3:
+            for weight in self.trainable.values():
+                _compute_with_master(weight)
+        else:
+            self.module.optimizer.update_lp_params()
+        self._set_steps(max(float(tensors[key]) for key in tensors.shapes if key.startswith("step/")))
 
     def model_state(self) -> dict[str, Tensor]:
         if zero_stage(self.accelerator) == 3:
             return self.accelerator.get_state_dict(self.module) or {}  # unsharded on the main process, nothing elsewhere
         return dict(self.module.module.state_dict())
+
+
+def _convert_new_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Bring heads and adapters into the number format that a bfloat16 engine computes in; it keeps masters in float32."""
+    for weight in module.parameters():
+        if not is_sharded(weight) and dtype == torch.bfloat16:
+            weight.data = weight.data.to(dtype)
+
+
+def _own_part(weight: Tensor, moment: str | None = None) -> Part | None:
+    """What this process keeps of a weight's float32 master, or of one of its moments; None: nothing."""
+    state: Any = weight
+    if is_sharded(weight):
+        values = safe_get_local_fp32_param(weight) if moment is None else safe_get_local_optimizer_state(weight, moment)
+        start = values.numel() * state.ds_zero_partition_rank
+        values = values[: max(0, whole_count(weight) - start)]  # what follows is padding
+    elif state._hp_mapping is None:
+        return None
+    else:
+        values, start = state._hp_mapping.get_hp_fragment(moment), state._hp_mapping.lp_fragment_address.start
+    return Part(values, start, tuple(whole_shape(weight))) if values.numel() else None
+
+
+def _set_own_part(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:
+    """Read what this process keeps of a master or of a moment."""
+    part = _own_part(weight, moment)
+    if part is None:
+        return
+    values = tensors.part(name, part.start, part.values.numel())
+    state: Any = weight
+    if not is_sharded(weight):
+        part.values.data.copy_(values)
+        return
+    padded = torch.zeros(state.ds_tensor.numel(), device=part.values.device)
+    padded[: len(values)] = values
+    if moment is None:
+        safe_set_local_fp32_param(weight, padded)
+    else:
+        safe_set_local_optimizer_state(weight, padded, moment)
+
+
+def _compute_with_master(weight: Tensor) -> None:
+    """Under ZeRO-3, round this process's part of the master to the weight that computes."""
+    state: Any = weight
+    if state.ds_status is ZeroParamStatus.AVAILABLE:  # a small one that stays gathered
+        state.partition()
+    state.ds_tensor.data.copy_(safe_get_local_fp32_param(weight))

@@ -25,6 +25,7 @@ from align.models.backbone import Backbone, cache_elements_per_token, model_clas
 from align.models.loading import base_of, load_config
 from align.runtime.distributed import compute_dtype, cpu_flags
 from align.runtime.heap import release_freed_memory
+from align.runtime.sharding import whole_bytes, whole_count, whole_shape
 from align.settings import ModelConfig, RunConfig
 
 GIB = 2**30
@@ -112,11 +113,13 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
         weights: bytes of all weights, frozen ones and those of other models included.
         sharding: how DeepSpeed shards them.
     """
-    count = sum(weight.numel() for weight in trained)
-    masters = sum(FLOAT32_BYTES * weight.numel() for weight in trained if weight.dtype != torch.float32)
+    count = sum(map(whole_count, trained))
+    masters = sum(FLOAT32_BYTES * whole_count(weight) for weight in trained if weight.dtype != torch.float32)
     state = 2 * FLOAT32_BYTES * count  # AdamW: two moments
     if optimizer == "adafactor":  # a row and a column for each matrix, a vector whole
-        state = sum(FLOAT32_BYTES * (sum(w.shape[-2:]) if w.dim() > 1 else w.numel()) for w in trained)
+        state = sum(
+            FLOAT32_BYTES * (sum(shape[-2:]) if len(shape) > 1 else sum(shape)) for shape in map(whole_shape, trained)
+        )
     stage, processes, offload = sharding
     if stage:
         masters, state = (0, 0) if offload else (masters // processes, state // processes)
@@ -127,7 +130,7 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
 def weights_bytes(modules: Sequence[nn.Module]) -> int:
     """Bytes of all weights of some modules; shared weights count once."""
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
-    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+    return sum(map(whole_bytes, weights.values()))
 
 
 def cache_bytes(backbone: Backbone, tokens: int, rows: int) -> int:
@@ -164,6 +167,12 @@ class Memory:
             return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         held, local_processes = psutil.Process().memory_info().rss, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return int(held) + min(int(psutil.virtual_memory().available), _cgroup_bytes_left()) // local_processes
+
+    def left(self) -> int:
+        """Bytes that this process could hold in addition to what it holds now."""
+        cuda = self.device.type == "cuda"
+        held = torch.cuda.memory_allocated(self.device) if cuda else int(psutil.Process().memory_info().rss)
+        return max(0, self.free() - held)
 
     def peak(self) -> int:
         """The most bytes that were held since the run began."""

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from align.models.backbone import Backbone, dry_run_states
+from align.runtime.sharding import is_sharded, whole_shape
 from align.tensor_ops import entropy_of, log_probs_of
 
 
@@ -112,7 +113,7 @@ def pass_bytes(role_passes: Sequence[RolePass], shape: BatchShape, backward: boo
 
     module = _BackbonesOfPass(backbones, run_pass)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        weights: dict[str, Tensor] = {name: mode.from_tensor(weight) for name, weight in module.named_parameters()}
+        weights: dict[str, Tensor] = {name: _without_data(mode, weight) for name, weight in module.named_parameters()}
         for weight in weights.values():
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(_drop_gradient)
@@ -132,6 +133,14 @@ def _loss(role: RolePass, shape: BatchShape, backward: bool) -> Tensor:
         if not backward:
             values = values + entropy_of(logits)
         return values.sum()
+
+
+def _without_data(mode: FakeTensorMode, weight: Tensor) -> Tensor:
+    """A whole weight's stand-in; the weight itself may be sharded."""
+    if not is_sharded(weight):
+        return mode.from_tensor(weight)
+    whole = torch.empty(whole_shape(weight), dtype=weight.dtype, device=weight.device)
+    return whole.requires_grad_(weight.requires_grad)
 
 
 def _drop_gradient(weight: Tensor) -> None:

@@ -11,17 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from transformers.optimization import Adafactor
 
 from align.batches.micro_batches import MicroBatch
 from align.errors import UserError
 from align.runtime.distributed import sum_across_processes
+from align.runtime.sharding import whole_shape
 from align.settings import RunConfig
 from align.training.averaging import WeightAverage
 from align.training.expert_load import ExpertLoad
+from align.training.reduction import GradientReduction
 from align.training.run import Run, StopRequestedError
 from align.training.schedule import RateGroup
+from align.training.stored_state import Part, shapes_of
 
 AVERAGE = "average"
 """The name of the mean of the weights in a checkpoint, beside those of the optimizer's state."""
@@ -38,7 +40,7 @@ class Optimization:
     """The trainable weights of one module under one optimizer.
 
     Weights in bfloat16 have float32 masters, so that small updates are not rounded away: a gradient is added to its master's
-    as soon as it is complete, and then dropped. Gradients are summed over processes once per update.
+    as soon as it is complete, and then dropped. They are summed over processes during the last backward pass of each loss.
 
     Args:
         run: settings, processes and the folder.
@@ -50,6 +52,9 @@ class Optimization:
 
     average: WeightAverage | None = None
     expert_load: ExpertLoad | None = None
+    reduction: GradientReduction | None = None
+    keeps_parts = False
+    """Whether `state` is what this process keeps of tensors, and not whole ones."""
 
     def __init__(
         self, run: Run, module: nn.Module, total: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
@@ -63,6 +68,8 @@ class Optimization:
         self.optimizer = build_optimizer(run.config, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
         self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
+        if self.accelerator.num_processes > 1:
+            self.reduction = GradientReduction(self.trainable, self.masters)
 
     def accumulate(self, batches: Iterable[MicroBatch], loss: Callable[[list[int]], tuple[Tensor, Sums]]) -> Sums:
         """Sum gradients over micro-batches, and metrics over micro-batches and processes.
@@ -77,16 +84,22 @@ class Optimization:
         totals: Sums = {}
         batches = list(batches)
         row_count = self._count_rows(batches) if self.expert_load else 0.0
-        for batch in batches:
+        if self.reduction:
+            self.reduction.begin()
+        for number, batch in enumerate(batches):
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
                 self._leave_untouched_update()
             value, sums = loss(batch.rows)
             if self.expert_load:
                 value, sums = self.expert_load.add(value, sums, len(batch.rows), row_count)
+            if self.reduction and number + 1 == len(batches):
+                self.reduction.listen()
             self._backward(value * batch.weight)
             for name, amount in {"loss": value, **sums}.items():
                 added = amount.detach().double() * batch.weight
                 totals[name] = totals[name] + added if name in totals else added
+        if self.reduction:
+            self.reduction.finish()
         names = sorted(totals)
         summed = sum_across_processes(torch.stack([totals[name].reshape(()) for name in names]), self.accelerator)
         result = dict(zip(names, summed, strict=True))
@@ -131,9 +144,6 @@ class Optimization:
         return self.optimizer.param_groups
 
     def _apply(self) -> float:
-        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        if self.accelerator.num_processes > 1:
-            _sum_gradients(gradients)
         limit = self.run.config.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), limit))
         if not math.isfinite(norm):
@@ -158,9 +168,9 @@ class Optimization:
         for tensor in (*self.masters.values(), *self.trainable.values()):
             tensor.grad = None
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Masters and optimizer state as tensors, and numbers, by name. Independent of the number of processes."""
-        tensors = {f"master/{name}": master.detach() for name, master in self.masters.items()}
+    def state(self) -> tuple[Mapping[str, Tensor | Part], dict[str, float]]:
+        """Masters and optimizer state as tensors, whole or this process's part of them, and numbers, by name."""
+        tensors: dict[str, Tensor | Part] = {f"master/{name}": master.detach() for name, master in self.masters.items()}
         tensors |= {f"{AVERAGE}/{name}": value for name, value in (self.average.values if self.average else {}).items()}
         numbers: dict[str, float] = {}
         for name, master in self.masters.items():
@@ -177,7 +187,7 @@ class Optimization:
         Raises:
             UserError: if names or shapes differ from this module's: a checkpoint of another model or other settings.
         """
-        require_same_weights(tensors, self.masters)
+        require_same_weights(tensors, shapes_of(self.masters))
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(tensors[f"master/{name}"])
@@ -185,9 +195,10 @@ class Optimization:
                 if self.average:  # one that was not kept before starts from here
                     self.average.values[name].copy_(tensors.get(f"{AVERAGE}/{name}", master))
         for stored in (tensors, numbers):
-            for path, value in stored.items():
+            for path in stored:
                 key, name = path.split("/", 1)
                 if key not in ("master", AVERAGE):
+                    value = stored[path]
                     kept = value.to(self.masters[name].device, copy=True) if isinstance(value, Tensor) else value
                     self.optimizer.state[self.masters[name]][key] = kept
 
@@ -196,18 +207,18 @@ class Optimization:
         return dict(self.module.state_dict())
 
 
-def require_same_weights(tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+def require_same_weights(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse the state of another module.
 
     Args:
         tensors: a stored state.
-        weights: this module's weights by name, unsharded.
+        expected: the whole shapes of this module's weights by name.
 
     Raises:
         UserError: if the checkpoint's weights have other names or shapes.
     """
-    stored = {name.removeprefix("master/"): value.shape for name, value in tensors.items() if name.startswith("master/")}
-    expected = {name: value.shape for name, value in weights.items()}
+    shapes = shapes_of(tensors)
+    stored = {name.removeprefix("master/"): shape for name, shape in shapes.items() if name.startswith("master/")}
     different = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
     if different:
         raise UserError(f"the checkpoint belongs to another model or other settings ('{different[0]}' does not match)")
@@ -229,19 +240,6 @@ def _master(weight: nn.Parameter) -> Tensor:
     return master
 
 
-def _sum_gradients(gradients: list[Tensor], bucket_elements: int = 25_000_000) -> None:
-    """Sum gradients over all processes in place, in buckets of about 100 MB."""
-    bucket: list[Tensor] = []
-    for number, gradient in enumerate(gradients):
-        bucket.append(gradient)
-        if sum(item.numel() for item in bucket) >= bucket_elements or number + 1 == len(gradients):
-            flat = _flatten_dense_tensors(bucket)
-            torch.distributed.all_reduce(flat)
-            for item, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-                item.copy_(summed)
-            bucket = []
-
-
 def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[RateGroup]) -> list[RateGroup]:
     """The groups, and before them one at `learning_rate` of all weights that they do not name."""
     named = frozenset().union(*(group.weights for group in groups))
@@ -259,7 +257,8 @@ def build_optimizer(config: RunConfig, weights: Mapping[str, Tensor], groups: Se
     parts: list[dict[str, Any]] = []
     for group in groups:
         listed = [weight for name, weight in weights.items() if name in group.weights]
-        matrices, others = [w for w in listed if w.dim() >= 2], [w for w in listed if w.dim() < 2]
+        matrices = [weight for weight in listed if len(whole_shape(weight)) >= 2]
+        others = [weight for weight in listed if len(whole_shape(weight)) < 2]
         parts.append({"params": matrices, "weight_decay": config.weight_decay, "metric": group.metric})
         parts.append({"params": others, "weight_decay": 0.0, "metric": group.metric})
     parts = [part for part in parts if part["params"]]

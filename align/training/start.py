@@ -1,11 +1,14 @@
 """The beginning that all stages share: a run's folder, and the model that it trains."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from align.builtin.zoo import resolve_model
 from align.errors import UserError
 from align.models.loading import LoadedModel, from_objects, load
+from align.runtime.sharding import sharded_loading
 from align.settings import ModelConfig, RunConfig
 from align.training.run import Run
 
@@ -39,8 +42,12 @@ def open_run(
     assert isinstance(config, ModelConfig)
     if isinstance(model, str):
         run = Run(replace(config, model=model), stage)  # type: ignore[call-arg]
+        # One process of a machine makes a built-in model. An error is raised below, on all of them.
+        with run.accelerator.local_main_process_first(), suppress(UserError):
+            resolve_model(model)
         run.memory.check_before_load(run.config, copies=frozen_copies)
-        return run, load(run.config, run.dtype, adapter, allow_reward_model)
+        with sharded_loading(run.accelerator):
+            return run, load(run.config, run.dtype, adapter, allow_reward_model)
     if isinstance(model, LoadedModel):
         return Run(config, stage), model
     if tokenizer is None:

@@ -102,7 +102,7 @@ def test_no_words_show_the_help_and_fail(capsys):
             "error: align data: argument check|clean: invalid choice: 'chek' (choose from 'check', 'clean')",
         ),
         (["data", "check"], "error: align data check: the following arguments are required: FILE"),
-        (["model"], "error: align model: the following arguments are required: list|fetch"),
+        (["model"], "error: align model: the following arguments are required: list|fetch|consolidate"),
         (["report"], "error: align report: the following arguments are required: RUN"),
         (["ppo", "--kl_bta", "0.1"], "error: unknown option --kl_bta; did you mean --kl_beta?"),
         (["sample"], "error: model is '', but must be given"),

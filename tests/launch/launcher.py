@@ -31,18 +31,20 @@ def run_script(words: Sequence[str], *before: str, **environment: str) -> str:
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | environment
     program = [sys.executable, *before, *words]
     done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-12000:]
     return done.stdout
 
 
-def launch(words: Sequence[str], settings: str, **environment: str) -> str:
-    """Run a script in two processes on the CPU, under one of the files in configs/accelerate, given without its ending."""
+def launch(words: Sequence[str], settings: str, processes: int = 2, **environment: str) -> str:
+    """Run a script in some processes on the CPU, under one of the files in configs/accelerate, given without its ending."""
     launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
-    launcher += ["--num_processes", "2", "--main_process_port", str(free_port())]
+    launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
     return run_script(words, *launcher, **environment)
 
 
-def launch_in_turn(scripts: Sequence[Sequence[str]], folder: Path, settings: str, **environment: str) -> str:
-    """Run several scripts one after another in the same two processes, whose imports are then paid for once."""
+def launch_in_turn(
+    scripts: Sequence[Sequence[str]], folder: Path, settings: str, processes: int = 2, **environment: str
+) -> str:
+    """Run several scripts one after another in the same processes, whose imports are then paid for once."""
     (folder / "scripts.json").write_text(json.dumps(scripts))
-    return launch([str(IN_TURN), str(folder / "scripts.json")], settings, **environment)
+    return launch([str(IN_TURN), str(folder / "scripts.json")], settings, processes, **environment)

@@ -18,7 +18,7 @@ from align.eval.reward.settings import RewardEvalConfig
 from align.examples import EncodedRanking
 from align.reward.metrics import ScoredRanking, pairs_and_differences, ranking_metrics
 from align.reward.scoring import group_sizes, reward_rankings
-from align.runtime.distributed import place_frozen_model
+from align.runtime.sharding import place_frozen_model
 from align.statistics import (
     correlation,
     kendall_tau,

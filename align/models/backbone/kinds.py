@@ -22,6 +22,7 @@ from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
 from align.models.backbone.verification import verify
+from align.runtime.gathering import readable
 
 
 def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: bool = True) -> Backbone:
@@ -38,7 +39,8 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
     kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
     backbone: Backbone = (EncoderBackbone if is_encoder(model.config) else kind)(model, peft_model)
     if check:
-        backbone.shares_prompts = verify(backbone)
+        with readable(model):
+            backbone.shares_prompts = verify(backbone)
     return backbone
 
 

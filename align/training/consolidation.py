@@ -1,0 +1,82 @@
+"""A plain transformers or PEFT folder from a run's checkpoint, whose weights may be in the parts of many processes."""
+
+from pathlib import Path
+
+import torch
+import yaml
+
+from align.errors import UserError
+from align.files import read_json
+from align.models.checkpoint import save_model, weights_of
+from align.models.loading import load
+from align.runtime.distributed import compute_dtype
+from align.settings import ModelConfig
+from align.training.checkpoint_files import fault_of, last_whole_checkpoint
+from align.training.optimization import AVERAGE
+from align.training.stored_state import StoredState
+
+PLACE = "backbone.model."
+"""Where every stage's module has the model that it trains."""
+
+
+def consolidate(source: Path, output: Path) -> Path:
+    """Save the policy of a checkpoint as a folder that loads elsewhere; where a mean of the weights was kept, that.
+
+    One process holds the model, and reads the checkpoint one weight after another.
+
+    Args:
+        source: a run's folder, whose last whole checkpoint is taken, or a checkpoint in it.
+        output: the folder to write; replaced in one step.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        UserError: if it is broken, holds no policy, or the model that the run started from cannot be loaded.
+    """
+    checkpoint = _checkpoint_of(source)
+    run = checkpoint.parents[1]
+    stored = StoredState(checkpoint)
+    if any(name.startswith("master/head.") for name in stored):
+        raise UserError(
+            f"{checkpoint}: it is of a reward model, whose mean over demonstrations is taken when its run saves it; resume "
+            f"the run, or take {run / 'model'}"
+        )
+    settings = _model_settings(run)
+    loaded = load(settings, compute_dtype(settings.dtype))
+    kept = AVERAGE if any(name.startswith(f"{AVERAGE}/") for name in stored) else "master"
+    with torch.no_grad():
+        for name, weight in loaded.backbone.model.named_parameters():
+            if not weight.requires_grad:
+                continue
+            value = f"{kept}/{PLACE}{name}"
+            if stored.shapes.get(value) != tuple(weight.shape):
+                raise UserError(
+                    f"{checkpoint}: its weights are not those of model '{settings.model}' ('{name}' does not match)"
+                )
+            weight.copy_(stored[value])
+    update = read_json(checkpoint / "trainer.json")["update"]
+    card = {"title": f"Policy after update {update}", "stage": "checkpoint", "run": run.absolute().name}
+    save_model(output, loaded, weights_of(loaded.backbone), card)
+    return checkpoint
+
+
+def _checkpoint_of(source: Path) -> Path:
+    if (source / "trainer.json").exists():
+        if fault := fault_of(source):
+            raise UserError(f"{source}: {fault}")
+        return source.absolute()
+    checkpoint, _ = last_whole_checkpoint(source)
+    if checkpoint is None:
+        raise UserError(f"{source}: neither a checkpoint nor a run with checkpoints (see save_every)")
+    return checkpoint.absolute()
+
+
+def _model_settings(run: Path) -> ModelConfig:
+    """The settings of a run that say what model it trains."""
+    path = run / "config.yaml"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return ModelConfig(**{name: found[name] for name in ModelConfig.__dataclass_fields__ if name in found})
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not the settings of a run ({error})") from error

@@ -1,0 +1,132 @@
+"""The state of an optimization on disk: whole, or in one file of each process with the parts that it keeps.
+
+A part is a run of a flattened tensor. Its file says in its header which, so that any number of processes, under any stage of
+ZeRO or none, reads what it needs and no more. torch.distributed.checkpoint was not taken: its index is a pickle, and the
+parts of ZeRO 1 and 2 do not follow its rules for sharded tensors.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from align.errors import UserError
+from align.training.checkpoint_files import forget_cached
+
+WHOLE = "state.safetensors"
+"""The state of an optimization that every process has whole."""
+PARTS = "parts"
+"""The key in a file's header of where its tensors belong: JSON of their names to their first number and the whole shape."""
+
+
+class Part(NamedTuple):
+    """What one process keeps of a tensor."""
+
+    values: Tensor
+    """[n] a run of the flattened tensor."""
+    start: int
+    """Where the run begins."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+
+
+class _Place(NamedTuple):
+    """Where a run of a tensor is on disk."""
+
+    file: Path
+    start: int
+    count: int
+
+
+def part_file(process: int, processes: int) -> str:
+    """The name of a process's file."""
+    return f"state-{process:05d}-of-{processes:05d}.safetensors"
+
+
+def save_parts(path: Path, parts: Mapping[str, Part]) -> None:
+    """Write a process's parts, read them back from the disk and compare.
+
+    Raises:
+        UserError: if they differ.
+    """
+    places = {name: [part.start, list(part.shape)] for name, part in parts.items()}
+    values = {name: part.values.detach().cpu().contiguous() for name, part in parts.items()}
+    save_file(values, path, metadata={PARTS: json.dumps(places)})
+    forget_cached(path)
+    with safe_open(path, framework="pt") as stored:
+        for name, value in values.items():
+            if not torch.equal(stored.get_tensor(name), value):
+                raise UserError(f"{path.name}: '{name}' was not written as it is in memory; is the disk sound?")
+
+
+class StoredState(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by name, each read when it is asked for, whole or in part.
+
+    Args:
+        folder: with a whole state, or with all files of its parts.
+
+    Raises:
+        UserError: if a part is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, list[_Place]] = {}
+        self._open: dict[Path, Any] = {}
+        for path in sorted(folder.glob("state*.safetensors")):
+            stored: Any = safe_open(path, framework="pt")
+            self._open[path] = stored
+            parts = json.loads((stored.metadata() or {}).get(PARTS, "{}"))
+            for name in stored.keys():  # noqa: SIM118 - not a dict
+                length = stored.get_slice(name).get_shape()
+                start, shape = parts.get(name, (0, length))
+                self.shapes[name] = tuple(shape)
+                place = _Place(path, start, math.prod(length))
+                self._places.setdefault(name, []).append(place)
+        for name, places in self._places.items():
+            if sum(place.count for place in places) != math.prod(self.shapes[name]):
+                raise UserError(f"a part of '{name}' is missing")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.part(name, 0, math.prod(self.shapes[name])).reshape(self.shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def part(self, name: str, start: int, count: int) -> Tensor:
+        """[count] numbers of a flattened tensor from `start` on."""
+        found = []
+        for place in sorted(self._places[name], key=lambda place: place.start):
+            first = max(start, place.start) - place.start
+            last = min(start + count, place.start + place.count) - place.start
+            if first < last:
+                found.append(self._read(name, place, first, last))
+        return torch.cat(found) if found else torch.empty(0)
+
+    def _read(self, name: str, place: _Place, first: int, last: int) -> Tensor:
+        """Numbers `first` to `last` of the flattened tensor of one file."""
+        stored: Any = self._open[place.file].get_slice(name)
+        shape: Sequence[int] = stored.get_shape()
+        if not shape:
+            number: Tensor = stored[...]
+            return number.reshape(1)
+        width = math.prod(shape[1:])
+        begin = first // width
+        rows: Tensor = stored[begin : -(-last // width)]
+        return rows.flatten()[first - begin * width : last - begin * width]
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor; those of a `StoredState` are known without reading it."""
+    if isinstance(tensors, StoredState):
+        return tensors.shapes
+    return {name: tuple(value.shape) for name, value in tensors.items()}

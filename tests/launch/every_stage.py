@@ -1,0 +1,64 @@
+"""Trains stages in every variant for a few steps each, in the processes of a launcher; see test_every_stage.py.
+
+Usage: every_stage.py FOLDER SHARED [CASE...]: SHARED holds the encoder, and the reward models that PPO learns from, so that
+they are the same whoever trains. A CASE is stage/model/rank, such as `ppo/tiny-llama/4`.
+"""
+
+import sys
+from pathlib import Path
+
+from align.ppo import PPOConfig, run_ppo
+from align.reward import RewardConfig, run_reward
+from align.sft import SFTConfig, run_sft
+
+MODELS = ("tiny-llama", "tiny-t5")
+CASES = [f"{stage}/{model}/{rank}" for model in MODELS for rank in (0, 4) for stage in ("sft", "reward", "ppo")]
+CASES += ["reward/encoder/0", "reward/encoder/4"]
+ADAM_EPSILON = 1e-4
+"""Adam divides by a gradient's size: with a small epsilon, rounding errors of gradients near 0 become whole steps."""
+
+
+def run_case(case: str, folder: Path, shared: Path) -> None:
+    """Run one case into `folder`/case."""
+    stage, model, rank = case.split("/")
+    common = {
+        "model": str(shared / "encoder") if model == "encoder" else model,
+        "lora_rank": int(rank),
+        "output_dir": str(folder / case),
+        "dtype": "float32",
+        "log_to": ["none"],
+        "overlong": "truncate",
+        "max_prompt_tokens": 48,
+        "learning_rate": 1e-3,
+        "adam_epsilon": ADAM_EPSILON,
+        "micro_batch_tokens": 400,
+    }
+    if stage == "ppo":
+        critic = {"critic": "separate"} if rank == "0" else {}
+        run_ppo(
+            PPOConfig(
+                **common,
+                **critic,
+                prompts="data/prompts_heldout.jsonl",
+                reward_model=str(shared / "reward" / model / rank / "model"),
+                updates=2,
+                rollout_size=7,
+                minibatches=2,
+                epochs=2,
+                max_new_tokens=8,
+                missing_eos="keep",
+            )
+        )
+        return
+    config, run, data, size = {
+        "sft": (SFTConfig, run_sft, "demonstrations_heldout", 6),
+        "reward": (RewardConfig, run_reward, "rankings_heldout", 13),
+    }[stage]
+    # The last batch of an epoch has 2 of 20 demonstrations, or 8 of 60 rankings.
+    data = f"data/{data}.jsonl"
+    run(config(**common, train_data=data, validation_data=data, batch_size=size, epochs=1, max_response_tokens=32))
+
+
+if __name__ == "__main__":
+    for named in sys.argv[3:] or CASES:
+        run_case(named, Path(sys.argv[1]), Path(sys.argv[2]))

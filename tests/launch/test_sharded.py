@@ -1,0 +1,123 @@
+"""A model that no process holds whole: loaded into ZeRO-3's shards, sampled from layer by layer."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from align.builtin.zoo import resolve_model
+from align.models.loading import load
+from align.sampling.generation import row_uniforms, sample
+from align.settings import ModelConfig
+from tests.launch.launcher import launch_in_turn
+from tests.launch.uneven_sampling import COUNTS, ENDS, PROMPTS, SEED, sampling
+
+ROOT = Path(__file__).parents[2]
+ROLES = Path(__file__).with_name("sharded_roles.py")
+UNEVEN = Path(__file__).with_name("uneven_sampling.py")
+MODELS = ("tiny-llama", "tiny-t5", "tiny-gpt2")
+PLAIN = {"ALIGN_FULL": "0"}
+"""Without the exchange that DeepSpeed compiles on its first use: it changes nothing here."""
+INTERPRETER_BYTES = 24 * 2**20
+"""What Python, DeepSpeed and the C library's heap may keep beside tensors: 5 MiB were seen with a tiny model."""
+
+
+def write_classifier(model: str, folder: Path) -> None:
+    """A decoder of `model`'s architecture with one label, as another library would have saved it."""
+    config = LlamaConfig.from_pretrained(model, num_labels=1)
+    torch.manual_seed(1)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    for path in Path(model).glob("tokenizer*"):
+        shutil.copy(path, folder)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes under ZeRO-3 loaded and sampled, a folder for each model."""
+    folder = tmp_path_factory.mktemp("sharded")
+    write_classifier(str(resolve_model("tiny-llama")), folder / "reward")
+    scripts = []
+    for model in MODELS:
+        resolve_model(model)  # two processes cannot make it at once
+        (folder / model).mkdir()
+        scripts.append([str(ROLES), model, str(folder / "reward"), str(folder / model), "check"])
+        scripts.append([str(UNEVEN), model, str(folder / model)])
+    launch_in_turn(scripts, folder, "zero3")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_each_process_keeps_its_part_of_every_role(sharded: Path, model: str) -> None:
+    found = [json.loads((sharded / model / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for role in ("policy", "reference", "reward", "critic"):
+        parts = [one[role] for one in found]
+        assert all(part["sharded"] and part["equal"] for part in parts), role
+        assert sum(part["own"] for part in parts) == parts[0]["whole"], "nothing is kept twice, nothing is lost"
+        assert max(part["own"] for part in parts) < 0.51 * parts[0]["whole"]
+    ours, whole = found[0]["shares_prompts"]
+    assert ours == whole, "the checks on loading read the sharded model as they read a whole one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_processes_that_end_at_other_times_sample_what_one_samples(sharded: Path, model: str) -> None:
+    loaded = load(ModelConfig(model=model), torch.float32)
+    ends, expected = loaded.tokenization.end_ids | ENDS, []
+    for count in COUNTS:
+        uniforms = row_uniforms(count, sampling(count), *SEED)
+        expected.append(sample(loaded.backbone, PROMPTS[:count], uniforms, sampling(count), ends).ids)
+    assert len({len(ids) for rows in expected for ids in rows}) > 1, "some rows end before others"
+    found = json.loads((sharded / model / "sampled.json").read_text())
+    assert found["whole"] == found["layers"] == found["auto"] == expected
+    assert found["no room"] == expected[:1]
+    kinds = ["whole weights on every process", "weights gathered layer by layer, which is slower"]
+    starts = [f"sampling with {kinds[number]}: 0.00 GiB needed for whole ones, " for number in (0, 1, 0, 1)]
+    assert all(line.startswith(start) for line, start in zip(found["told"], starts, strict=True))
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_four_processes_load_every_role_within_a_quarter_and_a_layer(tmp_path: Path) -> None:
+    """A model of 400 MB, in files of 100: beside what it keeps, no process ever holds more than the largest layer."""
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=7,
+        num_attention_heads=16,
+        tie_word_embeddings=False,
+        **{f"{name}_token_id": number for number, name in enumerate(("pad", "eos", "bos"))},
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model", max_shard_size="100MB")
+    for path in resolve_model("tiny-llama").glob("tokenizer*"):
+        shutil.copy(path, tmp_path / "model")
+    write_classifier(str(tmp_path / "model"), tmp_path / "reward")
+    words = [str(ROLES), str(tmp_path / "model"), str(tmp_path / "reward"), str(tmp_path)]
+    launch_in_turn([words], tmp_path, "zero3", processes=4, **PLAIN)
+    for rank in range(4):
+        for role, part in json.loads((tmp_path / f"{rank}.json").read_text()).items():
+            assert 380e6 < part["whole"] < 450e6
+            assert part["own"] <= part["whole"] / 4
+            assert part["peak"] <= part["own"] + part["layer"] + INTERPRETER_BYTES, (rank, role, part)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_nan_in_one_part_is_reported_by_every_process(tmp_path: Path) -> None:
+    """Only the process that keeps the part has seen it, and all of them must end."""
+    source = resolve_model("tiny-llama")
+    shutil.copytree(source, tmp_path / "model")
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][-1, -1] = float("nan")
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    words = [str(ROLES), str(tmp_path / "model"), "no reward", str(tmp_path)]
+    launch_in_turn([words], tmp_path, "zero3", **PLAIN)
+    for rank in (0, 1):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())["error"]
+        assert "its weight 'model.layers.1.mlp.up_proj.weight' holds NaN" in told

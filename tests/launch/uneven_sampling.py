@@ -1,0 +1,50 @@
+"""Samples under ZeRO-3 with whole weights and layer by layer, from rows that keep the processes busy for unequal times.
+
+Usage: uneven_sampling.py MODEL FOLDER: the first process writes `sampled.json`, responses by the kind of gathering.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from align.models.roles import LanguageModel
+from align.sampling.engines import TransformersEngine
+from align.sampling.generation import Sampling
+from align.seeds import Stream
+from align.sft import SFTConfig
+from align.training.factory import make_optimization
+from align.training.start import open_run
+
+PROMPTS = [[20, 30, 40], [50, 60, 70, 80, 90, 100], [21, 31], [51, 61, 71]]
+COUNTS = (1, 3, 4)  # a process without a row, one with twice the rows of the other, as many on each
+ENDS = frozenset(range(8, 80))
+"""Beside the model's own end: about every fourth token ends a row."""
+SEED = (0, Stream.ROLLOUT, 1)
+
+
+def sampling(count: int) -> Sampling:
+    """Twelve tokens, one row at a time where there are four: each is a pass over the layers of its own."""
+    return Sampling(12, batch_tokens=16 if count == 4 else 1024)
+
+
+if __name__ == "__main__":
+    model, folder = sys.argv[1], Path(sys.argv[2])
+    config = SFTConfig(model=model, output_dir=str(folder / "run"), log_to=["none"], dtype="float32")
+    run, loaded = open_run(config, "sft", model)
+    loaded.tokenization.end_ids |= ENDS
+    optimization = make_optimization(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
+    found, told = {}, []
+    run.say = told.append
+    for kind in ("whole", "layers", "auto"):
+        engine = TransformersEngine(optimization, loaded, kind)
+        sampled = [engine.sample(PROMPTS[:count], sampling(count), SEED) for count in COUNTS]
+        found[kind] = [responses.ids for responses in sampled]
+    run.memory.limit = 1e-6  # a kilobyte in which nothing fits
+    engine = TransformersEngine(optimization, loaded, "auto")
+    found["no room"] = [engine.sample(PROMPTS[:1], sampling(1), SEED).ids]
+    if run.is_main:
+        (folder / "sampled.json").write_text(json.dumps({**found, "told": told}))
+    run.close()
+    torch.distributed.destroy_process_group()

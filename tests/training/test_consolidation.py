@@ -1,0 +1,107 @@
+"""A plain folder from a checkpoint: the weights as they were trained, whoever kept which part."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from align import cli
+from align.ppo import PPOConfig, run_ppo
+from align.reward import RewardConfig, run_reward
+from align.training.checkpoint_files import write_checksums
+from align.training.stored_state import Part, StoredState, part_file, save_parts
+
+ROOT = Path(__file__).parents[2]
+COMMON = {"model": "tiny-llama", "dtype": "float32", "log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 48}
+
+
+def train(folder: Path, **more) -> Path:
+    """PPO of one update, without evaluation: its model is that of the checkpoint."""
+    config = PPOConfig(
+        **COMMON,
+        **more,
+        output_dir=str(folder),
+        reward_functions=["align.ppo.examples:share_of_e"],
+        updates=1,
+        rollout_size=4,
+        max_new_tokens=6,
+        learning_rate=1e-3,
+        save_every=1,
+    )
+    run_ppo(config)
+    return folder
+
+
+def in_parts(folder: Path, processes: int) -> None:
+    """Rewrite a checkpoint as several processes would have written it, one run of every tensor each."""
+    checkpoint = folder / "checkpoints" / "update-000001"
+    stored = dict(StoredState(checkpoint))
+    (checkpoint / "state.safetensors").unlink()
+    for process in range(processes):
+        parts = {}
+        for name, value in stored.items():
+            run = value.flatten().tensor_split(processes)[process]
+            if run.numel():
+                start = sum(len(before) for before in value.flatten().tensor_split(processes)[:process])
+                parts[name] = Part(run, start, tuple(value.shape))
+        save_parts(checkpoint / part_file(process, processes), parts)
+    (checkpoint / "checksums.json").unlink()
+    write_checksums(checkpoint)
+
+
+@pytest.mark.parametrize("more", [{}, {"lora_rank": 4}], ids=["full", "lora"])
+def test_the_folder_is_the_trained_model(more, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    run = train(tmp_path / "run", **more)
+    in_parts(run, 3)
+    capsys.readouterr()
+    cli.main(["model", "consolidate", str(run), "--output", str(tmp_path / "whole")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "whole")
+    names = {path.name for path in (run / "model").iterdir()}
+    assert {path.name for path in (tmp_path / "whole").iterdir()} == names
+    (weights,) = (run / "model").glob("*model.safetensors")
+    trained, found = load_file(weights), load_file(tmp_path / "whole" / weights.name)
+    assert trained.keys() == found.keys()
+    assert all(torch.equal(trained[name], found[name]) for name in trained)
+    if not more:
+        AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    at_once = run / "checkpoints" / "update-000001"
+    cli.main(["model", "consolidate", str(at_once), "--output", str(tmp_path / "again")])
+    again = load_file(tmp_path / "again" / weights.name)
+    assert all(torch.equal(trained[name], again[name]) for name in trained)
+
+
+def test_the_mean_of_the_weights_is_taken_where_one_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run = train(tmp_path / "run", ema_decay=0.5)
+    cli.main(["model", "consolidate", str(run), "--output", str(tmp_path / "whole")])
+    stored = StoredState(run / "checkpoints" / "update-000001")
+    name = "model.layers.0.mlp.up_proj.weight"
+    found = load_file(tmp_path / "whole" / "model.safetensors")[name]
+    assert torch.equal(found, stored[f"average/backbone.model.{name}"])
+    assert not torch.equal(found, stored[f"master/backbone.model.{name}"])
+
+
+def test_what_cannot_be_consolidated_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+
+    def refused(source: Path) -> str:
+        with pytest.raises(SystemExit):
+            cli.main(["model", "consolidate", str(source), "--output", str(tmp_path / "whole")])
+        assert not (tmp_path / "whole").exists()
+        return capsys.readouterr().err
+
+    assert f"{tmp_path}: neither a checkpoint nor a run with checkpoints" in refused(tmp_path)
+    data = {"train_data": "data/rankings_heldout.jsonl", "batch_size": 30, "max_response_tokens": 16, "save_every": 2}
+    run_reward(RewardConfig(**COMMON, **data, output_dir=str(tmp_path / "reward")))
+    assert "it is of a reward model, whose mean over demonstrations is taken when" in refused(tmp_path / "reward")
+    run = train(tmp_path / "run")
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("model: tiny-llama", "model: tiny-gpt2"))
+    assert "its weights are not those of model 'tiny-gpt2'" in refused(run)
+    (run / "checkpoints" / "update-000001" / "state.safetensors").write_bytes(b"torn")
+    assert "state.safetensors has 4 bytes instead of" in refused(run / "checkpoints" / "update-000001")
+    shutil.rmtree(run / "checkpoints")
+    assert "neither a checkpoint nor a run with checkpoints (see save_every)" in refused(run)
