@@ -138,6 +138,15 @@ def exchange_rows(
     return [buffer[start:end].reshape(shape) for start, end, shape in places]
 
 
+def share_of_process(items: Sequence[Item], accelerator: Accelerator, together: int = 1) -> list[Item]:
+    """The items that this process works on: every n-th of n processes, so that sorted work is spread evenly.
+
+    Args:
+        together: processes next to each other that work on the same items, as one.
+    """
+    return list(items[accelerator.process_index // together :: accelerator.num_processes // together])
+
+
 def map_across_processes(
     items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator, together: int = 1
 ) -> list[Any]:
@@ -150,10 +159,9 @@ def map_across_processes(
         The results of all items, in their order, on every process.
     """
     results: list[Any] = [None] * len(items)
-    place, member = divmod(accelerator.process_index, together)
-    numbers = list(range(len(items)))[place :: accelerator.num_processes // together]
+    numbers = share_of_process(range(len(items)), accelerator, together)
     own_results = work([items[number] for number in numbers]) if numbers or accelerator.num_processes > 1 else []
-    told = list(zip(numbers, own_results, strict=True)) if member == 0 else []
+    told = list(zip(numbers, own_results, strict=True)) if accelerator.process_index % together == 0 else []
     for number, result in gather_rows(told, accelerator):
         results[number] = result
     return results
