@@ -80,13 +80,13 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
         prompts = [prompt for prompt in prompts if len(prompt.prompt) == 1]
     scorer = load_reward_model(str(reward))
     comparison = compare_policies(str(policy), str(aligned), scorer, prompts, sampling, seed)
+    write_json(folder / "comparison.json", answer_rows(comparison))
     best = best_responses(str(policy), scorer, comparison.prompts[:BEST_OF_PROMPTS], BEST_OF, sampling, seed)
     rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
     if model in JUDGES:
         rows.append(judge_row(comparison, load_reward_model(str(resolve_model(JUDGES[model]))), str(policy)))
     rows += evaluate_start_and_end(CONFIGS / model / "eval.yaml", folder, sft.model, seed)
     write_json(folder / "summary.json", rows)
-    write_json(folder / "comparison.json", answer_rows(comparison))
     return rows
 
 
