@@ -41,7 +41,7 @@ class _Place(NamedTuple):
 
     file: Path
     start: int
-    count: int
+    length: int
 
 
 def part_file(process: int, processes: int) -> str:
@@ -90,7 +90,7 @@ class StoredState(Mapping[str, Tensor]):
                 place = _Place(path, start, math.prod(length))
                 self._places.setdefault(name, []).append(place)
         for name, places in self._places.items():
-            if sum(place.count for place in places) != math.prod(self.shapes[name]):
+            if sum(place.length for place in places) != math.prod(self.shapes[name]):
                 raise UserError(f"a part of '{name}' is missing")
 
     def __getitem__(self, name: str) -> Tensor:
@@ -107,7 +107,7 @@ class StoredState(Mapping[str, Tensor]):
         found = []
         for place in sorted(self._places[name], key=lambda place: place.start):
             first = max(start, place.start) - place.start
-            last = min(start + count, place.start + place.count) - place.start
+            last = min(start + count, place.start + place.length) - place.start
             if first < last:
                 found.append(self._read(name, place, first, last))
         return torch.cat(found) if found else torch.empty(0)

@@ -153,7 +153,8 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
             scorer([SampledResponse(prompt, tokenization.prompt_ids(prompt), ids, text) for prompt, ids, text in rows])
         )
     wins: np.ndarray = (np.sign(np.subtract(scores[1], scores[0])) + 1) / 2
-    return np.mean(wins.reshape(-1, comparison.samples), axis=1)
+    rates: np.ndarray = wins.reshape(-1, comparison.samples).mean(1)
+    return rates
 
 
 def sample_and_score(
