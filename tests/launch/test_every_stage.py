@@ -18,6 +18,8 @@ from tests.models.encoders import write_encoder
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("every_stage.py")
 CORE = ("reward/tiny-llama/4", "ppo/tiny-llama/4", "reward/encoder/0")
+OF_FOUR = ("sft/tiny-t5/4", "reward/tiny-llama/0", "reward/encoder/4", "ppo/tiny-llama/0", "ppo/tiny-t5/4")
+"""For four processes, each kind once: they share what two have to themselves."""
 SETTINGS = ("cpu2", "zero1", "zero2", "zero3", "zero3-offload")
 TOLERANCE = 1e-5
 COUNTS = ("tokens/", "flops")
@@ -62,5 +64,6 @@ def test_two_processes_under_zero3_train_adapters_and_encoders_as_one_does(alone
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_every_stage_under_every_kind_of_sharding(settings: str, processes: int, alone: Path, tmp_path: Path) -> None:
-    launch_in_turn([[str(SCRIPT), str(tmp_path), str(alone)]], tmp_path, settings, processes)
-    require_same(alone, tmp_path, CASES)
+    cases = CASES if processes == 2 else OF_FOUR
+    launch_in_turn([[str(SCRIPT), str(tmp_path), str(alone), *cases]], tmp_path, settings, processes)
+    require_same(alone, tmp_path, cases)
