@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
+ReadLayers = Literal["last", "last_four", "mix"]
 Overlong = Literal["error", "drop", "truncate"]
 YAML_TAG = "tag:yaml.org,2002:"  # the prefix of the tags of YAML's own types
 
@@ -55,6 +56,11 @@ class ModelConfig:
     lora_rank: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)")
     lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
     lora_targets: str = option("all-linear", "modules that get an adapter: all-linear, or names separated by commas")
+    prefix_lm: bool = option(
+        False,
+        "let a decoder's prompt see itself whole while the response stays causal (UniLM; T5's prefix language model); saved "
+        "with the model, which then needs no setting",
+    )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"
     )
@@ -67,6 +73,17 @@ class ModelConfig:
         next_check = getattr(super(), "__post_init__", None)
         if next_check is not None:  # RunConfig's, in a stage's settings
             next_check()
+
+
+@dataclass(kw_only=True)
+class HeadConfig:
+    """What a head on a model reads."""
+
+    read_layers: ReadLayers = option(
+        "last",
+        "layers whose states the head reads: last, last_four (joined, as frozen BERT reads best), or mix (all of them in "
+        "learned shares, as ELMo's); saved with the model",
+    )
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.models.architectures import DECODERS, ENCODER_DECODERS, Architecture, has_classifier  # noqa: E402
+from tests.models.architectures import (  # noqa: E402
+    DECODERS,
+    ENCODER_DECODERS,
+    VLLM_REGISTRY,
+    Architecture,
+    has_classifier,
+)
 from tests.models.encoders import CONFIGS, EXAMPLES  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
@@ -26,14 +32,24 @@ Each row went through, with all weights and with LoRA on every linear layer:
   decoder's reward model has the score that transformers computes from its folder.
 
 *Packed* says whether several responses share one reading of their prompt in a row. Where it is "no" (positions by ALiBi,
-a window counted in columns), each response is a row. Sampling by vLLM and ZeRO-3 are tested with Llama and GPT-2, ZeRO-3
-also with T5; of other architectures they are untried.
+a window counted in columns), each response is a row. *Whole prompt* says whether it can be a [prefix language
+model](howto/own-model.md#a-prefix-language-model) (`prefix_lm`), read alike in all these ways; where it is "no", that is
+refused in a line.
+
+*vLLM*: "by name" says that the weights are handed over under the names and shapes, and with the values, of a plain
+checkpoint, with and without an adapter (`tests/sampling/test_served_weights.py`); "listed", that vLLM's own [list][1] (of
+a version after 0.12, the newest that was at hand) has the model's class. vLLM itself was run with a
+[Llama](clusters.md#sampling-by-vllm) alone. It samples from no encoder-decoder, which is refused in a line.
+
+ZeRO-3 is tested with Llama and T5 (`tests/launch/`); with other architectures it is untried.
+
+[1]: {registry}
 """
 DECODER_HEAD = """
 ## Decoders
 
-| architecture | such as | SFT and policy | reward model | packed |
-| --- | --- | --- | --- | --- |
+| architecture | such as | SFT and policy | reward model | packed | whole prompt | vLLM |
+| --- | --- | --- | --- | --- | --- | --- |
 """
 ENCODER_DECODER_HEAD = """
 ## Encoder-decoders
@@ -75,15 +91,24 @@ logits are not a plain function of its last state, or if a later token changes a
 def row(architecture: Architecture) -> str:
     """A line of the tables of decoders and encoder-decoders."""
     reward = "full, LoRA" if has_classifier(architecture.name) else "refused"
-    packed = "yes" if architecture.packed else "no"
-    return f"| {architecture.name} | {architecture.examples} | full, LoRA | {reward} | {packed} |\n"
+    cells = [architecture.name, architecture.examples, "full, LoRA", reward, yes(architecture.packed)]
+    if architecture.config.is_encoder_decoder:
+        return f"| {' | '.join(cells)} |\n"
+    served = "by name, listed" if architecture.in_vllm else "by name"
+    return f"| {' | '.join([*cells, yes(architecture.prefix_lm), served])} |\n"
+
+
+def yes(is_so: bool) -> str:
+    """A cell."""
+    return "yes" if is_so else "no"
 
 
 def page() -> str:
     """The whole page."""
     decoders, pairs = ("".join(map(row, rows)) for rows in (DECODERS, ENCODER_DECODERS))
     encoders = "".join(f"| {EXAMPLES[name]} | refused | full, LoRA | frozen, LoRA |\n" for name in CONFIGS)
-    return HEAD + DECODER_HEAD + decoders + ENCODER_DECODER_HEAD + pairs + ENCODER_HEAD + encoders + TAIL
+    head, pairs = HEAD.replace("{registry}", VLLM_REGISTRY), ENCODER_DECODER_HEAD + pairs
+    return head + DECODER_HEAD + decoders + pairs + ENCODER_HEAD + encoders + TAIL
 
 
 if __name__ == "__main__":

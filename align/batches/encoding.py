@@ -189,7 +189,7 @@ def encode_demonstrations(
     """The assistant's turns of demonstrations, as examples to learn from. Raises: see `encode_records`."""
 
     def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedDemonstration]:
-        for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.prompt_in_row):
+        for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
             kept = apply_limits(example.prompt, example.response)
             if kept is not None:
                 yield EncodedDemonstration(*kept, example.loss_mask[: len(kept.response)])

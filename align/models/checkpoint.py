@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from align.errors import UserError
 from align.files import new_folder, write_json, write_text
-from align.models.backbone import Backbone
+from align.models.backbone import Backbone, is_prefix_lm
 from align.models.loading import LoadedModel
 
 
@@ -90,6 +90,8 @@ def save_adapter(
         setattr(config, key, value)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(str(folder))
+    if is_prefix_lm(loaded.backbone.model.config):  # the base may be none
+        loaded.backbone.model.config.save_pretrained(folder)
     require_equal_on_disk(folder, weights)
 
 

@@ -21,7 +21,9 @@ from align.models.backbone import (
     attention_kernel,
     is_classifier,
     is_encoder,
+    is_prefix_lm,
     linear_layers,
+    make_prefix_lm,
     model_class,
     new_modules,
     prepare_model,
@@ -79,6 +81,8 @@ def load(
     model = load_weights(base, dtype, layers)
     if model.get_output_embeddings() is None and not allow_reward_model:
         raise UserError(f"model '{config.model}': it is a reward model without an LM head, so it cannot generate text")
+    if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
+        make_prefix_lm(model.config, config.model)
     tokenization = load_tokenization(source, config.chat_template, of_pairs=is_encoder(model.config))
     if not is_adapter:
         return _with_fresh_adapter(model, tokenization, base, config, adapter)
@@ -105,10 +109,12 @@ def load_shapes(
         UserError: if there is no such model, its config cannot be used, or its tokenizer is missing.
     """
     source = str(resolve_model(config.model))
-    base = base_of(source)[0]
+    base, is_adapter = base_of(source)
     settings = load_config(base)
     if not allow_reward_model:
         require_language_model(settings, config.model)
+    if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
+        make_prefix_lm(settings, config.model)
     try:
         with torch.device("meta"):
             model = model_class(settings).from_config(settings, dtype=dtype, attn_implementation=attention_kernel(settings))
@@ -143,6 +149,8 @@ def from_objects(
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     model.set_attn_implementation(attention_kernel(model.config))
+    if config.prefix_lm:
+        make_prefix_lm(model.config, model.config.name_or_path or "in memory")
     prepare_model(model)
     tokenization = make_tokenization(tokenizer, config.chat_template, of_pairs=is_encoder(model.config))
     base = model.config.name_or_path or "a model in memory"
@@ -209,6 +217,12 @@ def base_of(source: str) -> tuple[str, bool]:
     candidates = (parent / base for parent in Path(source).resolve().parents)
     existing = next((folder for folder in candidates if (folder / "config.json").exists()), None)
     return str(existing or resolve_model(base)), True
+
+
+def reads_prompts_whole(source: str) -> bool:
+    """Whether a checkpoint, or the base of one that has no config of its own, is a prefix language model."""
+    has_config = (Path(source) / "config.json").exists()
+    return is_prefix_lm(load_config(source if has_config else base_of(source)[0]))
 
 
 def load_config(source: str) -> PreTrainedConfig:

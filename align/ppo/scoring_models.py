@@ -10,12 +10,21 @@ from torch import nn
 
 from align.attributes.scoring import AttributeReward, AttributeScorer
 from align.models.adapters import add_adapter
-from align.models.backbone import flops_profile
+from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, base_of
+from align.models.loading import LoadedModel, base_of, reads_prompts_whole
 from align.models.roles import REWARD_ADAPTER, Roles
 from align.ppo.config import PPOConfig
-from align.reward.checkpoint import REWARD, RULE, LoadedReward, ScorerKind, is_reward_model, load_head, load_reward_model
+from align.reward.checkpoint import (
+    REWARD,
+    RULE,
+    LoadedReward,
+    ScorerKind,
+    is_reward_model,
+    layers_read,
+    load_head,
+    load_reward_model,
+)
 from align.reward.scoring import RewardModelScorer
 from align.rules.rubric_judges import LocalJudge, load_rubrics
 from align.rules.rubrics import RubricScorer
@@ -35,6 +44,8 @@ def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) 
         return False
     base, is_adapter = base_of(folder)
     same_base = is_adapter and Path(base).resolve() == Path(policy.base).resolve()
+    same_base = same_base and layers_read(folder, kind) == "last"
+    same_base = same_base and reads_prompts_whole(folder) == is_prefix_lm(policy.backbone.model.config)
     return same_base and load_tokenization(folder).reads_alike(policy.tokenization)
 
 
@@ -52,7 +63,7 @@ def load_reward_adapter(
     folder: str, policy: LoadedModel, adapter: str = REWARD_ADAPTER, kind: ScorerKind = REWARD
 ) -> RewardAdapter:
     """Load a reward adapter onto the policy's base, where it is called `adapter`."""
-    head, mean = load_head(folder, policy.backbone.hidden_size, kind)
+    head, mean = load_head(folder, policy.backbone, kind)
     add_adapter(policy.backbone, folder, adapter)
     return RewardAdapter(head.requires_grad_(False), mean, adapter)
 

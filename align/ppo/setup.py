@@ -147,6 +147,8 @@ def _critic_from_reward(config: PPOConfig, loaded: LoadedModel, value_head: Scal
     if policy.model_type != reward.model_type or policy.hidden_size != reward.hidden_size:
         return None
     start = load_reward_model(first, config.dtype)
+    if start.model.backbone.layers:  # values would start from other states than they are read from
+        return None
     _start_from(start.model.head, start.mean, value_head)
     return start.model.backbone
 

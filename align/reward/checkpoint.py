@@ -17,16 +17,25 @@ from torch import Tensor
 
 from align.errors import UserError, first_line
 from align.files import new_folder, read_json, write_json
-from align.models.backbone import classifier_adapter, classifier_head, is_classifier, save_classifier
+from align.models.backbone import (
+    Backbone,
+    classifier_adapter,
+    classifier_head,
+    is_classifier,
+    require_classifier,
+    save_classifier,
+)
 from align.models.checkpoint import finish_folder, save_adapter
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load, load_config
 from align.models.roles import RewardModel
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import whole_weights
-from align.settings import ModelConfig
+from align.settings import ModelConfig, ReadLayers
 
 HEAD, FACTS = "reward_head.safetensors", "reward.json"
+INSIDE = "backbone."
+"""Before the names of a backbone's weights in the module that is trained."""
 
 
 class ScorerKind(NamedTuple):
@@ -80,6 +89,7 @@ def save_reward_model(
         kind: what its number means.
         more: further tensors for the file of the head.
     """
+    facts = dict(facts) | ({"read_layers": loaded.backbone.layers.choice} if loaded.backbone.layers else {})
     with new_folder(folder) as temporary:
         if loaded.adapter is not None:
             save_adapter(temporary, loaded, loaded.adapter, state, *classifier_adapter(loaded.backbone, head))
@@ -87,7 +97,7 @@ def save_reward_model(
             save_classifier(loaded.backbone, temporary, state, head)
         tensors = {"weight": head, **(more or {})}
         save_file({name: value.detach().float().cpu().clone() for name, value in tensors.items()}, temporary / HEAD)
-        write_json(temporary / kind.facts, dict(facts))
+        write_json(temporary / kind.facts, facts)
         finish_folder(temporary, loaded, card)
 
 
@@ -107,7 +117,12 @@ def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
         UserError: unless it is one of this package, or, as a reward model, a transformers classifier.
     """
     if not is_reward_model(source, kind) and not (kind is REWARD and is_foreign(source)):
-        load_head(source, 0, kind)
+        nor = ", nor a transformers classifier" if kind is REWARD else ""
+        neither = "neither" if nor else "not"
+        raise UserError(
+            f"{source}: {neither} a {kind.name} of this package ({kind.facts} is missing){nor}; "
+            f"train one with `align {kind.command}`"
+        )
 
 
 def is_foreign(source: str) -> bool:
@@ -120,37 +135,65 @@ def is_foreign(source: str) -> bool:
         return False
 
 
-def load_head(folder: str, hidden_size: int, kind: ScorerKind = REWARD) -> tuple[ScalarHead, float]:
-    """The head and the mean of a reward model.
+def layers_read(folder: str, kind: ScorerKind = REWARD) -> ReadLayers:
+    """Which layers the head of a reward model reads.
+
+    Raises:
+        UserError: if the folder's facts cannot be read.
+    """
+    try:
+        choice: ReadLayers = read_json(Path(folder) / kind.facts).get("read_layers", "last")
+    except (OSError, AttributeError, ValueError) as error:
+        raise UserError(f"{folder}: its {kind.facts} is broken ({first_line(error)}); train it again") from error
+    return choice
+
+
+def trained_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What was learned of how to read layers, for the file of the head, out of a trained module's state."""
+    return {name.removeprefix(INSIDE): value for name, value in state.items() if name.startswith(f"{INSIDE}layers.")}
+
+
+def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tuple[ScalarHead, float]:
+    """The head and the mean of a reward model; `backbone` reads the layers for it from now on.
 
     Raises:
         UserError: if the folder is not a model of this kind, or of another width.
     """
     if not is_reward_model(folder, kind):
-        nor = ", nor a transformers classifier" if kind is REWARD else ""
-        neither = "neither" if nor else "not"
-        raise UserError(
-            f"{folder}: {neither} a {kind.name} of this package ({kind.facts} is missing){nor}; "
-            f"train one with `align {kind.command}`"
-        )
+        raise UserError(f"{folder}: {kind.facts} is missing: it is no {kind.name} of this package")
     try:
-        weight = load_file(Path(folder) / HEAD)["weight"]
-        mean = float(read_json(Path(folder) / kind.facts)["mean"])
+        tensors = load_file(Path(folder) / HEAD)
+        weight, mean = tensors["weight"], float(read_json(Path(folder) / kind.facts)["mean"])
+        backbone.read_layers(layers_read(folder, kind))
+        if backbone.layers:
+            backbone.layers.load_state_dict({name: tensors[f"layers.{name}"] for name in backbone.layers.state_dict()})
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} is broken ({first_line(error)}); train it again") from error
     if not (torch.isfinite(weight).all() and math.isfinite(mean)):
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} holds NaN or infinite numbers; train it again")
-    if weight.shape[1] != hidden_size:
-        raise UserError(f"{folder}: its head is made for states of width {weight.shape[1]}, the model's have {hidden_size}")
-    head = ScalarHead(hidden_size, bias=False)
+    width = backbone.summary_size
+    if weight.shape[1] != width:
+        raise UserError(f"{folder}: its head is made for states of width {weight.shape[1]}, the model's have {width}")
+    head = ScalarHead(width, bias=False)
     with torch.no_grad():
         head.linear.weight.copy_(weight)
     return head, mean
 
 
-def initial_head(source: str, hidden_size: int, kind: ScorerKind = REWARD) -> ScalarHead:
-    """The head of the model of this kind that training goes on from, or a new one."""
-    return load_head(source, hidden_size, kind)[0] if is_reward_model(source, kind) else ScalarHead(hidden_size, bias=False)
+def initial_head(source: str, backbone: Backbone, kind: ScorerKind = REWARD, read_layers: ReadLayers = "last") -> ScalarHead:
+    """The head of the model of this kind that training goes on from, or a new one; `backbone` reads the layers for it.
+
+    Raises:
+        UserError: if that head reads other layers than the settings name, or other layers cannot be read.
+    """
+    if not is_reward_model(source, kind):
+        backbone.read_layers(read_layers)
+        require_classifier(backbone)
+        return ScalarHead(backbone.summary_size, bias=False)
+    read = layers_read(source, kind)
+    if read_layers not in ("last", read):
+        raise UserError(f"read_layers is {read_layers}, but the head of {kind.name} '{source}' reads {read}")
+    return load_head(source, backbone, kind)[0]
 
 
 def load_reward_model(
@@ -169,7 +212,7 @@ def load_reward_model(
     require_reward_model(folder, kind)
     foreign = kind is REWARD and is_foreign(folder)
     loaded = load(ModelConfig(model=folder, chat_template=chat_template), compute_dtype(dtype), allow_reward_model=True)
-    head, mean = _foreign_head(folder, loaded) if foreign else load_head(folder, loaded.backbone.hidden_size, kind)
+    head, mean = _foreign_head(folder, loaded) if foreign else load_head(folder, loaded.backbone, kind)
     model = RewardModel(loaded.backbone, head, None).eval().requires_grad_(False)
     return LoadedReward(model, loaded, mean, reads_whole_turns=foreign)
 

@@ -27,7 +27,7 @@ from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
 from align.models.roles import RewardLanguageModel, RewardModel, freeze_unused_lm_head
-from align.reward.checkpoint import initial_head, save_reward_model
+from align.reward.checkpoint import initial_head, save_reward_model, trained_layers
 from align.reward.config import RewardConfig
 from align.reward.head_trainer import HeadTrainer
 from align.reward.labels import fit_length_slope, label_pairs, outcome_model, require_labels
@@ -80,7 +80,8 @@ class RewardTrainer(HeadTrainer):
         demonstrated = encode_demonstrated(config, self.loaded, demonstrations) if demonstrations else []
         name = self.run.config.model
         self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
-        module = build_module(config, self.loaded, initial_head(name, self.loaded.backbone.hidden_size))
+        head = initial_head(name, self.loaded.backbone, read_layers=config.read_layers)
+        module = build_module(config, self.loaded, head)
         predicted = predicted_tokens if config.lm_loss_weight else None
         optimization = self.optimize_heads(module, mixed, held_out, predicted)
         self.task = RewardTask(self.run, config, self.loaded, optimization, mixed.examples, held_out, demonstrated)
@@ -105,6 +106,8 @@ def build_module(config: RewardConfig, loaded: LoadedModel, head: ScalarHead) ->
     if not config.lm_loss_weight:
         freeze_unused_lm_head(loaded.backbone)
         return RewardModel(loaded.backbone, head, loaded.adapter)
+    if loaded.backbone.layers:
+        raise UserError("lm_loss_weight: tokens are predicted from the last layer; set it to 0, or read_layers to last")
     if loaded.backbone.model.get_output_embeddings() is None:
         raise UserError(f"lm_loss_weight: model '{config.model}' has no vocabulary matrix to predict with; set it to 0")
     return RewardLanguageModel(loaded.backbone, head, loaded.adapter)
@@ -241,7 +244,8 @@ class RewardTask:
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
             write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
             facts = {"mean": mean, "mean_over": len(self.demonstrated), "base": self.loaded.base}
-            save_reward_model(self.folder, self.loaded, weights, state["head.linear.weight"], facts, card)
+            head, more = state["head.linear.weight"], trained_layers(state)
+            save_reward_model(self.folder, self.loaded, weights, head, facts, card, more=more)
         self.run.accelerator.wait_for_everyone()
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:

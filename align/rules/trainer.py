@@ -72,7 +72,7 @@ class RuleTrainer(HeadTrainer):
             f"judged by held-out rules; model {name}"
         )
         freeze_unused_lm_head(loaded.backbone)
-        module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone.hidden_size, RULE), loaded.adapter)
+        module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone, RULE), loaded.adapter)
         mixed = MixedExamples(encoded[0], [counts[0]], [1.0])
         optimization = self.optimize_heads(module, mixed, [*encoded[1], *encoded[2]])
         texts = {rule: rules[rule] for rule in trained}

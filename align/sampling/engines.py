@@ -124,11 +124,10 @@ def make_engine(config: EngineConfig, optimization: Optimization, loaded: Loaded
             f"engine {config.engine}: vLLM is not installed where the training runs (it carries the weights to the server "
             "too); pip install 'align-rlhf[vllm]', or use engine transformers"
         )
-    if not loaded.backbone.prompt_in_row:
+    if not loaded.backbone.causal:
+        kind = "a prefix language model" if loaded.backbone.prompt_in_row else "an encoder-decoder"
         name = loaded.backbone.model.config.model_type
-        raise UserError(
-            f"engine {config.engine}: vLLM cannot sample from an encoder-decoder ({name}); use engine transformers"
-        )
+        raise UserError(f"engine {config.engine}: vLLM cannot sample from {kind} ({name}); use engine transformers")
     if config.engine == "vllm-server":
         from align.sampling.vllm_server import VLLMServer
 

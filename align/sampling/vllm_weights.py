@@ -8,6 +8,7 @@ from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from align.errors import UserError
 from align.models.backbone import Backbone
@@ -53,22 +54,28 @@ def served_weights(backbone: Backbone, adapter: str | None) -> Iterator[tuple[st
         adapter: the policy's; None: it has none.
     """
     for name, weight, layer in _weights_with_layers(backbone, adapter):
-        if layer is None:
-            yield name, weight.data
-        else:
-            yield name, (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+        whole = weight.data
+        if layer is not None:
+            whole = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+        yield from _as_on_disk(backbone, name, whole)
+
+
+def _as_on_disk(backbone: Backbone, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight by its names in a checkpoint: transformers renames GPT-NeoX's output and joins experts when it loads them."""
+    yield from revert_weight_conversion(backbone.model, {name: weight}).items()
 
 
 def weight_layout(backbone: Backbone, adapter: str | None) -> list[tuple[str, str, list[int]]]:
     """Name, dtype and shape of each of `served_weights`, in the same order, as vLLM's server expects them."""
     return [
-        (name, str(weight.dtype).removeprefix("torch."), list(weight.shape))
+        (plain, str(shape.dtype).removeprefix("torch."), list(shape.shape))
         for name, weight, _ in _weights_with_layers(backbone, adapter)
+        for plain, shape in _as_on_disk(backbone, name, weight.data.to("meta"))
     ]
 
 
 def _weights_with_layers(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, nn.Parameter, Any]]:
-    """The base's weights by the names of a plain checkpoint, each with the layer whose adapter is added to it (or None)."""
+    """The base's weights by the model's own names, each with the layer whose adapter is added to it (or None)."""
     layers = {path: layer for path, layer in backbone.model.named_modules() if isinstance(layer, BaseTunerLayer)}
     adapter_weights = {
         id(weight)

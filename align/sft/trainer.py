@@ -83,8 +83,11 @@ def encode(config: SFTConfig, loaded: LoadedModel, data: Data) -> list[EncodedDe
     Raises:
         UserError: if a record exceeds the limits (see `overlong`) or what the model can read.
     """
-    if config.prompt_loss_weight and not loaded.backbone.prompt_in_row:
-        raise UserError("prompt_loss_weight: this model's prompt is read by an encoder, which predicts nothing; set it to 0")
+    if config.prompt_loss_weight and not loaded.backbone.causal:
+        raise UserError(
+            "prompt_loss_weight: this model reads its prompt whole (by an encoder, or prefix_lm) and predicts nothing of "
+            "it; set it to 0"
+        )
     return encode_demonstrations(data, loaded, config.limits, config.skip_bad_rows)
 
 

@@ -140,7 +140,7 @@ def test_a_reward_head_with_nan_is_named(tmp_path):
     save_file({"weight": torch.tensor([[1.0, math.nan]])}, tmp_path / "reward_head.safetensors")
     (tmp_path / "reward.json").write_text('{"mean": 0.5}')
     with pytest.raises(UserError, match=r"reward_head\.safetensors or reward\.json holds NaN"):
-        load_head(str(tmp_path), 2)
+        load_head(str(tmp_path), load(ModelConfig(model="tiny-gpt2"), torch.float32).backbone)
 
 
 def test_a_template_of_this_repository_still_renders():

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from align.models.backbone import attention_kernel
+from align.models.backbone.prefix_lm import attention_window
 
 VOCABULARY = 264
 """Of the byte-level tokenizer of the tiny models."""
@@ -32,6 +33,28 @@ class Architecture(NamedTuple):
     """Whether responses share one reading of their prompt."""
     core: bool = False
     """Whether `make test` takes it too."""
+
+    @property
+    def prefix_lm(self) -> bool:
+        """Whether it can be a prefix language model; tested, as all of this."""
+        return self.packed and attention_window(self.config) is None and not self.config.is_encoder_decoder
+
+    @property
+    def in_vllm(self) -> bool:
+        """Whether vLLM lists its class."""
+        return AutoModelForCausalLM._model_mapping[type(self.config)].__name__ in VLLM_CLASSES
+
+
+VLLM_REGISTRY = "https://github.com/vllm-project/vllm/blob/0002bff0b6cb/vllm/model_executor/models/registry.py"
+VLLM_CLASSES = {
+    *("BloomForCausalLM", "CohereForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"),
+    *("GPTJForCausalLM", "GPTNeoXForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM"),
+    *("GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "MptForCausalLM"),
+    *("OPTForCausalLM", "Olmo2ForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM"),
+    *("Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM"),
+}
+"""Of the classes below, those in its table of text generation models, of a version after 0.12: the newest
+that was at hand. vLLM itself was run with Llama alone."""
 
 
 IDS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 1}

@@ -16,6 +16,7 @@ from transformers import (
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
     XLNetConfig,
@@ -87,13 +88,24 @@ def pair_tokenizer(family: str) -> PreTrainedTokenizerFast:
     )
 
 
-def write_encoder(family: str, folder: Path, sharpen, classifier: bool = False) -> str:
+def make_classifier(family: str) -> PreTrainedModel:
+    """A random classifier with one label."""
+    torch.manual_seed(3)
+    config = copy.deepcopy(CONFIGS[family])
+    config.num_labels = 1
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    return model.eval()
+
+
+def write_encoder(family: str, folder: Path, sharpen, classifier: bool = False, layers: int = 2) -> str:
     """Write an encoder as its pretraining leaves it, or as a classifier with one label; returns the folder's name."""
     torch.manual_seed(3)
     config = copy.deepcopy(CONFIGS[family])
+    config.num_hidden_layers = layers
+    if family == "modernbert":
+        config.layer_types = (config.layer_types * layers)[:layers]
     if classifier:
-        config.num_labels = 1
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = make_classifier(family)
     else:
         model = XLNetLMHeadModel(config) if family == "xlnet" else AutoModelForMaskedLM.from_config(config)
     sharpen(model).save_pretrained(folder)

@@ -16,7 +16,7 @@ from transformers import (
 
 from align.builtin.tiny import byte_tokenizer
 from align.errors import UserError
-from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, wrap
+from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, make_prefix_lm, wrap
 from align.models.roles import LanguageModel
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
@@ -24,7 +24,7 @@ from align.reward.checkpoint import load_reward_model
 from align.runtime.flops import forward_flops
 from align.sft import SFTConfig, run_sft
 from align.tensor_ops import Padded
-from tests.models.architectures import ARCHITECTURES, has_classifier, make_model
+from tests.models.architectures import ARCHITECTURES, DECODERS, has_classifier, make_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
 RESPONSES = [[20, 21, 22, 23, 24, 25, 26], [27], [28, 29, 30], [31, 32, 33, 34], [35, 36, 37, 38, 39], [40, 41]]
@@ -53,6 +53,27 @@ def sharp(name, sharpen):
 def test_a_text_is_read_alike_alone_in_a_batch_packed_and_step_by_step(name, sharp):
     """Windows and blocks are shorter than the texts; Switch's capacity is 2 tokens, which nobody may feel."""
     assert sharp.shares_prompts == ARCHITECTURES[name].packed
+    assert_reads_alike(sharp)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", marked(architecture.name for architecture in DECODERS), indirect=True)
+def test_a_prompt_is_read_whole_where_the_table_says_so(name, sharpen):
+    model = sharpen(make_model(name))
+
+    def read_whole():
+        make_prefix_lm(model.config, name)
+        return wrap(model)
+
+    if ARCHITECTURES[name].prefix_lm:
+        assert_reads_alike(read_whole())
+    else:
+        with pytest.raises(UserError, match=r"^prefix_lm: "):
+            read_whole()
+
+
+def assert_reads_alike(sharp):
+    """The states of responses alone, in a batch, packed behind their prompt, and step by step with a cache."""
     prompts, responses = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
     alone = [
         sharp.hidden(Padded.from_lists([PROMPTS[owner]]), Padded.from_lists([response]))[0]

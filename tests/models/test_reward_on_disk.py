@@ -5,6 +5,7 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from peft import PeftModel
+from safetensors.torch import save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import RewardConfig as TRLRewardConfig
 from trl import RewardTrainer
@@ -111,7 +112,7 @@ def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, load_sharp
         adapter="reward",
         allow_reward_model=True,
     )
-    head, _ = load_head(str(tmp_path / "reward"), loaded.backbone.hidden_size)
+    head, _ = load_head(str(tmp_path / "reward"), loaded.backbone)
     model = RewardModel(loaded.backbone, head, loaded.adapter)
     torch.testing.assert_close(model(PROMPT, RESPONSE).detach(), expected, atol=1e-5, rtol=0)
     weights = weights_of(loaded.backbone)
@@ -192,5 +193,6 @@ def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, load_sharp):
         load_reward_model(sharp_folders["tiny-gpt2"], "float32")
     assert "neither a reward model of this package" in str(error.value)
     saved_reward(load_sharp, tmp_path / "reward", "tiny-gpt2", 0)
-    with pytest.raises(UserError, match="its head is made for states of width 64, the model's have 63"):
-        load_head(str(tmp_path / "reward"), 63)
+    save_file({"weight": torch.ones(1, 63)}, tmp_path / "reward" / "reward_head.safetensors")
+    with pytest.raises(UserError, match="its head is made for states of width 63, the model's have 64"):
+        load_reward_model(str(tmp_path / "reward"), "float32")

@@ -5,12 +5,22 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file
 
+from align.builtin.tiny import byte_tokenizer
 from align.errors import UserError
 from align.models.adapters import copy_adapter
+from align.models.loading import from_objects
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
+from align.settings import ModelConfig
+from tests.models.architectures import DECODERS as ALL_DECODERS
+from tests.models.architectures import make_model
 
 DECODERS = ("tiny-llama", "tiny-gpt2")
+CORE = ("GPT-NeoX (parallel layers)", "Mixtral, experts", "Falcon, multi-query")
+DECODERS_OF_THE_PAGE = [
+    pytest.param(decoder.name, marks=[pytest.mark.full] * (decoder.name not in CORE)) for decoder in ALL_DECODERS
+]
 
 
 def plain_names(loaded):
@@ -47,6 +57,21 @@ def test_an_adapter_is_added_as_peft_would_merge_it(load_sharp, name):
         torch.testing.assert_close(value, merged[key], rtol=0, atol=1e-6)
     after = dict(loaded.backbone.model.named_parameters())
     assert all(torch.equal(after[key], weight) for key, weight in before.items() if ".value." not in key)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("architecture", DECODERS_OF_THE_PAGE)
+def test_the_names_and_shapes_are_those_of_a_plain_checkpoint(architecture, lora_rank, tmp_path):
+    """Of every decoder of docs/models.md. GPT-NeoX's output has another name in memory, and experts are one tensor there."""
+    make_model(architecture).save_pretrained(tmp_path)
+    plain = load_file(tmp_path / "model.safetensors")
+    config = ModelConfig(model="-", lora_rank=lora_rank)
+    loaded = from_objects(make_model(architecture), byte_tokenizer(), config)
+    sent = dict(served_weights(loaded.backbone, loaded.adapter))
+    assert sent.keys() == plain.keys()
+    assert all(torch.equal(sent[name], weight) for name, weight in plain.items())  # a new adapter adds nothing
+    layout = weight_layout(loaded.backbone, loaded.adapter)
+    assert layout == [(name, "float32", list(weight.shape)) for name, weight in sent.items()]
 
 
 def test_by_hand(load_sharp):

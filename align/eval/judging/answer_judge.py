@@ -161,7 +161,7 @@ class AnswerJudge:
 
 def save_judge(folder: Path, model: JudgeModel, loaded: LoadedModel | None, metadata: Mapping[str, Any]) -> None:
     """Save a judge, completely or not at all: its head, its adapter if it has one, and `judge.json`."""
-    tensors = {name: value for name, value in model.state_dict().items() if not name.startswith("backbone.")}
+    tensors = {name: value for name, value in model.state_dict().items() if not name.startswith("backbone.model.")}
     with new_folder(folder) as temporary:
         if loaded is not None and loaded.adapter is not None:
             save_adapter(temporary, loaded, loaded.adapter, loaded.backbone.model.state_dict())
@@ -188,12 +188,14 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
         backbone, tokenization = None, None
         if metadata["model"] != "none":
             adapter = (path / "adapter_config.json").exists()
-            settings = ModelConfig(model=folder if adapter else metadata["model"], chat_template="raw")
+            whole = bool(metadata.get("prefix_lm", False))
+            settings = ModelConfig(model=folder if adapter else metadata["model"], chat_template="raw", prefix_lm=whole)
             loaded = load(settings, compute_dtype(metadata["dtype"]), allow_reward_model=True, layers=metadata["layers"])
             backbone, tokenization = loaded.backbone, loaded.tokenization
+            backbone.read_layers(metadata.get("read_layers", "last"))
         model = JudgeModel(backbone, None, metadata["words"])
         keys = model.load_state_dict(tensors, strict=False)
-        wrong = [*keys.unexpected_keys, *(key for key in keys.missing_keys if not key.startswith("backbone."))]
+        wrong = [*keys.unexpected_keys, *(key for key in keys.missing_keys if not key.startswith("backbone.model."))]
         if wrong:
             raise KeyError(wrong[0])
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:

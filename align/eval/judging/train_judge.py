@@ -28,7 +28,7 @@ from align.launch import run_stage
 from align.models.loading import LoadedModel, load
 from align.models.roles import freeze_unused_pooler
 from align.seeds import Stream, generator
-from align.settings import ModelConfig, RunConfig, option, require_setting
+from align.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting
 from align.statistics import calibration_error, roc_auc, statistic_interval
 from align.tensor_ops import Padded
 from align.training.epochs import Epochs
@@ -39,7 +39,7 @@ from align.training.run import Run
 
 
 @dataclass(kw_only=True)
-class JudgeConfig(ModelConfig, RunConfig):
+class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
     """A judge of answers. With lora_rank 0 the backbone stays frozen, reads each answer once, and only the head learns."""
 
     model: str = option("none", "backbone that reads question and answer; none: the words of the answer alone")
@@ -62,6 +62,9 @@ class JudgeConfig(ModelConfig, RunConfig):
         require_setting(self, "data", bool(self.data), "given")
         require_setting(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
         require_setting(self, "words", self.words or self.model != "none", "true where model is none")
+        require_setting(
+            self, "read_layers", self.read_layers != "mix", "last or last_four, which a frozen backbone reads once"
+        )
         require_setting(self, "lora_rank", not self.lora_rank or self.model != "none", "0 where model is none")
         for name in ("epochs", "batch_size"):
             require_setting(self, name, getattr(self, name) > 0, "above 0")
@@ -84,6 +87,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
     if config.model != "none":
         loaded = load(config, run.dtype, adapter=ADAPTER, allow_reward_model=True, layers=config.layers)
         freeze_unused_pooler(loaded.backbone)
+        loaded.backbone.read_layers(config.read_layers)
     model = JudgeModel(loaded.backbone if loaded else None, loaded.adapter if loaded else None, config.words)
     if loaded is not None and loaded.adapter is None:
         loaded.backbone.requires_grad_(False)
@@ -186,6 +190,7 @@ class JudgeTask:
         if self.run.is_main:
             config = self.config
             metadata = {"asks": config.asks, "model": config.model, "layers": config.layers, "words": config.words}
+            metadata |= {"read_layers": config.read_layers, "prefix_lm": config.prefix_lm}
             metadata |= {"dtype": config.dtype, "lora_rank": config.lora_rank, "data": config.data, "seed": config.seed}
             metadata |= {"learnt_from": len(self.training), "held_out": len(self.held_out), "figures": self.best}
             save_judge(self.folder, self.model, self.loaded, metadata)

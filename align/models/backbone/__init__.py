@@ -15,12 +15,14 @@ from align.models.backbone.kinds import (
     attention_kernel,
     is_encoder,
     linear_layers,
+    make_prefix_lm,
     model_class,
     new_modules,
     prepare_model,
     require_language_model,
     wrap,
 )
+from align.models.backbone.prefix_lm import is_prefix_lm
 
 __all__ = [
     "Backbone",
@@ -33,7 +35,9 @@ __all__ = [
     "flops_profile",
     "is_classifier",
     "is_encoder",
+    "is_prefix_lm",
     "linear_layers",
+    "make_prefix_lm",
     "model_class",
     "new_modules",
     "prepare_model",

@@ -48,41 +48,87 @@ def _(backbone: EncoderBackbone) -> nn.Linear:
     return backbone.summary_state.removed
 
 
-@singledispatch
 def require_classifier(backbone: Backbone) -> None:
     """Refuse, before training, a reward model that could not be saved at the end.
 
     Raises:
-        UserError: if transformers has no classifier of this architecture.
+        UserError: if transformers has no classifier of this architecture, or if the model was saved as one, whose head reads
+            the last layer, and another choice of layers is to be read.
     """
-    raise TypeError(f"no classifier is known for a {type(backbone).__name__}")
+    (_require_classifier if backbone.layers is None else _require_body)(backbone)
 
 
-@singledispatch
 def save_classifier(backbone: Backbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
     """Save a backbone with a reward head in the form that other libraries load.
 
+    A classifier of transformers reads the last layer. For a head that reads others, what is saved is the model under it (an
+    encoder's body, or the language model), and the head beside it, which this package alone puts together.
+
     Args:
         state: whole weights by their names in `backbone.model`.
-        head: [1, H] weight.
+        head: [1, S] weight.
     """
+    if backbone.layers is None:
+        _save_classifier(backbone, folder, state, head)
+    else:
+        _save_body(backbone, folder, state)
+
+
+def classifier_adapter(backbone: Backbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a saved reward adapter needs in addition: changes to its PEFT config, and further tensors by their names."""
+    return _classifier_adapter(backbone, head) if backbone.layers is None else ({}, {})
+
+
+@singledispatch
+def _require_body(backbone: Backbone) -> None:
+    """Refuse a model of which nothing but a classifier can be saved."""
+    config = backbone.model.config
+    if is_classifier(config):
+        raise UserError(
+            f"read_layers: the head of model '{config.name_or_path}' reads its last layer; start from a language model"
+        )
+
+
+@_require_body.register
+def _(backbone: EncoderBackbone) -> None:
+    """Its body stands apart from the classifier."""
+
+
+@singledispatch
+def _save_body(backbone: Backbone, folder: Path, state: Mapping[str, Tensor]) -> None:
+    backbone.model.save_pretrained(folder, state_dict=dict(state))
+
+
+@_save_body.register
+def _(backbone: EncoderBackbone, folder: Path, state: Mapping[str, Tensor]) -> None:
+    inside = f"{backbone.model.base_model_prefix}."
+    body = {key.removeprefix(inside): value for key, value in state.items() if key.startswith(inside)}
+    backbone.model.base_model.save_pretrained(folder, state_dict=body)
+
+
+@singledispatch
+def _require_classifier(backbone: Backbone) -> None:
     raise TypeError(f"no classifier is known for a {type(backbone).__name__}")
 
 
 @singledispatch
-def classifier_adapter(backbone: Backbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a saved reward adapter needs in addition: changes to its PEFT config, and further tensors by their names."""
+def _save_classifier(backbone: Backbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
     raise TypeError(f"no classifier is known for a {type(backbone).__name__}")
 
 
-@require_classifier.register
+@singledispatch
+def _classifier_adapter(backbone: Backbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    raise TypeError(f"no classifier is known for a {type(backbone).__name__}")
+
+
+@_require_classifier.register
 def _(backbone: DecoderBackbone) -> None:
     if type(backbone.model.config) not in AutoModelForSequenceClassification._model_mapping:
         name = backbone.model.config.model_type
         raise UserError(f"model type '{name}': transformers has no sequence classifier of it to save a reward model as")
 
 
-@save_classifier.register
+@_save_classifier.register
 def _(backbone: DecoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
     """As `...ForSequenceClassification` with one label: the class that TRL's RewardTrainer makes."""
     config = copy.deepcopy(backbone.model.config)
@@ -95,18 +141,18 @@ def _(backbone: DecoderBackbone, folder: Path, state: Mapping[str, Tensor], head
     classifier.save_pretrained(folder, state_dict=weights)
 
 
-@classifier_adapter.register
+@_classifier_adapter.register
 def _(backbone: DecoderBackbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     changes = {"task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
     return changes, {"base_model.model.score.weight": head.to(backbone.model.dtype)}
 
 
-@require_classifier.register
+@_require_classifier.register
 def _(backbone: EncoderBackbone) -> None:
     """Always possible: it is loaded as a classifier."""
 
 
-@save_classifier.register
+@_save_classifier.register
 def _(backbone: EncoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
     """As the class that it was loaded as, with one label: `tokenizer(prompt, response)` gives it what it reads here."""
     config = copy.deepcopy(backbone.model.config)
@@ -116,25 +162,25 @@ def _(backbone: EncoderBackbone, folder: Path, state: Mapping[str, Tensor], head
     classifier.save_pretrained(folder, state_dict={**state, **classifier_tensors(backbone, head)})
 
 
-@classifier_adapter.register
+@_classifier_adapter.register
 def _(backbone: EncoderBackbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     last = backbone.summary_state.place.split(".")[0]
     changes = {"task_type": "SEQ_CLS", "modules_to_save": sorted({*head_modules(backbone.model), last})}
     return changes, {f"base_model.model.{name}": value for name, value in classifier_tensors(backbone, head).items()}
 
 
-@require_classifier.register
+@_require_classifier.register
 def _(backbone: EncoderDecoderBackbone) -> None:
-    """Always possible: see `save_classifier`."""
+    """Always possible: see `_save_classifier`."""
 
 
-@save_classifier.register
+@_save_classifier.register
 def _(backbone: EncoderDecoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
     """As the language model it is: transformers' T5 classifier reads one text with both halves, which is another model."""
     backbone.model.save_pretrained(folder, state_dict=dict(state))
 
 
-@classifier_adapter.register
+@_classifier_adapter.register
 def _(backbone: EncoderDecoderBackbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return {}, {}
 

@@ -2,11 +2,13 @@
 
 import re
 from functools import singledispatch
+from typing import Literal
 
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
+from align.models.backbone.layers import layer_count
 from align.runtime.flops import FlopsProfile, Matrices, Stack, matrices_of
 
 
@@ -45,7 +47,10 @@ def _(backbone: EncoderDecoderBackbone, adapter: str | None) -> FlopsProfile:
     return FlopsProfile(
         Stack(of_response, _layers(backbone, "decoder") * width),
         _vocabulary(backbone),
-        Stack(matrices_of(backbone.encoder.named_modules(), adapter, share), _layers(backbone, "encoder") * width),
+        Stack(
+            matrices_of(backbone.encoder.named_modules(), adapter, share),
+            _layers(backbone, "encoder") * width,
+        ),
         of_prompt,
     )
 
@@ -68,10 +73,8 @@ def _expert_share(backbone: Backbone) -> float:
     return getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0  # Switch: one
 
 
-def _layers(backbone: Backbone, part: str) -> int:
-    config = backbone.model.config
-    named = (getattr(config, name, None) for name in (f"{part}_layers", f"num_{part}_layers"))
-    return next((int(count) for count in named if count), int(config.num_hidden_layers))
+def _layers(backbone: Backbone, part: Literal["encoder", "decoder"]) -> int:
+    return layer_count(backbone.model.config, part)
 
 
 def _attention_width(backbone: Backbone) -> int:

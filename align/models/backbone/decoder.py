@@ -12,6 +12,7 @@ from align.models.backbone.contract import Backbone
 from align.models.backbone.decoding import DecodingState, PrefixCache
 from align.models.backbone.experts import ReadTokens
 from align.models.backbone.layout import PackedRows, pack_rows, packed_mask
+from align.models.backbone.prefix_lm import attention_window, is_prefix_lm
 from align.tensor_ops import Padded
 
 
@@ -20,9 +21,16 @@ class DecoderBackbone(Backbone):
 
     With one response a row, causal attention needs no mask (the fast kernel). With several, each response sees the
     prompt and itself through a 4-D additive mask, with positions that restart after the prompt.
+
+    A prefix language model (`prefix_lm` in its config) always has such a mask: its prompt sees itself whole, in both
+    directions, and a response what stands before it (UniLM, arXiv 1905.03197; T5, arXiv 1910.10683, figure 4).
     """
 
     prompt_in_row = True
+
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return not is_prefix_lm(self.model.config)
 
     def fits(self, prompt_length: int, response_length: int) -> bool:
         return self.context_length is None or prompt_length + response_length <= self.context_length
@@ -37,27 +45,29 @@ class DecoderBackbone(Backbone):
 
         A 4-D mask replaces the sliding window that the model would apply to a row, so a text has to fit that window.
         """
-        windows = (getattr(self.model.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-        return self.shares_prompts and all(window is None or longest <= window for window in windows)
+        window = attention_window(self.model.config)
+        return self.shares_prompts and (window is None or longest <= window)
 
     def hidden(
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
     ) -> Tensor:
         owner = torch.arange(len(response.lengths), device=self.device) if prompt_index is None else prompt_index
+        if not self.causal:  # a prompt that sees itself whole is not read in two parts
+            prompt, prefix = prompt.with_prefix(prefix), ()
         packed = prompt_index is not None and self.shares_prompts and len(prompt_index) > len(prompt.lengths)
         packed = packed and self.can_pack(len(prefix) + int((prompt.lengths[prompt_index] + response.lengths).max()))
         if not packed:
             prompt = (prompt if prompt_index is None else prompt.rows(prompt_index)).with_prefix(prefix)
             prompt_index, prefix = None, ()
         rows = pack_rows(prompt, response, prompt_index)
-        extra: dict[str, Any] = {}
-        if packed:  # otherwise positions are 0..n-1, which every model assumes without position ids
-            mask = packed_mask(rows.segments, self.model.dtype)
-            extra = {"position_ids": rows.positions + len(prefix), "attention_mask": pad(mask, (len(prefix), 0))}
+        extra: dict[str, Any] = dict(self._wanted)
+        if packed or not self.causal:  # otherwise positions are 0..n-1, which every model assumes without position ids
+            mask = packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal)
+            extra |= {"position_ids": rows.positions + len(prefix), "attention_mask": pad(mask, (len(prefix), 0))}
         if prefix:
             extra["past_key_values"] = self._read_prefix(prefix)
         with self._reading():
-            states: Tensor = self.model.base_model(input_ids=rows.ids, use_cache=False, **extra).last_hidden_state
+            states = self._states(self.model.base_model(input_ids=rows.ids, use_cache=False, **extra))
         if self.routing:
             self.routing.close({"": _read_tokens(prompt, response, rows, owner)})
         return states[rows.row, rows.column]
@@ -75,9 +85,10 @@ class DecoderBackbone(Backbone):
         ids = prompt.ids.gather(1, columns.clamp(min=0))
         attention_mask = (columns >= 0).long()
         cache = DynamicCache(config=self.model.config)
+        seen = attention_mask if self.causal else packed_mask(attention_mask - 1, self.model.dtype, whole_prompt=True)
         states = self.model.base_model(
             input_ids=ids,
-            attention_mask=attention_mask,
+            attention_mask=seen,
             position_ids=columns.clamp(min=0),
             past_key_values=cache,
             use_cache=True,

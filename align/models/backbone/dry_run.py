@@ -32,7 +32,8 @@ def _(backbone: DecoderBackbone, count: int, prompt: int, responses: Sequence[in
     packed = len(responses) > 1 and backbone.can_pack(prompt + max(responses))
     rows, width = (count, sum(responses)) if packed else (count * len(responses), max(responses))
     ids = torch.zeros(rows, prompt + width, dtype=torch.long, device=backbone.device)
-    extra = {"position_ids": ids, "attention_mask": packed_mask(ids, backbone.model.dtype)} if packed else {}
+    masked = packed or not backbone.causal
+    extra = {"position_ids": ids, "attention_mask": packed_mask(ids, backbone.model.dtype)} if masked else {}
     states: Tensor = backbone.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
     return states[:, prompt - 1 : -1].reshape(rows * width, -1)
 

@@ -76,13 +76,14 @@ class EncoderDecoderBackbone(Backbone):
             encoded: [R, L, H] states of each response's prompt.
             prompt_mask: [R, L] int64, 1 on real prompt tokens.
         """
-        states: Tensor = self.decoder(
+        output = self.decoder(
             input_ids=torch.cat([self._start_tokens(len(response_ids)), response_ids], dim=1),
             encoder_hidden_states=encoded,
             encoder_attention_mask=prompt_mask,
             use_cache=False,
-        ).last_hidden_state
-        return states
+            **self._wanted,
+        )
+        return self._states(output)
 
     def _start_tokens(self, count: int) -> Tensor:
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)

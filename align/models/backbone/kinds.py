@@ -14,6 +14,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from align.errors import UserError
 from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
@@ -21,6 +22,7 @@ from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
+from align.models.backbone.prefix_lm import attention_window
 from align.models.backbone.verification import verify
 from align.runtime.gathering import readable
 
@@ -48,6 +50,27 @@ def is_encoder(config: PreTrainedConfig) -> bool:
     """Whether a model reads text in both directions, as far as its config tells; `wrap` asks the model itself."""
     masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.model_type == "xlnet"
     return masked and not config.is_encoder_decoder and not getattr(config, "is_decoder", False)
+
+
+def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
+    """Let a decoder's prompts see themselves whole from now on; it is saved with the config.
+
+    Args:
+        name: of the model, for the error.
+
+    Raises:
+        UserError: for what is no decoder, and for a decoder whose layers see only a window: a mask over whole prompts would
+            replace it.
+    """
+    if config.is_encoder_decoder or is_encoder(config):
+        raise UserError(f"prefix_lm: model '{name}' has an encoder, which reads prompts whole as it is; leave it off")
+    window = attention_window(config)
+    if window is not None:
+        raise UserError(
+            f"prefix_lm: a layer of model '{name}' sees only {window} tokens back, which a mask over a whole prompt would "
+            "undo; choose a model without a window, or leave it off"
+        )
+    config.prefix_lm = True
 
 
 def require_language_model(config: PreTrainedConfig, name: str) -> None:

@@ -59,14 +59,17 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None) -> 
     return PackedRows(ids, positions, segments, prompt_index[:, None], column)
 
 
-def packed_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
+def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
     """[N, 1, L, L] additive: a token sees the prompt and its own response, up to itself.
 
     Args:
         segments: [N, L] of `PackedRows`.
+        whole_prompt: whether a prompt's tokens see all of it.
     """
     length, query, key = segments.shape[1], segments[:, :, None], segments[:, None, :]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     allowed = causal & ((key == query) | (key == 0))
+    if whole_prompt:
+        allowed |= (key == 0) & (query == 0)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
     return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]

@@ -10,6 +10,7 @@ from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
+from align.models.backbone.prefix_lm import is_prefix_lm
 from align.tensor_ops import Padded, length_mask
 
 
@@ -28,14 +29,39 @@ def verify(backbone: Backbone) -> bool:
         if isinstance(backbone, EncoderBackbone):  # each row is read whole, into one state
             _require_padding_is_ignored(backbone)
             return False
+        shares_prompts = _can_share_prompts(backbone)
+        if is_prefix_lm(model.config):
+            _require_whole_prompts(backbone, shares_prompts)
         _require_causality(backbone)
         _require_padding_is_ignored(backbone)
         if model.get_output_embeddings() is not None:  # a classifier has none: it scores text and never samples
             _require_own_logits(backbone)
             _require_cache(backbone)
-        return _can_share_prompts(backbone)
+        return shares_prompts
     finally:
         model.train(was_training)
+
+
+def _require_whole_prompts(backbone: Backbone, shares_prompts: bool) -> None:
+    """A prefix language model needs an attention that takes any mask, with positions given apart from it."""
+    name = f"prefix_lm: {_name(backbone)}"
+    if not shares_prompts:
+        raise UserError(f"{name} takes no mask over a whole prompt (its positions, as ALiBi's, are part of its attention)")
+    prompts = (_rows(backbone, [5, 6, last]) for last in (7, 9))
+    first, second = (_row_states(backbone, prompt) for prompt in prompts)
+    if torch.equal(first[:, 0], second[:, 0]):
+        raise UserError(f"{name} reads a prompt from left to right whatever its mask says; leave it off")
+
+
+def _row_states(backbone: Backbone, prompt: Padded) -> Tensor:
+    """[B, L+T, H] of all tokens of rows, which `hidden` does not return."""
+    found: list[Tensor] = []
+    hook = backbone.model.base_model.register_forward_hook(lambda *call: found.append(call[-1].last_hidden_state))
+    try:
+        backbone.hidden(prompt, _rows(backbone, [8]))
+    finally:
+        hook.remove()
+    return found[0]
 
 
 def _tolerance(backbone: Backbone, states: Tensor) -> float:
@@ -112,7 +138,7 @@ def _(backbone: EncoderDecoderBackbone, prompt: Padded, response: Padded) -> Ten
 
 
 def _require_own_logits(backbone: Backbone) -> None:
-    prompt, response = _rows(backbone, [5, 6, 7]), _rows(backbone, [8, 9])
+    prompt, response = _rows(backbone, [5]), _rows(backbone, [6, 7, 8, 9])  # one token is a whole prompt to every model
     computed = backbone.logits(backbone.hidden(prompt, response))[:, :-1].float()
     own = _own_logits(backbone, prompt, response).float()
     if not torch.allclose(computed, own, atol=_tolerance(backbone, own)):
@@ -136,9 +162,9 @@ def _can_share_prompts(backbone: Backbone) -> bool:
         return False
     prompt, responses = _rows(backbone, [5, 6, 7]), _rows(backbone, [8, 9, 4], [3, 5])
     prompt_index = torch.zeros(2, dtype=torch.long, device=backbone.device)
-    separate = backbone.hidden(prompt, responses, prompt_index)
-    backbone.shares_prompts = True
     try:
+        separate = backbone.hidden(prompt, responses, prompt_index)
+        backbone.shares_prompts = True
         packed = backbone.hidden(prompt, responses, prompt_index)
         rest = Padded(prompt.ids[:, 1:], prompt.lengths - 1)
         after_prefix = backbone.hidden(rest, responses, prompt_index, prompt.ids[0, :1].tolist())

@@ -1,0 +1,198 @@
+"""Prefix language models: the prompt sees itself whole, the response what stands before it, in training and in sampling."""
+
+import json
+import shutil
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import BertConfig, LlamaForCausalLM
+
+from align.batches.encoding import Limits, encode_demonstrations
+from align.errors import UserError
+from align.models.backbone import make_prefix_lm, wrap
+from align.models.loading import load, load_shapes
+from align.ppo import PPOConfig, run_ppo
+from align.reward import RewardConfig, run_reward
+from align.reward.checkpoint import load_reward_model
+from align.sampling.engines import make_engine
+from align.sampling.settings import EngineConfig
+from align.settings import ModelConfig
+from align.sft import SFTConfig, run_sft
+from align.sft.trainer import encode
+from align.tensor_ops import Padded
+from tests.models.architectures import make_model
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
+RESPONSES = [[20, 21, 22, 23, 24, 25, 26], [27], [28, 29, 30], [31, 32, 33, 34], [35, 36, 37, 38, 39], [40, 41]]
+OWNER = [0, 0, 0, 1, 2, 2]
+CLOSE = {"atol": 1e-5, "rtol": 0}
+KINDS = ("tiny-gpt2", "tiny-llama")
+
+
+@pytest.fixture(params=KINDS)
+def loaded(request, load_sharp):
+    return load_sharp(request.param, prefix_lm=True)
+
+
+def row_states(backbone, prompt, response):
+    """[L+T, H]: the model's own last states of a row."""
+    found = []
+    hook = backbone.model.base_model.register_forward_hook(lambda *call: found.append(call[-1].last_hidden_state[0]))
+    with torch.no_grad():
+        backbone.hidden(Padded.from_lists([prompt]), Padded.from_lists([response]))
+    hook.remove()
+    return found[0]
+
+
+def test_a_prompt_sees_itself_whole_and_a_response_what_stands_before_it(loaded):
+    def changed(prompt, response):
+        """Which states of the row differ from those of the first prompt with its first response."""
+        first, second = (row_states(loaded.backbone, *row) for row in ((PROMPTS[0], RESPONSES[0]), (prompt, response)))
+        return ((first - second).abs().amax(-1) > 1e-3).tolist()
+
+    prompt, response = PROMPTS[0], RESPONSES[0]
+    assert changed([*prompt[:-1], 50], response) == [True] * 13  # the last prompt token
+    assert changed(prompt, [*response[:3], 50, *response[4:]]) == [False] * 9 + [True] * 4  # the fourth response token
+
+
+@torch.no_grad()
+def test_a_text_is_read_alike_alone_in_a_batch_packed_behind_a_prefix_and_step_by_step(loaded, load_sharp):
+    backbone = loaded.backbone
+    assert backbone.shares_prompts
+    prompts, responses = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
+    alone = [
+        backbone.hidden(Padded.from_lists([PROMPTS[owner]]), Padded.from_lists([response]))[0]
+        for owner, response in zip(OWNER, RESPONSES, strict=True)
+    ]
+    batch = backbone.hidden(prompts.rows(OWNER), responses)
+    packed = backbone.hidden(prompts, responses, torch.tensor(OWNER))
+    rest = Padded.from_lists([ids[1:] for ids in PROMPTS[:1]])
+    behind = backbone.hidden(rest, responses.rows([0, 1, 2]), torch.tensor([0, 0, 0]), PROMPTS[0][:1])
+    for row, expected in enumerate(alone):
+        torch.testing.assert_close(batch[row, : len(expected)], expected, **CLOSE)
+        torch.testing.assert_close(packed[row, : len(expected)], expected, **CLOSE)
+        if row < 3:
+            torch.testing.assert_close(behind[row, : len(expected)], expected, **CLOSE)
+    state, hidden = backbone.prefill(prompts.rows(OWNER))
+    for step in range(8):
+        for row, expected in enumerate(alone):
+            if step < len(expected):
+                torch.testing.assert_close(hidden[row], expected[step], **CLOSE)
+        tokens = [response[step] if step < len(response) else 5 for response in RESPONSES]
+        hidden = backbone.decode_step(state, torch.tensor(tokens))
+    plain = load_sharp(loaded.base.rsplit("/", 1)[-1]).backbone
+    causal = plain.hidden(Padded.from_lists(PROMPTS[:1]), Padded.from_lists(RESPONSES[:1]))[0]
+    assert (alone[0] - causal).abs().max() > 0.1
+
+
+# ---------------------------------------------------------------------------------------------------------------- stages
+
+COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64}
+TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.full)])
+def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_path):
+    """Only SFT has the setting. PPO itself refuses a first minibatch whose ratio is not 1."""
+    common = COMMON | {"lora_rank": rank}
+    demonstrations = write_rows(tmp_path / "sft.jsonl", [{"prompt": text, "completion": "Yes, it is."} for text in TEXTS])
+    pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "Yes", "rejected": "No, no"} for text in TEXTS])
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
+    settings = common | {"model": "tiny-llama", "train_data": demonstrations, "batch_size": 4, "prefix_lm": True}
+    sft = run_sft(SFTConfig(**settings, output_dir=str(tmp_path / "sft")))
+    found = load(ModelConfig(model=str(sft), lora_rank=rank), torch.float32)
+    assert not found.backbone.causal
+    settings = common | {"model": str(sft), "output_dir": str(tmp_path / "reward")}
+    reward = run_reward(RewardConfig(**settings, train_data=pairs, batch_size=4))
+    assert not load_reward_model(str(reward), "float32").loaded.backbone.causal
+    settings = common | {"model": str(sft), "reward_model": str(reward), "prompts": prompts, "save_every": 1}
+    settings |= {"rollout_size": 4, "minibatches": 1, "epochs": 1, "max_new_tokens": 6, "updates": 2, "learning_rate": 1e-3}
+    whole = run_ppo(PPOConfig(**settings, output_dir=str(tmp_path / "ppo")))
+    assert not load(ModelConfig(model=str(whole), lora_rank=rank), torch.float32).backbone.causal
+    rows = metrics(tmp_path / "ppo")
+    assert rows[0]["kl/k1"] == pytest.approx(0.0, abs=1e-5)
+    assert rows[0]["clipped/policy"] == 0.0
+    # Broken off after the first update, a run ends with the same weights.
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "ppo", again)
+    for made in (again / "checkpoints" / "update-000002", again / "model"):
+        shutil.rmtree(made, ignore_errors=made.name != "model")
+    assert (again / "checkpoints" / "update-000001").exists()
+    run_ppo(PPOConfig(**settings, output_dir=str(again), resume=True))
+    (stored,) = whole.glob("*.safetensors") if rank == 0 else [whole / "adapter_model.safetensors"]
+    first, second = load_file(stored), load_file(again / "model" / stored.name)
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+
+
+def test_a_conversation_is_an_example_of_each_turn(load_sharp, tmp_path):
+    """A later turn's prompt holds the earlier answers, which it sees whole: they cannot be learned in the same row."""
+    turns = [("user", "Hi"), ("assistant", "Hello"), ("user", "Why?"), ("assistant", "So.")]
+    data = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
+    limits = Limits(64, 64, "error")
+    assert len(encode_demonstrations(data, load_sharp("tiny-llama"), limits, False)) == 1
+    assert len(encode_demonstrations(data, load_sharp("tiny-llama", prefix_lm=True), limits, False)) == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("name", ["Bloom", "MPT", "Falcon, ALiBi"])
+def test_positions_that_are_part_of_attention_are_refused(name):
+    model = make_model(name)
+    model.config.prefix_lm = True
+    with pytest.raises(UserError, match=r"^prefix_lm: model type '\w+' takes no mask over a whole prompt"):
+        wrap(model)
+
+
+@pytest.mark.parametrize("name", ["Mistral, sliding window", "Gemma 2", "GPT-Neo"])
+def test_a_sliding_window_is_refused(name):
+    with pytest.raises(UserError, match=r"^prefix_lm: a layer of model 'it' sees only 8 tokens back"):
+        make_prefix_lm(make_model(name).config, "it")
+
+
+def test_what_reads_a_prompt_whole_as_it_is_needs_no_setting(sharp_folders):
+    config = ModelConfig(model=sharp_folders["tiny-t5"], prefix_lm=True)
+    for loads in (load, load_shapes):
+        with pytest.raises(UserError, match=r"^prefix_lm: model '.*tiny-t5' has an encoder.*; leave it off$"):
+            loads(config, torch.float32)
+    with pytest.raises(UserError, match="has an encoder"):
+        make_prefix_lm(BertConfig(), "it")
+
+
+def test_what_needs_a_prompt_read_from_left_to_right_is_refused(load_sharp):
+    loaded = load_sharp("tiny-llama", prefix_lm=True)
+    with pytest.raises(UserError, match=r"^prompt_loss_weight: this model reads its prompt whole"):
+        encode(SFTConfig(prompt_loss_weight=0.5), loaded, [])
+    with (
+        pytest.raises(UserError, match=r"^engine vllm-server: vLLM cannot sample from a prefix language model \(llama\)"),
+        patch("importlib.util.find_spec"),
+    ):
+        make_engine(EngineConfig(engine="vllm-server"), None, loaded, 9)
+
+
+class LeftToRight(LlamaForCausalLM):
+    """A model that reads from left to right whatever mask it is given."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.register_forward_pre_hook(
+            lambda _, inputs, words: (inputs, words | {"attention_mask": None}), with_kwargs=True
+        )
+
+
+def test_a_mask_without_effect_is_refused(sharpen):
+    model = sharpen(LeftToRight(make_model("Llama 1, 2").config))
+    model.config.prefix_lm = True
+    with pytest.raises(UserError, match=r"^prefix_lm: model type 'llama'"):
+        wrap(model)
