@@ -19,6 +19,7 @@ from annotation_ui.leases import Leases
 
 from . import postgres
 from .client import Client
+from .quick_hashes import use_quick_hashes
 from .running import Server
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -34,6 +35,12 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("ALIGN_NO_SKIP") == "1":
         pytest.fail(f"{what} is not installed")
     pytest.skip(f"{what} is not installed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_hashes() -> None:
+    """Users are made in hundreds of tests."""
+    use_quick_hashes()
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +133,14 @@ def close_pages(request: pytest.FixtureRequest) -> Iterator[None]:
     if "browser" in request.fixturenames:
         for context in request.getfixturevalue("browser").contexts:
             context.close()
+
+
+def in_pairs(*hands: str) -> pytest.MarkDecorator:
+    """Both databases and both hands, each in one of two tests; with ALIGN_FULL=1 all four."""
+    kinds = ("sqlite", "postgresql")
+    usual = [pytest.param(*pair) for pair in zip(kinds, hands, strict=True)]
+    others = [pytest.param(*pair, marks=pytest.mark.full) for pair in zip(reversed(kinds), hands, strict=True)]
+    return pytest.mark.parametrize(("any_server", "how"), [*usual, *others], indirect=["any_server"])
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def do(judgments: Judgments, user: int, task: str, answer: dict[str, Any]) -> No
 
 
 class Server:
-    """`python -m annotation_ui.cli` on a free port; it can be killed and restarted on the same port."""
+    """The app on a free port; it can be killed and restarted on the same port."""
 
     def __init__(self, database_url: str, folder: Path) -> None:
         self.database_url, self.folder = database_url, folder
@@ -92,7 +92,7 @@ class Server:
             self.database.close()
 
     def start(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "annotation_ui.cli", "--database", self.database_url]
+        command = [sys.executable, "-m", "tests.annotation_ui.quick_hashes", "--database", self.database_url]
         command += ["--data-dir", str(self.folder), "--port", str(self.port), *arguments]
         with (self.folder / "log").open("ab") as log:
             temporary = self.folder / "tmp"  # of this server alone, so that a test sees what it leaves there

@@ -57,8 +57,15 @@ def add_everything(server: Server) -> None:
     server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 360),
+        ("dark", 1280),
+        pytest.param("light", 1280, marks=pytest.mark.full),
+        pytest.param("dark", 360, marks=pytest.mark.full),
+    ],
+)
 def test_every_task_is_readable_named_and_fits(server: Server, browser: Browser, scheme: str, width: int) -> None:
     add_everything(server)
     viewport = {"width": width, "height": 800}

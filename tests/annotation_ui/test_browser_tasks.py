@@ -15,12 +15,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 from annotation_ui.export import Selection, rows_to_export
 from annotation_ui.schema import Batch, Guideline, Judgment
 
-from .conftest import SCREENSHOTS
+from .conftest import SCREENSHOTS, in_pairs
 from .running import Server
 from .test_browser_rank import type_order
 
 pytestmark = pytest.mark.timeout(120)
-BOTH = pytest.mark.parametrize("how", ["mouse", "keyboard"])
+BOTH = in_pairs("mouse", "keyboard")
 
 
 def open_task(server: Server, browser: Browser, name: str, task: str, ready: str) -> Page:
@@ -178,9 +178,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in made}
 
 
-@pytest.mark.parametrize(("how", "kind"), [("mouse", "gpt"), ("keyboard", "t5")])
-def test_probe_a_model(any_server: Server, browser: Browser, checkpoints: dict[str, Path], how: str, kind: str) -> None:
-    settings = {"checkpoint": str(checkpoints[kind])}
+@BOTH
+def test_probe_a_model(any_server: Server, browser: Browser, checkpoints: dict[str, Path], how: str) -> None:
+    settings = {"checkpoint": str(checkpoints["gpt" if how == "mouse" else "t5"])}
     batch = any_server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
     page = open_task(any_server, browser, f"probe-{how}", "probe", ".the-rule")
     expect(page.locator(".the-rule")).to_have_text("Does not threaten anybody.")

@@ -16,25 +16,11 @@ from safetensors.torch import load_file
 
 from align import __version__, cli
 from align.builtin.zoo import list_builtin
-from align.commands.sample import score
-from align.data import Prompt
 from align.errors import UserError
-from align.examples import EncodedPrompt
-from align.models.loading import load
-from align.reward.checkpoint import load_reward_model
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
+from tests.commands.words import rows_of, words_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIGN = [sys.executable, "-m", "align.cli"]
-
-
-def words_of(**settings) -> list[str]:
-    return [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-
-
-def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------------------ the words
@@ -48,9 +34,9 @@ def test_the_installed_command_is_this_one():
 def test_help_has_one_line_for_each_command(capsys):
     cli.main(["--help"])
     lines = capsys.readouterr().out.splitlines()
-    told = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert told == list(cli.COMMANDS)
-    assert told == [
+    printed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert printed == list(cli.COMMANDS)
+    assert printed == [
         "sft",
         "reward",
         "rules",
@@ -230,10 +216,10 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations,
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     cli.main(["sft", *words, "--output_dir", "command"])
-    told = capfd.readouterr()
-    assert done.stdout == told.out == ""
+    printed = capfd.readouterr()
+    assert done.stdout == printed.out == ""
     # The line of the stage and its progress bar: no loading bars, no advice of libraries.
-    for lines in (done.stderr.splitlines(), told.err.splitlines()):
+    for lines in (done.stderr.splitlines(), printed.err.splitlines()):
         assert lines[0] == "sft: 4 examples to learn from, 0 held out; model tiny-gpt2"
         assert all(line.strip().startswith("sft") for line in lines), lines
     weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("script", "command")]
@@ -258,125 +244,9 @@ def test_control_c_is_one_line(tmp_path, demonstrations):
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=120)[1]
+        printed = process.communicate(timeout=120)[1]
     finally:
         process.kill()
     assert process.returncode == 75  # asked to stop: saved, to be resumed
-    assert "--resume" in told.splitlines()[-1]
-    assert "Traceback" not in told
-
-
-# --------------------------------------------------------------------------------------------------------------- sample
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "?"}]
-    rows = [{"prompt": "What is rain?", "id": "p1", "category": "truth"}, {"prompt": talk}, {"prompt": "A longer one. " * 5}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.fixture(scope="module")
-def reward_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("reward")
-    rows = [{"prompt": f"{i}?", "responses": ["yes", "no", "what"], "ranks": [1, 2, 2]} for i in range(8)]
-    (folder / "rankings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = words_of(model="tiny-gpt2", train_data=folder / "rankings.jsonl", output_dir=folder / "run", log_to="none")
-    cli.main(["reward", *settings, "--demonstrations", str(ROOT / "data" / "demonstrations_heldout.jsonl")])
-    return folder / "run" / "model"
-
-
-def sampled(tmp_path, prompts, name="out", **settings) -> list[dict]:
-    output = tmp_path / f"{name}.jsonl"
-    given = {"model": "tiny-gpt2", "max_new_tokens": 12, "dtype": "float32"} | settings
-    cli.main(["sample", *words_of(prompts=prompts, output=output, **given)])
-    return rows_of(output)
-
-
-def test_sample_writes_rows_for_the_labeling_app(tmp_path, prompts):
-    rows = sampled(tmp_path, prompts)
-    source = rows_of(prompts)
-    assert [row["prompt"] for row in rows] == [row["prompt"] for row in source]
-    assert [row["id"] for row in rows] == ["p1", "2", "3"]
-    assert [row.get("category") for row in rows] == ["truth", None, None]
-    for row in rows:
-        assert row["model"] == ["tiny-gpt2"]
-        assert len(row["responses"]) == 1
-        assert isinstance(row["responses"][0], str)
-        assert "rewards" not in row
-
-
-def test_samples_depend_on_the_seed_alone(tmp_path, prompts):
-    first = sampled(tmp_path, prompts, "a", samples_per_prompt=3)
-    assert first == sampled(tmp_path, prompts, "b", samples_per_prompt=3, batch_tokens=40)
-    other = sampled(tmp_path, prompts, "c", samples_per_prompt=3, seed=1)
-    assert all(set(a["responses"]).isdisjoint(b["responses"]) for a, b in zip(first, other, strict=True))
-    assert all(len(set(row["responses"])) == 3 for row in first)
-
-
-def test_samples_at_temperature_0_are_alike(tmp_path, prompts):
-    rows = sampled(tmp_path, prompts, samples_per_prompt=3, temperature=0)
-    assert all(len(set(row["responses"])) == 1 for row in rows)
-    # Truncation to the likeliest token is the same thing.
-    assert rows == sampled(tmp_path, prompts, "k", samples_per_prompt=3, top_k=1)
-
-
-def test_best_of_keeps_the_best_of_what_it_would_have_drawn(tmp_path, prompts, reward_folder):
-    every = sampled(tmp_path, prompts, "all", samples_per_prompt=6, reward_model=reward_folder)
-    best = sampled(tmp_path, prompts, "best", samples_per_prompt=2, best_of=3, reward_model=reward_folder)
-    for drawn, kept in zip(every, best, strict=True):
-        for number, group in enumerate((range(3), range(3, 6))):
-            winner = max(group, key=lambda i: drawn["rewards"][i])
-            assert kept["responses"][number] == drawn["responses"][winner]
-            assert kept["rewards"][number] == pytest.approx(drawn["rewards"][winner], abs=1e-5)
-        assert len(set(drawn["rewards"])) == 6
-
-
-@pytest.mark.parametrize("policy", ["tiny-gpt2", "tiny-t5"])
-def test_scores_are_those_of_one_row_at_a_time(policy, reward_folder):
-    """tiny-t5 has the reward model's vocabulary, but ends its prompts with an id of its own: texts go over instead."""
-    loaded = load(ModelConfig(model=policy), torch.float32)
-    reward = load_reward_model(str(reward_folder), "float32")
-    theirs = reward.loaded.tokenization
-    texts = ["fine", "a rather longer response", "no"]
-    records = [Prompt.from_row({"prompt": text}) for text in ("x", "What is that over there?", "y" * 30)]
-    drawn = [EncodedPrompt(record.prompt, loaded.tokenization.prompt_ids(record.prompt)) for record in records]
-    responses = [loaded.tokenization.response_ids(text) for text in texts]
-    rewards = score(loaded, reward, drawn, responses, texts, batch_tokens=100)
-    assert reward.mean != 0.0
-    for record, text, value in zip(records, texts, rewards, strict=True):
-        prompt = Padded.from_lists([theirs.prompt_ids(record.prompt)])
-        with torch.no_grad():
-            alone = reward.model(prompt, Padded.from_lists([theirs.response_ids(text)])).item() - reward.mean
-        assert value == pytest.approx(alone, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            {"best_of": 2},
-            "error: best_of is 2, but must be 1, unless reward_model, rule_model, rubrics or attribute_model is given",
-        ),
-        ({"top_p": 0}, "error: top_p is 0.0, but must be above 0 and at most 1"),
-        ({"max_new_tokens": 1020}, "do not fit the model's context of 1024"),
-        ({"max_prompt_tokens": 20}, "max_prompt_tokens is 20"),
-        ({"reward_model": "nowhere"}, "error: nowhere: neither a reward model of this package"),
-    ],
-)
-def test_sample_refuses(settings, told, tmp_path, prompts, capsys):
-    with pytest.raises(SystemExit) as ended:
-        sampled(tmp_path, prompts, **settings)
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_sample_overwrites_nothing(tmp_path, prompts, capsys):
-    (tmp_path / "out.jsonl").write_text("precious")
-    with pytest.raises(SystemExit):
-        sampled(tmp_path, prompts)
-    assert "already exists" in capsys.readouterr().err
-    assert (tmp_path / "out.jsonl").read_text() == "precious"
+    assert "--resume" in printed.splitlines()[-1]
+    assert "Traceback" not in printed

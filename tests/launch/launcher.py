@@ -19,27 +19,22 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def run_script(words: Sequence[str], *before: str, **environment: str) -> str:
-    """Run a script as its user would; returns what it printed.
+def launch(words: Sequence[str], settings: str, processes: int = 2, **environment: str) -> str:
+    """Run a script in some processes on the CPU as its user would; returns what it printed.
 
     Args:
         words: the script and its arguments.
-        before: words between Python and the script: a launcher.
+        settings: one of the files in configs/accelerate, without its ending.
         environment: further variables.
     """
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
+    launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
     # Hiding GPUs, for accelerate's own `--cpu` starts one process whatever `--num_processes` says.
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | environment
-    program = [sys.executable, *before, *words]
+    program = [sys.executable, *launcher, *words]
     done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-12000:]
     return done.stdout
-
-
-def launch(words: Sequence[str], settings: str, processes: int = 2, **environment: str) -> str:
-    """Run a script in some processes on the CPU, under one of the files in configs/accelerate, given without its ending."""
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
-    launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
-    return run_script(words, *launcher, **environment)
 
 
 def launch_in_turn(

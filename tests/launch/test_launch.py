@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 import runpy
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +25,10 @@ SAME_START = Path(__file__).with_name("same_start.py")
 WHO = Path(__file__).with_name("who.py")
 MODELS = ("tiny-llama", "tiny-t5")
 ZERO_1, ZERO_2 = (pytest.param(stage, marks=pytest.mark.full) for stage in (1, 2))
-TRAINED = (0, 2, 3)  # the stages of ZeRO under which every stage is trained; 0: without DeepSpeed
 SAME_STARTS = (0, 3)
+FULL = os.environ.get("ALIGN_FULL") == "1"
+TRAINED = {0: MODELS if FULL else MODELS[:1], 2: MODELS, 3: MODELS}
+"""The models of which every stage is trained under a stage of ZeRO (0: without DeepSpeed)."""
 CHECKPOINTS = """
     --reward_functions align.ppo.examples:share_of_e --dtype float32 --log_to none --save_every 1
     --max_prompt_tokens 48 --overlong truncate --max_new_tokens 8 --rollout_size 6
@@ -33,6 +37,15 @@ CHECKPOINTS = """
 STAGES = ("sft", "reward", "dpo", "ppo")
 # Metrics that name a time, not a number.
 CLOCKS = ("seconds", "time/", "speed/", "memory/")
+
+
+def each_trained() -> list[Any]:
+    """Each stage of ZeRO with each model that it trains; ZeRO-2 belongs to the full run."""
+    return [
+        pytest.param(stage, model, marks=[pytest.mark.full] if stage == 2 else [])
+        for stage, models in TRAINED.items()
+        for model in models
+    ]
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -89,10 +102,10 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Togeth
     def launch_once(stage: int) -> Together:
         if stage not in made:
             folder = tmp_path_factory.mktemp("together")
-            scripts = [[str(SCRIPT), model, str(folder / model)] for model in MODELS if stage in TRAINED]
+            scripts = [[str(SCRIPT), model, str(folder / model)] for model in TRAINED.get(stage, ())]
             if stage == 3:
                 script = "align/ppo/train.py"
-                scripts += [[script, *checkpoint_words(model, folder / f"{model}-first", 1)] for model in MODELS]
+                scripts += [[script, *checkpoint_words(model, folder / f"{model}-first", 1)] for model in TRAINED[3]]
             if stage in SAME_STARTS:
                 scripts.append([str(SAME_START), str(folder)])
             scripts.append([str(WHO)])
@@ -110,8 +123,7 @@ def test_two_processes_are_started_and_know_each_other(launched: Callable[[int],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("stage", [0, ZERO_2, 3])
+@pytest.mark.parametrize(("stage", "model"), each_trained())
 def test_two_processes_train_every_stage_to_the_numbers_of_one(
     alone: Path, launched: Callable[[int], Together], stage: int, model: str
 ) -> None:
@@ -140,7 +152,7 @@ def test_processes_that_draw_other_numbers_start_from_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", TRAINED[3])
 def test_a_zero3_checkpoint_resumes_on_one_process(
     launched: Callable[[int], Together],
     model: str,

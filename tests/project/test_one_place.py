@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def code_of(path):
     """A file's code without comments and docstrings; strings that the program uses stay."""
     source = path.read_text(encoding="utf-8")

@@ -1,9 +1,12 @@
 """The files that describe the project to others: continuous integration, hooks, citation, changelog, the site's map."""
 
+import ast
 import dataclasses
 import re
 import runpy
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -122,7 +125,31 @@ def test_the_api_pages_cover_the_package():
     assert {part_of(name) for name in SOURCES} - {"", "cli", "commands"} == shown
 
 
+def names_of(requirements):
+    """The names of packages in a list of requirements, written as pip compares them."""
+    return {re.split(r"[<>=\[;]", entry)[0].strip().lower().replace("_", "-") for entry in requirements}
+
+
 def test_what_the_site_is_built_with_is_pinned():
-    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    wanted = {re.split(r"[<>=\[;]", entry)[0].lower() for entry in PROJECT["optional-dependencies"]["docs"]}
-    assert wanted <= pinned
+    pinned = names_of((ROOT / "constraints.txt").read_text().splitlines())
+    assert names_of(PROJECT["optional-dependencies"]["docs"]) <= pinned
+
+
+def imported_modules(folder):
+    """The first part of every module that the files of a folder import, also inside functions."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("folder", ["align", "annotation_ui"])
+def test_every_package_that_is_imported_is_declared(folder):
+    """Also those that others bring along: they may stop."""
+    own = {"align", "annotation_ui", "_typeshed"} | sys.stdlib_module_names
+    declared = names_of(PROJECT["dependencies"]).union(*map(names_of, PROJECT["optional-dependencies"].values()))
+    sources, modules = packages_distributions(), set(imported_modules(folder)) - own
+    assert len(modules) > 10
+    assert {module for module in modules if not names_of(sources.get(module, [module])) & declared} == set()

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launch.launcher import launch_in_turn, run_script
-from tests.launch.test_launch import assert_close, metrics
+from align import cli
+from tests.launch.launcher import launch_in_turn
+from tests.launch.test_launch import ROOT, assert_close, metrics
 
 SCRIPT = Path(__file__).with_name("align_with_stand_in.py")
 SETTINGS = """
@@ -17,14 +18,15 @@ SETTINGS = """
 
 
 @pytest.mark.slow
-def test_two_processes_under_zero3_ask_and_send_what_one_does(serve, sharp_folders, tmp_path):
+def test_two_processes_under_zero3_ask_and_send_what_one_does(serve, sharp_folders, tmp_path, monkeypatch):
     model, servers, words = sharp_folders["tiny-llama"], {}, {}
     for processes in (1, 2):
         servers[processes] = serve(model)
         own = ["--model", model, "--vllm_url", servers[processes].url, "--output_dir", str(tmp_path / str(processes))]
-        words[processes] = [str(SCRIPT), "ppo", *SETTINGS.split(), *own]
-    run_script(words[1])
-    launch_in_turn([words[2]], tmp_path, "zero3")
+        words[processes] = ["ppo", *SETTINGS.split(), *own]
+    monkeypatch.chdir(ROOT)
+    cli.main(words[1])
+    launch_in_turn([[str(SCRIPT), *words[2]]], tmp_path, "zero3")
     one, two = servers[1], servers[2]
     assert_close(metrics(tmp_path / "1"), metrics(tmp_path / "2"), 2e-3)
 

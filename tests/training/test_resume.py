@@ -1,7 +1,7 @@
 """Kill a run anywhere, start it again: metrics and model are those of a run that nobody killed, to the bit.
 
-The run that is killed is a process of its own. The one that nobody killed runs here, which saves the imports of another
-process; so do the resumed runs of SFT and of the reward model, while that of PPO, which has the most state, starts afresh.
+The run that is killed is a process that is forked from this one. The one that nobody killed runs here, and so do the
+resumed ones, except that of PPO, which has the most state and starts afresh.
 """
 
 import json
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
+from tests.forked import forked
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -57,15 +58,13 @@ def options(stage: str, folder: Path, *more: str) -> list[str]:
     return ["--model", "tiny-llama", "--output_dir", str(folder), *SMALL, *STAGES[stage].split(), *more]
 
 
-def start(stage: str, folder: Path, *more: str) -> "subprocess.Popen[str]":
+def run_afresh(stage: str, folder: Path, *more: str) -> str:
+    """Run a stage in an interpreter of its own; returns what it printed."""
     words = [sys.executable, f"align/{stage.split()[0]}/train.py", *options(stage, folder, *more)]
-    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-
-def finish(process: "subprocess.Popen[str]") -> str:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors[-3000:]
-    return errors
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=variables, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -84,19 +83,19 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     if stage == "ppo":  # with a rule model, whose multipliers and statistics are in the checkpoint too
         cli.main(["rules", *options("rules", tmp_path / "rules", "--held_out_share", "0.95")])
         more = ["--rule_model", str(tmp_path / "rules" / "model"), "--rule_budgets", "0.3"]
-    process = start(stage, killed, *more)
+    process = forked(cli.main, [stage.split()[0], *options(stage, killed, *more)])
     deadline = time.monotonic() + 120
     while not any(killed.glob("checkpoints/update-*/trainer.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)  # wherever it is now: in an update, in an evaluation, or while it writes
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed: give it more updates"
+    process.kill()  # wherever it is now: in an update, in an evaluation, or while it writes
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, "the run ended before it could be killed: give it more updates"
     if stage == "ppo":
-        told = finish(start(stage, killed, *more, "--resume", "true"))
+        printed = run_afresh(stage, killed, *more, "--resume", "true")
     else:
         cli.main([stage.split()[0], *options(stage, killed, "--resume", "true")])
-        told = capsys.readouterr().err
-    assert "resumed from" in told
+        printed = capsys.readouterr().err
+    assert "resumed from" in printed
     cli.main([stage.split()[0], *options(stage, whole, *more)])
 
     assert metrics(killed) == metrics(whole)
