@@ -102,8 +102,9 @@ def _save_body(backbone: Backbone, folder: Path, state: Mapping[str, Tensor]) ->
 @_save_body.register
 def _(backbone: EncoderBackbone, folder: Path, state: Mapping[str, Tensor]) -> None:
     inside = f"{backbone.model.base_model_prefix}."
-    body = {key.removeprefix(inside): value for key, value in state.items() if key.startswith(inside)}
-    backbone.model.base_model.save_pretrained(folder, state_dict=body)
+    weights = {key.removeprefix(inside): value for key, value in state.items() if key.startswith(inside)}
+    body: Any = backbone.model.base_model
+    body.save_pretrained(folder, state_dict=weights)
 
 
 @singledispatch

@@ -88,7 +88,9 @@ class Backbone(nn.Module, ABC):
     def _states(self, output: Any) -> Tensor:
         """[.., S] of what the model returned."""
         states: Tensor = output.last_hidden_state
-        return self.layers((*output.hidden_states[:-1], states)) if self.layers else states
+        if self.layers:
+            states = self.layers((*output.hidden_states[:-1], states))
+        return states
 
     def record_routing(self) -> Routing:
         """From now on, where experts' routers send the tokens of passes with gradients is collected.
