@@ -38,7 +38,7 @@ class LayerFeatures(nn.Module):
         if self.choice == "last_four":
             return torch.cat(list(states[-LAST:]), dim=-1)
         shares = torch.softmax(self.weights.float(), 0)
-        mixed = sum(share * state.float() for share, state in zip(shares, states, strict=True))
+        mixed = torch.stack([share * state.float() for share, state in zip(shares, states, strict=True)]).sum(0)
         return self.gamma.float() * mixed
 
 
