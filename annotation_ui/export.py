@@ -6,27 +6,26 @@ there is one, else the mean rank or the majority. Labelers appear by pseudonym o
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from align.errors import UserError
-from align.files import new_file
 from annotation_ui.aggregate import aggregate_answers
 from annotation_ui.attribute_rows import attribute_rows
+from annotation_ui.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.database import Database
 from annotation_ui.reliability import preference_matrices
-from annotation_ui.schema import Assignment, Batch, Export, Item, Judgment, RuleSet, User
+from annotation_ui.row_files import FORMATS, write_file
+from annotation_ui.schema import Batch, Export, Item, RuleSet
 from annotation_ui.tasks import TASKS, Json, Task
 
 # kind of record -> the tasks whose judgments are exported as it
@@ -38,7 +37,6 @@ RECORDS = {
     "demonstrations": ("demonstrate",),
     "skips": tuple(TASKS),  # not for training: why labelers gave items away
 }
-FORMATS = ("jsonl", "parquet", "csv")
 MANIFEST_VERSION = 1
 
 
@@ -76,18 +74,6 @@ class Selection:
             raise UserError("preferences are of several labelers' rankings of an item: export rankings, aggregated")
 
 
-@dataclass(frozen=True)
-class CurrentJudgment:
-    """A judgment that counts now: not undone, not replaced by an edit. Its answer is in the item's own order."""
-
-    item: Item
-    batch: Batch
-    judgment: Judgment
-    labeler: str
-    answer: Json
-    adjudicated: bool
-
-
 def export(database: Database, selection: Selection, path: Path, user_id: int | None = None) -> Json:
     """Write `path` and `path`.manifest.json, and record the export in the database.
 
@@ -111,10 +97,10 @@ def export(database: Database, selection: Selection, path: Path, user_id: int | 
         judgments = _selected_judgments(session, selection)
         rows, left_out = _rows_of_judgments(selection, judgments)
         manifest = {**_manifest(session, selection, judgments, rows), "all_tied_left_out": left_out}
-    content = {"jsonl": _to_jsonl, "parquet": _to_parquet, "csv": _to_csv}[suffix](rows)
+    content = FORMATS[suffix](rows)
     manifest["file"] = {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    _write(path, content)
-    _write(path.with_name(path.name + ".manifest.json"), json.dumps(manifest, indent=2, sort_keys=True).encode())
+    write_file(path, content)
+    write_file(path.with_name(path.name + ".manifest.json"), json.dumps(manifest, indent=2, sort_keys=True).encode())
     with database.write() as session:
         session.add(Export(user_id=user_id, manifest=manifest))
     return manifest
@@ -126,42 +112,6 @@ def rows_to_export(database: Database, selection: Selection) -> list[Json]:
     with database.read() as session:
         judgments = _selected_judgments(session, selection)
     return _rows_of_judgments(selection, judgments)[0]
-
-
-def current_judgments(
-    session: Session,
-    tasks: tuple[str, ...],
-    batches: tuple[str, ...] = (),
-    since: float | None = None,
-    *,
-    skips: bool = False,
-) -> list[CurrentJudgment]:
-    """All judgments that count now, ordered by item and then by the time they were made; or the skips not taken back."""
-    newest = select(func.max(Judgment.id)).where(Judgment.assignment_id == Assignment.id).correlate(Assignment)
-    skipped = and_(Assignment.state == "skipped", Judgment.id == newest.scalar_subquery())
-    query = (
-        select(Item, Batch, Judgment, User.pseudonym, Assignment.adjudication)
-        .select_from(Assignment)
-        .join(Judgment, skipped if skips else Judgment.id == Assignment.current_id)
-        .join(Item, Item.id == Assignment.item_id)
-        .join(Batch, Batch.id == Assignment.batch_id)
-        .join(User, User.id == Assignment.user_id)
-        .where(Assignment.task.in_(tasks), Batch.deleted_at.is_(None))
-        .order_by(Batch.id, Item.position, Judgment.id)
-    )
-    if batches:
-        query = query.where(Batch.name.in_(batches))
-    if since is not None:
-        query = query.where(Judgment.created_at >= since)
-    return [
-        CurrentJudgment(item, batch, judgment, pseudonym, _canonical_answer(batch, judgment), adjudicated)
-        for item, batch, judgment, pseudonym, adjudicated in session.execute(query)
-    ]
-
-
-def _canonical_answer(batch: Batch, judgment: Judgment) -> Json:
-    answer = judgment.answer or {}
-    return answer if judgment.kind == "skip" else TASKS[batch.task].canonical(answer, judgment.shown_order)
 
 
 def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJudgment]:
@@ -279,48 +229,3 @@ def _manifest(session: Session, selection: Selection, judgments: list[CurrentJud
         "aggregation": "adjudicated, else mean rank / majority" if selection.aggregated else None,
         "preferences": "one-coin Dawid and Skene" if selection.preferences else None,
     }
-
-
-def _to_jsonl(rows: list[Json]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-
-
-def _to_parquet(rows: list[Json]) -> bytes:
-    """Conversations stay lists of messages; if some prompts are texts and some are lists, all become lists."""
-    import pyarrow
-    import pyarrow.parquet
-
-    from annotation_ui.markdown import as_messages
-
-    if len({isinstance(row["prompt"], str) for row in rows}) > 1:
-        rows = [{**row, "prompt": as_messages(row["prompt"])} for row in rows]
-    columns = sorted({field for row in rows for field in row})
-    table = pyarrow.Table.from_pylist([{field: row.get(field) for field in columns} for row in rows])
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(table, buffer)
-    return buffer.getvalue()
-
-
-def _to_csv(rows: list[Json]) -> bytes:
-    """For spreadsheets, not for training: no cell can run as a formula."""
-    columns = sorted({field for row in rows for field in row})
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([plain_cell(row.get(field)) for field in columns])
-    return text.getvalue().encode()
-
-
-def plain_cell(value: Any) -> str:
-    """A value as text that a spreadsheet shows but never runs as a formula."""
-    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        with new_file(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from annotation_ui import agreement
-from annotation_ui.export import CurrentJudgment, current_judgments
+from annotation_ui.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.overview import answers_by_item, field, labelers_judgments, rounded, similarity, verdicts_by_rule
 from annotation_ui.reliability import Reliability, Row, estimate_reliability, preference_rows
 from annotation_ui.schema import User

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from annotation_ui import agreement
 from annotation_ui.browsing import count_stuck
-from annotation_ui.export import CurrentJudgment, current_judgments
+from annotation_ui.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.schema import Assignment, Batch, Item, Judgment, User
 from annotation_ui.tasks import Json
 from annotation_ui.tasks.base import excerpt

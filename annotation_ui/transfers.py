@@ -22,8 +22,8 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from align.errors import UserError
-from annotation_ui.export import FORMATS
 from annotation_ui.importing import MAX_BYTES
+from annotation_ui.row_files import FORMATS
 from annotation_ui.services import Services, Settings
 
 UPLOAD_PATH, EXPORT_PATH = "/lead/uploads", "/lead/exports"

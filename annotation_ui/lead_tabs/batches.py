@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -10,7 +11,7 @@ from sqlalchemy import select
 from align.errors import UserError
 from annotation_ui import batches, overview
 from annotation_ui.batches import BatchSettings
-from annotation_ui.lead_tabs.common import batch_names, show_user_errors, user_names
+from annotation_ui.lead_tabs.common import batch_names, chosen_key, hide, show_user_errors, user_names
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.schema import Batch
 from annotation_ui.services import Services
@@ -39,61 +40,70 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
         deleted = gr.Dropdown([], value=None, label="Deleted batches that hold judgments")
         restore = gr.Button("Restore", scale=0)
 
-    def list_batches(name: str | None) -> list[Any]:
-        names = batch_names(services)
-        with services.database.read() as session:
+    act = _BatchActions(services)
+    shown = [listed, name, labelers, deleted]
+    fields = [new_name, overlap, priority, is_open, labelers, version]
+    tab.select(act.list_batches, name, shown, show_progress="hidden")
+    listed.select(chosen_key, None, name, show_progress="hidden")
+    name.change(act.read, name, [*fields, confirm], show_progress="hidden")
+    saved = save.click(show_user_errors(act.save), [name, *fields], [result, name, version])
+    saved.success(act.list_batches, name, shown, show_progress="hidden")
+    delete.click(show_user_errors(act.ask_to_delete), name, [confirm, sure])
+    no.click(hide, None, confirm, show_progress="hidden")
+    for button, action, chosen in ((yes, act.delete, name), (restore, act.restore, deleted)):
+        done = button.click(show_user_errors(action), chosen, result)
+        listed_again = done.success(act.list_batches, name, shown, show_progress="hidden")
+        listed_again.then(hide, None, confirm, show_progress="hidden")
+
+
+@dataclass(frozen=True)
+class _BatchActions:
+    """What the tab's events do. Each takes the values of fields and returns those of others."""
+
+    services: Services
+
+    def list_batches(self, name: str | None) -> list[Any]:
+        names = batch_names(self.services)
+        with self.services.database.read() as session:
             gone = session.scalars(select(Batch.name).where(Batch.deleted_at.is_not(None)).order_by(Batch.id)).all()
             rows = show(overview.progress(session), _NO_BATCH, key="batch", picked=name)
         chosen = gr.update(choices=names, value=name if name in names else None)
-        return [rows, chosen, gr.update(choices=user_names(services)), gr.update(choices=gone, value=None)]
+        return [rows, chosen, gr.update(choices=user_names(self.services)), gr.update(choices=gone, value=None)]
 
-    def read_batch(name: str | None) -> tuple[Any, ...]:
-        with services.database.read() as session:
+    def read(self, name: str | None) -> tuple[Any, ...]:
+        with self.services.database.read() as session:
             batch = session.scalar(select(Batch).where(Batch.name == name))
             if batch is None:
-                return "", 1, 0, True, [], 0, gr.update(visible=False)
+                return "", 1, 0, True, [], 0, hide()
             now = batches.settings_of(session, batch)
-        values = (now.name, now.overlap, now.priority, now.open, list(now.labelers), batch.version)
-        return *values, gr.update(visible=False)
+        return now.name, now.overlap, now.priority, now.open, list(now.labelers), batch.version, hide()
 
-    def save_batch(
-        name: str | None, new_name: str, overlap: float, priority: float, is_open: bool, given_to: list[str], seen: float
+    def save(
+        self,
+        name: str | None,
+        new_name: str,
+        overlap: float,
+        priority: float,
+        is_open: bool,
+        given_to: list[str],
+        seen: float,
     ) -> tuple[str, Any, int]:
         new = BatchSettings(new_name, int(overlap or 0), int(priority or 0), is_open, tuple(given_to))
-        version = batches.change_batch(services.database, name or "", new, int(seen))
-        return "Saved.", gr.update(choices=batch_names(services), value=new_name.strip()), version
+        version = batches.change_batch(self.services.database, name or "", new, int(seen))
+        return "Saved.", gr.update(choices=batch_names(self.services), value=new_name.strip()), version
 
-    def ask(name: str | None) -> tuple[Any, str]:
-        with services.database.read() as session:
+    def ask_to_delete(self, name: str | None) -> tuple[Any, str]:
+        with self.services.database.read() as session:
             rows = [row for row in overview.progress(session) if row["batch"] == name]
         if not rows:
             raise UserError("choose a batch first")
         kept = "Its judgments stay in the database, and you can restore it." if rows[0]["done"] else ""
         return gr.update(visible=True), f"Delete **this batch** of {rows[0]['items']} items? {kept}"
 
-    def delete_batch(name: str | None) -> str:
-        gone = batches.delete_batch(services.database, name or "")
+    def delete(self, name: str | None) -> str:
+        gone = batches.delete_batch(self.services.database, name or "")
         return "Deleted." if gone else "Deleted: it is in no table or export, and you can restore it below."
 
-    def restore_batch(name: str | None) -> str:
-        batches.restore_batch(services.database, name or "")
+    def restore(self, name: str | None) -> str:
+        batches.restore_batch(self.services.database, name or "")
         return "Restored, closed. Tick Open to give it out again."
-
-    def choose(event: gr.EventData) -> str:
-        return str(event._data["key"])
-
-    def hide() -> Any:
-        return gr.update(visible=False)
-
-    shown = [listed, name, labelers, deleted]
-    fields = [new_name, overlap, priority, is_open, labelers, version]
-    tab.select(list_batches, name, shown, show_progress="hidden")
-    listed.select(choose, None, name, show_progress="hidden")
-    name.change(read_batch, name, [*fields, confirm], show_progress="hidden")
-    saved = save.click(show_user_errors(save_batch), [name, *fields], [result, name, version])
-    saved.success(list_batches, name, shown, show_progress="hidden")
-    delete.click(show_user_errors(ask), name, [confirm, sure])
-    no.click(hide, None, confirm, show_progress="hidden")
-    for button, action, chosen in ((yes, delete_batch, name), (restore, restore_batch, deleted)):
-        done = button.click(show_user_errors(action), chosen, result)
-        done.success(list_batches, name, shown, show_progress="hidden").then(hide, None, confirm, show_progress="hidden")

@@ -1,4 +1,4 @@
-"""What the tabs share: choices of tasks, error messages and the signed-in lead."""
+"""What the tabs share: choices of tasks, events, error messages and the signed-in lead."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:
             raise gr.Error(html.escape(str(error)), print_exception=False) from None
 
     return run_action
+
+
+def chosen_key(event: gr.EventData) -> str:
+    """The key of the row of a table (`tables.show`) that was clicked."""
+    return str(event._data["key"])
+
+
+def hide() -> Any:
+    """The update that hides a part of the page."""
+    return gr.update(visible=False)
 
 
 def user_id(services: Services, request: gr.Request) -> int:

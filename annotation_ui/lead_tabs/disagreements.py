@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui import overview
-from annotation_ui.lead_tabs.common import SHARED_TASK_CHOICES
+from annotation_ui.lead_tabs.common import SHARED_TASK_CHOICES, chosen_key
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.services import Services
 
@@ -31,7 +31,7 @@ def disagreements_tab(tab: gr.Tab, services: Services) -> None:
         return show(found, _NONE, key="item"), None, gr.update(interactive=bool(found), value="Decide the worst")
 
     def choose(event: gr.EventData) -> tuple[int, Any]:
-        number = int(event._data["key"])
+        number = int(chosen_key(event))
         return number, gr.update(value=f"Decide item {number}")
 
     gr.on([tab.select, refresh.click, task.input], list_disagreements, task, [rows, item, decide], show_progress="hidden")

@@ -8,9 +8,10 @@ from typing import Any
 
 import gradio as gr
 
-from annotation_ui.export import FORMATS, RECORDS, Selection, export
+from annotation_ui.export import RECORDS, Selection, export
 from annotation_ui.lead_tabs.common import batch_names, show_user_errors, user_id
 from annotation_ui.lead_tabs.files import export_links
+from annotation_ui.row_files import FORMATS
 from annotation_ui.services import Services
 
 

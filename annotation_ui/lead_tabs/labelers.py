@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui.labeler_report import COMPARABLE, deciding_items, labeler_rows
-from annotation_ui.lead_tabs.common import TASK_CHOICES
+from annotation_ui.lead_tabs.common import TASK_CHOICES, chosen_key
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.services import Services
 
@@ -39,7 +39,7 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
         if task not in COMPARABLE:
             return show([], "Answers to this task cannot be compared.")
         with services.database.read() as session:
-            rows: list[dict[str, Any]] = deciding_items(session, task, str(event._data["key"]))
+            rows: list[dict[str, Any]] = deciding_items(session, task, chosen_key(event))
         return show(rows, _NOT_SHARED)
 
     gr.on([tab.select, refresh.click, task.input], list_labelers, task, [labelers, items])

@@ -8,7 +8,7 @@ import gradio as gr
 from sqlalchemy import func, select
 
 from annotation_ui import guidelines, rule_sets
-from annotation_ui.lead_tabs.common import TASK_CHOICES, show_user_errors, user_id
+from annotation_ui.lead_tabs.common import TASK_CHOICES, chosen_key, show_user_errors, user_id
 from annotation_ui.lead_tabs.files import file_field, send_file
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.schema import RuleSet
@@ -50,7 +50,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
     def open_version(task: str, event: gr.EventData) -> str:
         with services.database.read() as session:
             known = {each.number: each.text for each in guidelines.versions(session, task)}
-        return known.get(int(event._data["key"]), "")
+        return known.get(int(chosen_key(event)), "")
 
     def load_rule_set(upload: str) -> str:
         with uploads_of(services.settings).use(upload) as path:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 from sqlalchemy import select
 
 from align.errors import UserError
-from annotation_ui.lead_tabs.common import show_user_errors, user_names
-from annotation_ui.lead_tabs.tables import day_and_time, show, table
+from annotation_ui.lead_tabs.common import chosen_key, hide, show_user_errors, user_names
+from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.schema import ROLES, User
 from annotation_ui.services import Services
 
@@ -30,64 +31,69 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
         yes, no = gr.Button("Yes, shut out", variant="stop", scale=0), gr.Button("No", scale=0)
     result = gr.Textbox(label="Result", interactive=False)
 
-    def list_users(picked: str | None) -> tuple[str, Any]:
-        with services.database.read() as session:
+    act, shown = _UserActions(services), [users, chosen]
+    tab.select(act.list_users, chosen, shown, show_progress="hidden")
+    users.select(chosen_key, None, chosen, show_progress="hidden")
+    chosen.change(hide, None, confirm, show_progress="hidden")
+    add.click(show_user_errors(act.add), [name, role], [result, chosen]).success(act.list_users, chosen, shown)
+    shut_out.click(show_user_errors(act.ask_to_shut_out), chosen, [confirm, sure])
+    no.click(hide, None, confirm, show_progress="hidden")
+    for button, action in (
+        (reset, act.reset_password),
+        (change, act.change_role),
+        (yes, act.shut_out),
+        (let_in, act.let_in),
+    ):
+        done = button.click(show_user_errors(action), chosen, result).success(act.list_users, chosen, shown)
+        done.then(hide, None, confirm, show_progress="hidden")
+
+
+@dataclass(frozen=True)
+class _UserActions:
+    """What the tab's events do. Each takes the values of fields and returns those of others."""
+
+    services: Services
+
+    def list_users(self, picked: str | None) -> tuple[str, Any]:
+        with self.services.database.read() as session:
             rows = [
                 {
-                    "name": u.name,
-                    "role": u.role,
-                    "may sign in": u.active,
-                    "exported as": u.pseudonym,
-                    "added": day_and_time(u.created_at),
+                    "name": user.name,
+                    "role": user.role,
+                    "may sign in": user.active,
+                    "exported as": user.pseudonym,
+                    "added": user.created_at,
                 }
-                for u in session.scalars(select(User).order_by(User.name))
+                for user in session.scalars(select(User).order_by(User.name))
             ]
-        return show(rows, "Nobody.", key="name", picked=picked), gr.update(choices=user_names(services))
+        return show(rows, "Nobody.", key="name", picked=picked), gr.update(choices=user_names(self.services))
 
-    def add_user(name: str, role: str) -> tuple[str, Any]:
-        password = services.auth.create_user(name, role)
-        return f"Password of {name} (shown only once): {password}", gr.update(choices=user_names(services), value=name)
+    def add(self, name: str, role: str) -> tuple[str, Any]:
+        password = self.services.auth.create_user(name, role)
+        told = f"Password of {name} (shown only once): {password}"
+        return told, gr.update(choices=user_names(self.services), value=name)
 
-    def reset_password(name: str | None) -> str:
-        return f"Password of {_one(name)} (shown only once): {services.auth.set_password(_one(name))}"
+    def reset_password(self, name: str | None) -> str:
+        return f"Password of {_one(name)} (shown only once): {self.services.auth.set_password(_one(name))}"
 
-    def change_role(name: str | None) -> str:
-        with services.database.read() as session:
+    def change_role(self, name: str | None) -> str:
+        with self.services.database.read() as session:
             is_lead = session.scalar(select(User.role).where(User.name == _one(name))) == "lead"
         role = "labeler" if is_lead else "lead"
-        services.auth.set_role(_one(name), role)
+        self.services.auth.set_role(_one(name), role)
         return f"{name} is a {role} now."
 
-    def ask(name: str | None) -> tuple[Any, str]:
+    def ask_to_shut_out(self, name: str | None) -> tuple[Any, str]:
         told = "is signed out at once and cannot sign in. What they judged stays."
         return gr.update(visible=True), f"Shut out **{_one(name)}**? This user {told}"
 
-    def set_active(name: str | None, active: bool) -> str:
-        services.auth.set_active(_one(name), active)
-        return f"{name} can sign in." if active else f"{name} is signed out and cannot sign in."
+    def shut_out(self, name: str | None) -> str:
+        self.services.auth.set_active(_one(name), False)
+        return f"{name} is signed out and cannot sign in."
 
-    def deactivate(name: str | None) -> str:
-        return set_active(name, False)
-
-    def activate(name: str | None) -> str:
-        return set_active(name, True)
-
-    def choose(event: gr.EventData) -> str:
-        return str(event._data["key"])
-
-    def hide() -> Any:
-        return gr.update(visible=False)
-
-    shown = [users, chosen]
-    tab.select(list_users, chosen, shown, show_progress="hidden")
-    users.select(choose, None, chosen, show_progress="hidden")
-    chosen.change(hide, None, confirm, show_progress="hidden")
-    add.click(show_user_errors(add_user), [name, role], [result, chosen]).success(list_users, chosen, shown)
-    shut_out.click(show_user_errors(ask), chosen, [confirm, sure])
-    no.click(hide, None, confirm, show_progress="hidden")
-    for button, action in ((reset, reset_password), (change, change_role), (yes, deactivate), (let_in, activate)):
-        done = button.click(show_user_errors(action), chosen, result).success(list_users, chosen, shown)
-        done.then(hide, None, confirm, show_progress="hidden")
+    def let_in(self, name: str | None) -> str:
+        self.services.auth.set_active(_one(name), True)
+        return f"{name} can sign in."
 
 
 def _one(name: str | None) -> str:
