@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
@@ -16,6 +17,8 @@ from annotation_ui.tasks.base import is_unicode
 MAX_LENGTH = 100_000  # characters
 SHIPPED = shipped_root() / "configs" / "guidelines"
 """A draft for each task, TASK.md: the lead's page offers it where the task has no guidelines yet."""
+# A line break within a paragraph or a point of a list: the next line begins no point, heading, quotation or row of a table.
+_WRAPPED = re.compile(r"(?<=[^\n|])\n[ ]*(?![ ]*(?:[-*+] |\d+\. |[#>|]|\n|$))")
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,11 @@ def newest(session: Session, task: str) -> Guideline | None:
 
 
 def draft(task: str) -> str:
-    """The shipped text to start from; labelers see nothing of it until a lead saves it."""
-    return (SHIPPED / f"{task}.md").read_text(encoding="utf-8")
+    """The shipped text to start from; labelers see nothing of it until a lead saves it.
+
+    Its lines are joined to paragraphs: the app shows a line break wherever one is written.
+    """
+    return _WRAPPED.sub(" ", (SHIPPED / f"{task}.md").read_text(encoding="utf-8"))
 
 
 def save(database: Database, task: str, text: str, author_id: int, edited: int) -> int:

@@ -33,24 +33,25 @@ def lead_page(services: Services) -> gr.Blocks:
     """Build the page with all of its tabs."""
     with gr.Blocks(title="Lead · Labeling", analytics_enabled=False) as page:
         gr.HTML(_TOP, elem_id="top")
-        with gr.Tab("Overview"):
-            overview_tab(page, services)
-        with gr.Tab("Labelers") as tab:
-            labelers_tab(tab, services)
-        with gr.Tab("Items") as tab:
-            items_tab(tab, services)
-        with gr.Tab("Disagreements") as tab:
-            disagreements_tab(tab, services)
-        with gr.Tab("Import"):
-            import_tab(services)
-        with gr.Tab("Batches") as tab:
-            batches_tab(tab, services)
-        with gr.Tab("Rules and guidelines") as tab:
-            rules_and_guidelines_tab(tab, services)
-        with gr.Tab("Model"):
-            models_tab(page, services)
-        with gr.Tab("Users") as tab:
-            users_tab(tab, services)
-        with gr.Tab("Export"):
-            export_tab(services)
+        with gr.Tabs(overflow_behavior="wrap"):  # all of them in sight, on a phone, too
+            with gr.Tab("Overview"):
+                overview_tab(page, services)
+            with gr.Tab("Labelers") as tab:
+                labelers_tab(tab, services)
+            with gr.Tab("Items") as tab:
+                items_tab(tab, services)
+            with gr.Tab("Disagreements") as tab:
+                disagreements_tab(tab, services)
+            with gr.Tab("Import"):
+                import_tab(services)
+            with gr.Tab("Batches") as tab:
+                batches_tab(tab, services)
+            with gr.Tab("Rules and guidelines") as tab:
+                rules_and_guidelines_tab(tab, services)
+            with gr.Tab("Model"):
+                models_tab(page, services)
+            with gr.Tab("Users") as tab:
+                users_tab(tab, services)
+            with gr.Tab("Export"):
+                export_tab(services)
     return cast(gr.Blocks, page)

@@ -13,7 +13,7 @@ from typing import Any
 
 import gradio as gr
 
-from annotation_ui.export import plain_cell
+from annotation_ui.row_files import plain_cell
 
 # A click on a row (or Enter on its first cell, which is a button) sends the row's key to the server.
 _CHOOSE = """
@@ -27,6 +27,8 @@ element.addEventListener('click', (event) => {
 """
 
 
+_LONG = 30  # characters; a longer text keeps enough room to be read, and the table scrolls
+_TIMES = ("at", "added")  # columns of times, seconds since 1970
 _HEADS = {"at": "when", "percent": "%", "slots": "wanted"}
 
 
@@ -40,7 +42,8 @@ def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any 
     """The rows as HTML.
 
     Args:
-        rows: dictionaries with the same keys, which head the columns. `percent` is drawn as a bar; `at` is a time.
+        rows: dictionaries with the same keys, which head the columns. `percent` is drawn as a bar;
+            `at` and `added` are times.
         empty: what is said where there are none.
         key: the column by which a row is chosen; empty if rows cannot be chosen.
         picked: the key of the row that is chosen now.
@@ -77,8 +80,8 @@ def _cell(column: str, value: Any) -> tuple[str, str]:
         return "", "yes" if value else "no"
     if column == "percent":
         return ' class="number"', f'<span class="bar"><span style="width:{value:.0f}%"></span></span>{value:g} %'
-    if column == "at":
+    if column in _TIMES:
         return ' class="time"', day_and_time(value)
     if isinstance(value, int | float):
         return ' class="number"', f"{value:,}" if isinstance(value, int) else f"{value:g}"
-    return "", escape(plain_cell(str(value)))
+    return ' class="long"' if len(str(value)) > _LONG else "", escape(plain_cell(str(value)))

@@ -78,14 +78,15 @@ const RAW = "align-raw-text"; // remembered in this browser
 
 export const isRaw = () => localStorage.getItem(RAW) === "yes";
 
-// A text of the server, {html, text}: rendered, or as it was written if the labeler wants to see that.
+// A text of the server, {html, text}: rendered, or as it was written if the labeler wants to see that. Of a text that nobody
+// could see, `html` says so.
 export function written({ html, text }) {
   const element = h("div", { class: "markdown", dir: "auto" });
   element.showAs = (raw) => {
-    element.classList.toggle("raw", raw);
-    if (raw) element.textContent = text;
+    const seen = raw && /[^\p{Z}\p{C}]/u.test(text);
+    element.classList.toggle("raw", seen);
+    if (seen) element.textContent = text;
     else element.innerHTML = html;
-    element.classList.toggle("unseen", !/[^\p{Z}\p{C}]/u.test(element.textContent));
   };
   element.showAs(isRaw());
   return element;

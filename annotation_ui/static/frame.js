@@ -54,6 +54,8 @@ export class Frame {
     const close = h("button", { type: "button", class: "primary", onclick: () => this.dialog.close() }, "Close");
     this.dialog.replaceChildren(h("h2", {}, title), content, close);
     this.dialog.showModal();
+    close.focus({ preventScroll: true }); // a long text begins at its beginning
+    this.dialog.scrollTop = 0;
   }
 
   toast(text) {

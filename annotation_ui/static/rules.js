@@ -27,6 +27,9 @@ function asked(state, view) {
   return gates.some((gate) => state.verdicts[gate.id]?.verdict === "violates") ? gates : view.rules;
 }
 
+// What a verdict is called: as the form says, else as it is stored.
+const nameOf = (rule, verdict) => rule.answers?.find(([value]) => value === verdict)?.[1] ?? verdict;
+
 // Three buttons, one of which can be chosen; also used by Probe. A form names and orders them its own way.
 export function verdictButtons(label, chosen, names = VERDICTS) {
   return radioGroup({ class: "verdicts", "aria-label": label }, names.map(([verdict, name]) =>
@@ -54,7 +57,7 @@ export function mount(root, view, context) {
     const buttons = verdictButtons(rule.text, (verdict) => { choose(index, false); judge(verdict); }, rule.answers);
     const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000",
       "aria-label": `Note on: ${rule.text}`, oninput: () => context.typed(withVerdict(rule.id, { note: note.value })) });
-    const answers = context.others?.map((other) => `${other.answer.verdicts[rule.id]?.verdict ?? "–"} (${other.labeler})`);
+    const answers = context.others?.map((other) => `${nameOf(rule, other.answer.verdicts[rule.id]?.verdict) ?? "–"} (${other.labeler})`);
     const element = h("li", { class: "rule", tabindex: "0", "data-rule": rule.id,
       onfocus: () => at !== index && choose(index, false) },
       h("p", {}, rule.text), buttons.element, note, answers?.length ? h("p", { class: "hint" }, answers.join(", ")) : null);
@@ -69,8 +72,7 @@ export function mount(root, view, context) {
 
   function judge(verdict) {
     const rule = view.rules[at];
-    const name = rule.answers?.find(([value]) => value === verdict)[1] ?? verdict;
-    context.changed(withVerdict(rule.id, { verdict }), `${rule.text} ${name}`);
+    context.changed(withVerdict(rule.id, { verdict }), `${rule.text} ${nameOf(rule, verdict)}`);
     show();
   }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from .conftest import SCREENSHOTS
 from .running import Server
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(120)
 READY = {"rank": ".card", "rules": ".rule", "demonstrate": "textarea", "compare": ".choices", "probe": ".the-rule"}
 
 # WCAG 2.2, success criterion 1.4.3: 4.5 to 1, and 3 to 1 for large text. Colors are painted to read them as sRGB.
-LOW_CONTRAST = """() => {
+LOW_CONTRAST = """(root) => {
   const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
   const rgba = (color) => {
     paint.clearRect(0, 0, 1, 1); paint.fillStyle = color; paint.fillRect(0, 0, 1, 1);
@@ -29,7 +29,7 @@ LOW_CONTRAST = """() => {
     return [255, 255, 255];
   };
   const low = [];
-  for (const element of document.querySelectorAll('.workbench *')) {
+  for (const element of document.querySelectorAll(`${root} *`)) {
     const text = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
     if (!text || !element.checkVisibility() || element.closest('kbd')) continue;
     const style = getComputedStyle(element);
@@ -74,7 +74,7 @@ def test_every_task_is_readable_named_and_fits(server: Server, browser: Browser,
     for task, ready in READY.items():
         page.click(f'[data-task="{task}"]')
         page.wait_for_selector(ready)
-        assert page.evaluate(LOW_CONTRAST) == []
+        assert page.evaluate(LOW_CONTRAST, ".workbench") == []
         assert page.evaluate(UNNAMED) == []
         assert page.evaluate("document.querySelector('.workbench').scrollWidth") <= width
         page.screenshot(path=SCREENSHOTS / f"{task}-{scheme}-{width}.png")
@@ -85,4 +85,24 @@ def test_every_task_is_readable_named_and_fits(server: Server, browser: Browser,
             seen.add(element)
             assert outline != "0px", element
         assert len(seen) > 3
+    page.context.close()
+
+
+def test_pages_of_their_own_and_dialogs_fit_a_phone(server: Server, browser: Browser) -> None:
+    server.add_batch(1)
+    page = server.page(browser, "a11y-phone", viewport={"width": 390, "height": 500})
+    for path in ("/login", "/password", "/nosuch", "/lead/"):
+        page.goto(path)
+        box = page.locator(".sign-in").bounding_box()
+        assert box is not None
+        assert (box["x"] >= 0, box["x"] + box["width"] <= 390) == (True, True), path
+    page.goto("/?task=rank")
+    page.wait_for_selector(".card")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog")
+    assert dialog.evaluate("(each) => each.scrollHeight > each.clientHeight")
+    assert dialog.evaluate("(each) => each.scrollTop") == 0  # a long text begins at its beginning
+    expect(page.get_by_role("button", name="Close")).to_be_in_viewport(ratio=1)
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
     page.context.close()
