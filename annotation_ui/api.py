@@ -144,14 +144,14 @@ def _text_routes(services: Services) -> APIRouter:
     return router
 
 
-def _history_row(judgment: Judgment, item: Item, task: str) -> Json:
+def _history_row(judgment: Judgment, item: Item, task: str, rules: list[Json]) -> Json:
     return {
         "judgment": judgment.id,
         "assignment": judgment.assignment_id,
         "task": task,
         "title": TASKS[task].title,
         "prompt": excerpt(item.content["prompt"]),
-        "answer": TASKS[task].summary(judgment.answer or {}),
+        "answer": TASKS[task].summary(judgment.answer or {}, rules),
         "at": judgment.created_at,
         "edited": judgment.kind == "edit",
     }
@@ -211,7 +211,7 @@ def _lesson(services: Services, user_id: int, assignment_id: int) -> Json | None
     own = task.canonical(judgment.answer or {}, order)
     return {
         "agreement": task.gold_agreement(own, item.gold),
-        "known": task.known(task.shown(known, order)),
-        "own": task.summary(judgment.answer or {}),
+        "known": task.known(task.shown(known, order), context.rules),
+        "own": task.summary(judgment.answer or {}, context.rules),
         "explanation": to_html(item.gold.get("explanation", "")),
     }

@@ -167,7 +167,9 @@ class Judgments:
             assignment.draft_seq += 1
             return assignment
 
-    def history(self, user_id: int, before: int | None = None, limit: int = 20) -> list[tuple[Judgment, Item, str]]:
+    def history(
+        self, user_id: int, before: int | None = None, limit: int = 20
+    ) -> list[tuple[Judgment, Item, str, list[Json]]]:
         """The labeler's judgments that count now, newest first.
 
         Args:
@@ -176,18 +178,20 @@ class Judgments:
             limit: at most this many.
 
         Returns:
-            (judgment, item, name of the task) for each.
+            (judgment, item, name of the task, rules that were in force) for each.
         """
         query = (
-            select(Judgment, Item, Assignment.task)
+            select(Judgment, Item, Assignment.task, RuleSet.content)
             .join(Assignment, Assignment.current_id == Judgment.id)
             .join(Item, Item.id == Assignment.item_id)
+            .outerjoin(RuleSet, RuleSet.id == Judgment.rule_set_id)
             .where(Judgment.user_id == user_id)
         )
         if before is not None:
             query = query.where(Judgment.id < before)
         with self.leases.database.read() as session:
-            return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Judgment.id.desc()).limit(limit))]
+            rows = session.execute(query.order_by(Judgment.id.desc()).limit(limit)).all()
+        return [(judgment, item, task, rules["rules"] if rules else []) for judgment, item, task, rules in rows]
 
     def reopen(self, user_id: int, assignment_id: int) -> Assignment:
         """Open a submitted answer to change it, or continue a change. The old answer counts until the new one is in."""

@@ -44,14 +44,22 @@ def is_visible(text: str) -> bool:
     return any(unicodedata.category(character)[0] not in "ZC" for character in text)
 
 
-def text_view(text: str) -> dict[str, str]:
-    """A text as the page shows it: rendered, and as it was written."""
-    return {"html": to_html(text), "text": text}
+def text_view(text: str, what: str = "answer") -> dict[str, str]:
+    """A text as the page shows it: rendered, and as it was written. Where nothing could be seen, the page says so.
+
+    Args:
+        text: as it was written.
+        what: what the text is, for the words that stand in place of an empty one.
+    """
+    if is_visible(text):
+        return {"html": to_html(text), "text": text}
+    told = f"(no visible text in this {what})" if text.strip() else f"(empty {what})"
+    return {"html": f"<p><em>{told}</em></p>", "text": text}
 
 
 def messages_html(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Each message of a conversation with its content rendered, and as it was written."""
-    return [{"role": message["role"], **text_view(message["content"])} for message in messages]
+    return [{"role": message["role"], **text_view(message["content"], "message")} for message in messages]
 
 
 def as_messages(prompt: Any) -> list[dict[str, str]]:

@@ -47,6 +47,8 @@ class Probing:
             raise ConflictError("this item is not open")
         messages = list(context.assignment.transcript)
         if text.strip():
+            if messages and not messages[-1]["content"].strip():  # training reads no conversation with an empty turn in it
+                raise BadInputError("the model's reply is empty: judge it as it is, or skip this item")
             if len(text) > MAX_MESSAGE or len(messages) >= 2 * MAX_TURNS:
                 raise BadInputError("text: the message or the conversation is too long")
             messages.append({"role": "user", "content": text})

@@ -135,7 +135,8 @@ def _response_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             lengths += [len(response.split()) for response in record.responses]
         elif isinstance(record, RuleJudgment | AttributeJudgment):
             lengths.append(len(record.response.split()))
-    return [("words in a response", _describe_lengths(lengths))] if lengths else []
+    empty = [("empty responses", _format_share(lengths.count(0), len(lengths)))] if 0 in lengths else []
+    return [("words in a response", _describe_lengths(lengths)), *empty] if lengths else []
 
 
 def _count_words(conversation: Conversation) -> int:

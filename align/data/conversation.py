@@ -103,18 +103,19 @@ def _text_or_turns(value: object, field: str) -> object:
     return value
 
 
-def check_answer(value: object, field: str) -> str:
+def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> str:
     """The text of one response, given as text or as a list of one assistant turn.
 
     Args:
         value: the field's value.
         field: its name, for messages.
+        may_be_empty: accept text without a visible character.
 
     Raises:
         UserError: for anything else.
     """
     if isinstance(value, str):
-        return check_text(value, field)
+        return check_text(value, field, may_be_empty=may_be_empty)
     turns = check_continuation(value, field)
     if len(turns) > 1:
         raise field_error(field, f"has {len(turns)} turns", "give one assistant turn and put what precedes in prompt")

@@ -32,7 +32,15 @@ def id_or_none(value: object) -> str | None:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else text_or_none(value)
 
 
-def make_pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, names: tuple[str, str]) -> list[Record]:
+def make_pair_ranking(
+    row: Row,
+    prompt: object,
+    chosen: object,
+    rejected: object,
+    names: tuple[str, str],
+    *,
+    may_be_empty: bool = False,
+) -> list[Record]:
     """A ranking of two responses.
 
     Args:
@@ -41,11 +49,13 @@ def make_pair_ranking(row: Row, prompt: object, chosen: object, rejected: object
         chosen: the better response.
         rejected: the worse one.
         names: the fields of the two responses, for messages.
+        may_be_empty: accept a response without text.
 
     Raises:
         UserError: if the two are the same, or anything is bad.
     """
-    texts = (check_answer(chosen, names[0]), check_answer(rejected, names[1]))
+    given = zip((chosen, rejected), names, strict=True)
+    texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for answer, name in given)
     if texts[0] == texts[1]:
         raise field_error(names[1], f"is the same text as '{names[0]}'", "remove the row")
     return [
@@ -79,7 +89,8 @@ def pair(row: Row) -> list[Record]:
         prompt, answers = _split_off_answers(check_conversation(chosen, "chosen"), check_conversation(rejected, "rejected"))
         return make_pair_ranking(row, prompt, answers[0], answers[1], ("chosen", "rejected"))
     prompt = required_field(row, "prompt", "write the text that both responses answer")
-    return make_pair_ranking(row, prompt, chosen, rejected, ("chosen", "rejected"))
+    # as the labeling app exports them: a policy's answer may be empty, and somebody has judged it
+    return make_pair_ranking(row, prompt, chosen, rejected, ("chosen", "rejected"), may_be_empty=True)
 
 
 def is_whole_conversation(turns: object) -> bool:

@@ -105,9 +105,10 @@ def check_list(value: object, field: str, count: int | None = None) -> list[Any]
     return list(value)
 
 
-def check_texts(value: object, field: str, count: int | None = None) -> tuple[str, ...]:
-    """A list of texts, none empty."""
-    return tuple(check_text(entry, f"{field}[{i}]") for i, entry in enumerate(check_list(value, field, count)))
+def check_texts(value: object, field: str, count: int | None = None, *, may_be_empty: bool = False) -> tuple[str, ...]:
+    """A list of texts, none empty unless they may be."""
+    entries = enumerate(check_list(value, field, count))
+    return tuple(check_text(entry, f"{field}[{i}]", may_be_empty=may_be_empty) for i, entry in entries)
 
 
 def check_whole_numbers(value: object, field: str, count: int, low: int, high: int | None) -> tuple[int, ...]:

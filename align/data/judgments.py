@@ -19,11 +19,12 @@ class RuleJudgment(Record):
 
     Attributes:
         prompt: the conversation that the response answers.
-        response: its text.
+        response: its text; may be empty, as policies write it.
         rule: the rule's id in configs/rules.
         verdict: violates, unsure or follows.
         labeler: who judged.
         note: the labeler's comment; may be empty.
+        model: which model wrote the response, if known.
         id: the row's id, if it has one.
         category: its category, if it has one.
 
@@ -37,6 +38,7 @@ class RuleJudgment(Record):
     verdict: str
     labeler: str | None = None
     note: str | None = None
+    model: str | None = None
     id: str | None = None
     category: str | None = None
 
@@ -46,10 +48,11 @@ class RuleJudgment(Record):
         set_fields(
             self,
             prompt=check_prompt(self.prompt),
-            response=check_text(self.response, "response"),
+            response=check_text(self.response, "response", may_be_empty=True),
             rule=check_text(self.rule, "rule"),
             labeler=check_optional_text(self.labeler, "labeler"),
             note=None if self.note is None else check_text(self.note, "note", may_be_empty=True),
+            model=check_optional_text(self.model, "model"),
             id=check_id(self.id),
             category=check_optional_text(self.category, "category"),
         )
@@ -68,7 +71,7 @@ class AttributeJudgment(Record):
 
     Attributes:
         prompt: the conversation that the response answers.
-        response: its text.
+        response: its text; may be empty, as policies write it.
         attributes: finite numbers by name: 0 or 1 for a yes or no, 1 to 7 for a rating.
         labeler: who judged.
         id: the row's id, if it has one.
@@ -89,7 +92,7 @@ class AttributeJudgment(Record):
         set_fields(
             self,
             prompt=check_prompt(self.prompt),
-            response=check_text(self.response, "response"),
+            response=check_text(self.response, "response", may_be_empty=True),
             attributes=check_attributes(self.attributes),
             labeler=check_optional_text(self.labeler, "labeler"),
             id=check_id(self.id),

@@ -152,7 +152,7 @@ class Ranking(Record):
 
     Attributes:
         prompt: the conversation that the responses answer.
-        responses: texts [K], K from 2 to 9.
+        responses: texts [K], K from 2 to 9; policies write empty ones, too, and people rank them.
         ranks: [K], 1 for the best, equal for a tie; any whole numbers from 1 up, stored as 1..m without gaps.
         margin: how much better the better response of a pair is, finite and 0 or more; pairs only.
         labeler: who ranked.
@@ -183,7 +183,7 @@ class Ranking(Record):
 
     def __post_init__(self) -> None:
         prompt = check_prompt(self.prompt)
-        responses = check_texts(self.responses, "responses")
+        responses = check_texts(self.responses, "responses", may_be_empty=True)
         count = len(responses)
         if not MIN_RESPONSES <= count <= MAX_RESPONSES:
             remedy = f"give from {MIN_RESPONSES} to {MAX_RESPONSES}"

@@ -52,6 +52,11 @@ TASKS = {
         "align.eval.grounding.task:GroundingConfig",
         "align.eval.grounding.task:run_grounding",
     ),
+    "authorship": EvalTask(
+        "can people tell a model's text from a person's, beside a control",
+        "align.eval.authorship.task:AuthorshipConfig",
+        "align.eval.authorship.task:run_authorship",
+    ),
     "labels": EvalTask(
         "what people said of each model: ratings, eleven flags, InstructGPT's four panels",
         "align.eval.labels.task:LabelsConfig",

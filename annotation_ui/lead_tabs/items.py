@@ -9,12 +9,13 @@ import gradio as gr
 
 from align.data.judgments import VERDICTS
 from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
-from annotation_ui.lead_tabs.common import batch_names, user_names
+from annotation_ui.lead_tabs.common import batch_names, chosen_key, user_names
 from annotation_ui.lead_tabs.tables import show, table
-from annotation_ui.markdown import as_messages, to_html
+from annotation_ui.markdown import text_view
 from annotation_ui.schema import PURPOSES, Batch, Item
 from annotation_ui.services import Services
 from annotation_ui.tasks import Json
+from annotation_ui.tasks.base import model_names, prompt_view
 from annotation_ui.tasks.compare import CHOICES
 from annotation_ui.tasks.rank import FLAGS
 
@@ -56,7 +57,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
 
     def show_item(event: gr.EventData) -> str:
         with services.database.read() as session:
-            known = item_history(session, int(event._data["key"]))
+            known = item_history(session, int(chosen_key(event)))
         return item_html(*known) if known else ""
 
     def list_choices() -> tuple[Any, Any]:
@@ -78,14 +79,14 @@ def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
     """One item as a lead sees it: in its own order, with the names of models, and everything that was done with it."""
     content = item.content
     prompt = "".join(
-        f'<h4>{escape(message["role"].capitalize())}</h4><div class="markdown">{to_html(message["content"])}</div>'
-        for message in as_messages(content["prompt"])
+        f'<h4>{escape(message["role"].capitalize())}</h4><div class="markdown">{message["html"]}</div>'
+        for message in prompt_view(content["prompt"])
     )
     responses = content.get("responses") or ([content["response"]] if "response" in content else [])
-    models = content.get("model") or [None] * len(responses)
+    models = model_names(content, len(responses))
     cards = "".join(
         f'<article class="answer"><h4>{chr(65 + i)}{f" · {escape(str(model))}" if model else ""}</h4>'
-        f'<div class="markdown">{to_html(response)}</div></article>'
+        f'<div class="markdown">{text_view(response)["html"]}</div></article>'
         for i, (response, model) in enumerate(zip(responses, models, strict=True))
     )
     known = f"<p><b>Known answer</b> <code>{escape(str(item.gold))}</code></p>" if item.gold else ""

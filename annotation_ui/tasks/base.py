@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from align.data.records import Prompt, Ranking, Record
@@ -73,12 +74,12 @@ class Task(ABC):
         return answer
 
     @abstractmethod
-    def summary(self, answer: Json) -> str:
-        """The answer in a few words, for the labeler who gave it."""
+    def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
+        """The answer in a few words; with `rules`, in those of the form that the labeler saw."""
 
-    def known(self, gold: Json) -> str:
+    def known(self, gold: Json, rules: Sequence[Json] = ()) -> str:
         """A known answer (`gold`) in a few words; it may lack parts of a full answer."""
-        return self.summary(gold)
+        return self.summary(gold, rules)
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
         """Share of the known answer that the canonical answer matches (0 to 1); None if there is nothing to compare."""
@@ -130,25 +131,38 @@ def prompt_field(row: Json) -> Any:
 def ranking_fields(row: Json, least: int, most: int) -> Json:
     """`prompt`, `responses` and `model` of a row whose responses are to be compared.
 
-    A response that occurs twice is shown once: nobody can prefer it to itself. A single name as `model` counts for all.
+    A response that occurs twice is shown once: nobody can prefer it to itself, or one that is empty to another such one.
+    A single name as `model` counts for all.
 
     Raises:
         BadInputError: if a field is not valid, or there are fewer than `least` or more than `most` different responses.
     """
     require(isinstance(row.get("responses"), list), "responses: must be a list of texts")
-    responses, model = row["responses"], row.get("model")
-    models = model if isinstance(model, list) else [model] * len(responses)
-    require(len(models) == len(responses), f"model: must name {len(responses)} models")
-    first = [i for i, response in enumerate(responses) if response not in responses[:i]]
+    responses = row["responses"]
+    models = model_names(row, len(responses))
+    seen = [response if not isinstance(response, str) or response.strip() else "" for response in responses]
+    first = [i for i, response in enumerate(seen) if response not in seen[:i]]
     require("gold" not in row or len(first) == len(responses), "responses: the same one twice in a gold item")
     require(least <= len(first) <= most, f"responses: needs {least} to {most} different ones, has {len(first)}")
     fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
-    if model is not None:
+    if row.get("model") is not None:
         fields["model"] = [models[i] for i in first]
     checked_record(Ranking, {**fields, "ranks": list(range(1, len(first) + 1))})
     for number, response in enumerate(responses):
         require(len(response) <= MAX_TEXT, f"responses[{number}]: longer than {MAX_TEXT} characters")
     return fields
+
+
+def model_names(row: Json, count: int) -> list[Any]:
+    """Who wrote each of `count` responses, as `model` of the row says: a name of each or of all; None where nothing is said.
+
+    Raises:
+        BadInputError: if there are fewer or more names.
+    """
+    model = row.get("model")
+    models = model if isinstance(model, list) else [model] * count
+    require(len(models) == count, f"model: must name {count} models")
+    return models
 
 
 def checked_record(kind: type[Record], row: Json) -> Json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from annotation_ui.markdown import text_view
 from annotation_ui.tasks.base import Json, Task, comment_field, prompt_view, ranking_fields, require
 
@@ -40,7 +42,7 @@ class Compare(Task):
         choice = answer["choice"]
         return {**answer, "choice": "AB"[order.index("AB".index(choice))] if choice in ("A", "B") else choice}
 
-    def summary(self, answer: Json) -> str:
+    def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         return {"A": "A is better", "B": "B is better", "tie": "Tie", "both_bad": "Both bad"}[answer["choice"]]
 
     def rows(self, content: Json, answer: Json) -> list[Json]:

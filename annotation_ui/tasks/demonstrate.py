@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from annotation_ui.tasks.base import Json, Task, excerpt, prompt_field, prompt_view, text_field
 
 
@@ -24,7 +26,7 @@ class Demonstrate(Task):
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         return {"completion": text_field(answer, "completion")}
 
-    def summary(self, answer: Json) -> str:
+    def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         return excerpt(answer["completion"])
 
     def rows(self, content: Json, answer: Json) -> list[Json]:

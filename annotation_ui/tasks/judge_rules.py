@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from align.data.judgments import VERDICTS
 from annotation_ui.markdown import text_view
-from annotation_ui.tasks.base import BadInputError, Json, Task, prompt_field, prompt_view, require, text_field
+from annotation_ui.tasks.base import (
+    BadInputError,
+    Json,
+    Task,
+    model_names,
+    prompt_field,
+    prompt_view,
+    require,
+    text_field,
+)
 
 _ADDRESS = re.compile(r"https?://[^\s<>()\[\]\"']+")
 
@@ -21,7 +31,10 @@ class JudgeRules(Task):
     needs_rules = True
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """One item per response; with `one_rule_each`, one item per rule of each response."""
+        """One item per response; with `one_rule_each`, one item per rule of each response.
+
+        Who wrote a response (`model`: one name, or one for each) is kept and exported, and not shown to labelers.
+        """
         prompt = prompt_field(row)
         responses = [row["response"]] if "response" in row else row.get("responses")
         if not isinstance(responses, list) or not responses:
@@ -32,11 +45,12 @@ class JudgeRules(Task):
             raise BadInputError("rules: not all in the rule set")
         require(len(set(wanted)) == len(wanted), "rules: the same one twice")
         groups = [[rule] for rule in wanted] if settings.get("one_rule_each") else [wanted]
-        return [
-            {"prompt": prompt, "response": text_field({"response": response}, "response"), "rules": group}
-            for response in responses
-            for group in groups
+        judged = [
+            {"prompt": prompt, "response": text_field({"response": response}, "response", empty=True)}
+            | ({} if model is None else {"model": text_field({"model": model}, "model")})
+            for response, model in zip(responses, model_names(row, len(responses)), strict=True)
         ]
+        return [{**text, "rules": group} for text in judged for group in groups]
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
         return {
@@ -55,16 +69,21 @@ class JudgeRules(Task):
             raise BadInputError(f"verdicts: {', '.join(missing)} not judged yet")
         return {"verdicts": {rule: check_verdict(verdicts[rule]) for rule in asked}}
 
-    def summary(self, answer: Json) -> str:
-        count = Counter(judged["verdict"] for judged in answer["verdicts"].values())
-        return ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
+    def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
+        """How often each verdict was given; a single one by itself."""
+        said = [verdict_name(rules, rule, judged["verdict"]) for rule, judged in answer["verdicts"].items()]
+        counts = Counter(said)
+        in_order = sorted(counts, key=lambda name: VERDICTS.index(name) if name in VERDICTS else -1)
+        return said[0] if len(said) == 1 else ", ".join(f"{counts[name]} {name}" for name in in_order)
 
-    def known(self, gold: Json) -> str:
-        return ", ".join(f"{rule}: {verdict}" for rule, verdict in gold["verdicts"].items())
+    def known(self, gold: Json, rules: Sequence[Json] = ()) -> str:
+        return ", ".join(f"{rule}: {verdict_name(rules, rule, verdict)}" for rule, verdict in gold["verdicts"].items())
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
+        author = {"model": content["model"]} if "model" in content else {}
         return [
-            verdict_row(content["prompt"], content["response"], rule, judged) for rule, judged in answer["verdicts"].items()
+            {**verdict_row(content["prompt"], content["response"], rule, judged), **author}
+            for rule, judged in answer["verdicts"].items()
         ]
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
@@ -72,6 +91,12 @@ class JudgeRules(Task):
         if not known:
             return None
         return float(sum(answer["verdicts"][rule]["verdict"] == verdict for rule, verdict in known.items()) / len(known))
+
+
+def verdict_name(rules: Sequence[Json], rule: str, verdict: str) -> str:
+    """What a form calls a verdict on one of its rules; as it is stored where nothing else is said."""
+    names = next((dict(each["answers"]) for each in rules if each["id"] == rule and "answers" in each), {})
+    return str(names.get(verdict, verdict))
 
 
 def rule_view(rule: Json, response: str) -> Json:

@@ -6,7 +6,9 @@ model's.
 
 from __future__ import annotations
 
-from annotation_ui.tasks.base import Json, Task, check_messages, excerpt, prompt_view, require, text_field
+from collections.abc import Sequence
+
+from annotation_ui.tasks.base import Json, Task, check_messages, excerpt, prompt_view, require
 from annotation_ui.tasks.judge_rules import check_verdict, verdict_row
 
 
@@ -34,14 +36,13 @@ class Probe(Task):
         messages = check_messages(answer.get("messages"), "messages")
         replied = len(messages) > 0 and messages[-1]["role"] == "assistant"
         require(replied, "messages: talk to the model first, then judge its last reply")
-        text_field({"reply": messages[-1]["content"]}, "reply")
         model = answer["messages"][-1].get("model", "")
         return {"messages": messages, "model": model, **check_verdict(answer)}
 
     def draft(self, answer: Json) -> Json:
         return {"verdict": answer["verdict"], "note": answer["note"]}  # the server holds the conversation
 
-    def summary(self, answer: Json) -> str:
+    def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         return f"{answer['verdict']}: {excerpt(answer['messages'][-1]['content'])}"
 
     def rows(self, content: Json, answer: Json) -> list[Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from string import ascii_uppercase
 from typing import Any
@@ -73,7 +74,7 @@ class Rank(Task):
     def shown(self, answer: Json, order: list[int]) -> Json:
         return {**answer, **{field: [answer[field][index] for index in order] for field in PER_RESPONSE}}
 
-    def summary(self, answer: Json) -> str:
+    def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         tiers: dict[int, list[str]] = {}
         for letter, rank in zip(ascii_uppercase, answer["ranks"], strict=False):
             tiers.setdefault(rank, []).append(letter)

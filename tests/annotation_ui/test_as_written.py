@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotation_ui.markdown import is_visible, to_html
+from annotation_ui.markdown import is_visible, text_view, to_html
 
 MARKDOWN = st.text(alphabet=st.sampled_from(list("ab1 \n\t*_`~#>-+.)([]!|=\\&;<:\"'/x\u200b\u00a0é字")), max_size=40)
 
@@ -51,3 +51,13 @@ def test_lists_keep_the_numbers_that_were_written() -> None:
 def test_the_language_of_a_code_block_is_shown() -> None:
     assert to_html("```python\nprint()\n```") == "<pre><small>python</small>\n<code>print()\n</code></pre>\n"
     assert shown("```only a name").strip() == "only a name"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "(empty answer)"), (" \n", "(empty answer)"), ("\u200b", "(no visible text in this answer)"), ("a", "a")],
+)
+def test_a_text_that_nobody_could_see_says_so(text: str, says: str) -> None:
+    view = text_view(text)
+    assert re.sub("<[^>]*>", "", view["html"]).strip() == says
+    assert view["text"] == text

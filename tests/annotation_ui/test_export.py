@@ -11,15 +11,17 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from align.data.formats import convert_row
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import read_records
 from align.data.records import Demonstration, Ranking
 from align.errors import UserError
 from annotation_ui import overview, rule_sets
 from annotation_ui.database import Database
-from annotation_ui.export import RECORDS, Selection, export, plain_cell, rows_to_export
+from annotation_ui.export import RECORDS, Selection, export, rows_to_export
 from annotation_ui.judgments import Judgments
 from annotation_ui.labeler_report import labeler_rows
+from annotation_ui.row_files import plain_cell
 
 from .running import add_batch, add_users, do, rank_rows
 
@@ -68,6 +70,31 @@ def test_every_exported_row_is_a_record_that_training_reads(database: Database, 
             back = kind.from_row(found).to_row() if kind else found
             same = set(found) - {"some_rated", "labeler"}
             assert {field: back[field] for field in same} == {field: found[field] for field in same}
+
+
+def test_an_empty_answer_is_judged_and_learned_from_like_any_other(database: Database, judgments: Judgments) -> None:
+    """Policies write them. Two that show nothing are one answer: nobody can prefer one to the other."""
+    row = {"prompt": "p", "responses": ["a", "", " \n", "b"], "model": list("wxyz")}
+    add_batch(database, [("t", row)])
+    add_batch(database, [("t", {"prompt": "p", "response": ""})], "rules", rule_set=own_rules(database))
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", {"ranks": [1, 3, 2], "ratings": [7, 1, 6], "flags": [[], ["fails_instruction"], []]})
+    do(judgments, ann, "rules", {"verdicts": {"a": {"verdict": "follows", "note": ""}}})
+    (ranking,) = rows_to_export(database, Selection("rankings"))
+    assert (ranking["responses"], ranking["ranks"], ranking["model"]) == (["a", "", "b"], [1, 3, 2], ["w", "x", "z"])
+    assert Ranking.from_row(ranking).responses == ("a", "", "b")
+    (judgment,) = rows_to_export(database, Selection("rule_judgments"))
+    assert RuleJudgment.from_row(judgment).response == ""
+    pairs = rows_to_export(database, Selection("pairs"))
+    assert [(row["chosen"], row["rejected"]) for row in pairs] == [("a", ""), ("a", "b"), ("b", "")]
+    read_back = [convert_row(pair, Ranking)[1][0] for pair in pairs]
+    assert [record.responses for record in read_back] == [("a", ""), ("a", "b"), ("b", "")]
+    attributes = [AttributeJudgment.from_row(row) for row in rows_to_export(database, Selection("attributes"))]
+    of_empty = [record.attributes for record in attributes if record.response == ""]
+    assert [(each.get("rating"), each.get("fails_instruction"), each.get("a")) for each in of_empty] == [
+        (1, 1, None),
+        (None, None, 1),
+    ]
 
 
 def own_rules(database: Database) -> str:

@@ -26,6 +26,7 @@ def test_shipped_rule_sets_are_whole() -> None:
         "lamda-harms-form": 3 + 11,
         "grounding": 4,
         "role": 2,
+        "authorship": 1,
         "lamda-quality": 6,
         "plain-style": 2,
     }
@@ -73,7 +74,8 @@ def test_the_version_of_the_rules_goes_with_the_judgment(database: Database, jud
     with database.read() as session:
         (kappa, alpha) = overview.coefficients(session, "rules")
         assert kappa["value"] is alpha["value"] is None
-    assert [task for _, _, task in judgments.history(ann)] == ["rules"]
+    ((_, _, task, rules),) = judgments.history(ann)
+    assert (task, [rule["text"] for rule in rules]) == ("rules", ["new"])
     assert [row["rule"] for row in rows_to_export(database, Selection("rule_judgments"))] == ["a"]
     assert digest
 
@@ -94,6 +96,16 @@ def test_a_form_names_its_buttons_in_its_own_order() -> None:
     assert shown[3]["answers"] == [["follows", "No"], ["violates", "Yes"], ["unsure", "Unsure"]]  # a harm
     plain = rule_sets.read(rule_sets.SHIPPED / "lamda-harms.yaml")["rules"]
     assert set(TASKS["rules"].view({**content, "rules": [plain[0]["id"]]}, [], {}, plain)["rules"][0]) == {"id", "text"}
+
+
+def test_what_a_labeler_said_is_told_in_the_words_of_the_form() -> None:
+    form, task = rule_sets.read(rule_sets.SHIPPED / "authorship.yaml")["rules"], TASKS["rules"]
+    assert task.summary(verdicts(written_by_person="violates"), form) == "A model"
+    assert task.known({"verdicts": {"written-by-person": "follows"}}, form) == "written-by-person: A person"
+    several = verdicts(a="follows", b="violates", c="follows")
+    assert task.summary(several) == "1 violates, 2 follows"
+    named = [{"id": rule, "text": rule, "answers": [["follows", "Yes"], ["violates", "No"]]} for rule in "abc"]
+    assert task.summary(several, named) == "2 Yes, 1 No"
 
 
 def test_behind_a_gate_that_is_violated_nothing_is_asked() -> None:
@@ -130,3 +142,6 @@ def test_labelers_who_stop_at_different_gates_differ_and_the_majority_counts_who
 def test_a_draft_of_guidelines_is_there_for_each_task() -> None:
     for task in TASKS:
         assert guidelines.draft(task).startswith("# ")
+    assert "that you have learned to recognize." in guidelines.draft("compare")  # lines of a file are no line breaks
+    assert "\n1. An answer that could hurt somebody loses.\n2. A false" in guidelines.draft("compare")
+    assert "\n| 4 | half useful" in guidelines.draft("rank")

@@ -61,6 +61,12 @@ def test_demonstrations(write):
     assert text.endswith("bad rows:              none")
 
 
+def test_empty_responses_are_counted(write):
+    text = check_data(write([{"prompt": "a", "responses": ["b", " ", ""], "ranks": [1, 2, 2]}]))
+    assert "empty responses:       2 of 3 (66.7 %)\n" in text
+    assert "empty responses" not in check_data(write([{"prompt": "a", "responses": ["b", "c"], "ranks": [1, 2]}]))
+
+
 def test_rule_judgments(write):
     row = {"prompt": "a", "response": "b", "rule": "polite", "verdict": "follows"}
     text = check_data(write([row, {**row, "verdict": "violates"}, row]))

@@ -115,7 +115,7 @@ RANKING_ERRORS = [
     ({"responses": "abc"}, "field 'responses': must be a list, not 'abc'; write it as [..., ...]"),
     ({"responses": ["a"], "ranks": [1]}, "field 'responses': is a list of 1; give from 2 to 9"),
     ({"responses": list("abcdefghij")}, "field 'responses': is a list of 10; give from 2 to 9"),
-    ({"responses": ["a", " \n", "c"]}, "field 'responses[1]': is empty; write the text, or remove the row"),
+    ({"responses": ["a", None, "c"]}, "field 'responses[1]': must be text, not None; write it in quotes"),
     ({"ranks": None}, "field 'ranks': is missing; give one rank for each response, 1 for the best"),
     ({"ranks": [1, 2]}, "field 'ranks': has 2 entries for 3 responses; give one for each response"),
     ({"ranks": [0, 1, 2]}, "field 'ranks[0]': is 0; use a whole number of 1 or more"),

@@ -119,7 +119,7 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str,
 
 
 def _add_row(fields: Mapping[str, Any], found: dict[str, JudgedAnswers], prompts: dict[str, int]) -> None:
-    responses = check_texts(fields.get("responses"), "responses")
+    responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
     models = check_texts(fields.get("model"), "model", len(responses))
     ratings = fields.get("ratings") or fields.get("some_rated") or [None] * len(responses)
     if not isinstance(ratings, list) or len(ratings) != len(responses) or not all(map(_is_rating, ratings)):

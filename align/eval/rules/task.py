@@ -157,7 +157,7 @@ def read_answers(config: RulesConfig) -> dict[str, list[Answer]]:
                     raise UserError(row.error)
                 fields = check_row(row.row)
                 prompt = check_prompt(required_field(fields, "prompt", "write the text that was answered"))
-                responses = check_texts(fields.get("responses"), "responses")
+                responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
                 models = check_texts(fields.get("model"), "model", len(responses))
             except UserError as error:
                 if not config.skip_bad_rows:

@@ -36,7 +36,7 @@ def read_comparisons(config: WinrateConfig) -> list[PairwiseComparison]:
 
 
 def _comparisons_of_row(row: Any) -> list[PairwiseComparison]:
-    texts = check_texts(row.get("responses"), "responses")
+    texts = check_texts(row.get("responses"), "responses", may_be_empty=True)
     ranks = check_whole_numbers(row.get("ranks"), "ranks", len(texts), 1, None)
     if row.get("model") is None:
         raise UserError("field 'model': is missing; import answers with the name of the model that wrote each")

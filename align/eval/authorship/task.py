@@ -1,0 +1,171 @@
+"""`align eval authorship`: can people tell a model's text from a person's? From their answers in the labeling app.
+
+From a launcher: `accelerate launch align/eval/authorship/task.py --config FILE`.
+
+The test of GPT-3's news articles (Brown et al. 2020, arXiv 2005.14165, section 3.9.4): readers say of each text whether a
+person or a model wrote it, or that they do not know; a control, a model that is bad on purpose, shows what they can tell
+at all. There a reader's accuracy is the share of right answers among those that decide, over texts of people and of one
+model together. Here the two shares are averaged, so that it makes no difference how many texts there are of either: who
+guesses, or always says "a model", is right in half of the cases.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from align.data.conversation import to_json
+from align.data.judgments import RuleJudgment
+from align.data.readers import read_records
+from align.errors import UserError
+from align.eval.core.fingerprints import content_hash
+from align.eval.core.results import Evaluation, Figure, Json, publish
+from align.eval.core.settings import EvalConfig
+from align.eval.core.subjects import open_accelerator
+from align.launch import run_stage
+from align.settings import option, require_setting
+from align.statistics import percentiles, resample
+
+TASK = "authorship"
+BY_PERSON = "written-by-person"
+"""The id in configs/rules/authorship.yaml."""
+SAID = ("follows", "violates", "unsure")
+"""How the app exports "A person", "A model" and "I don't know"."""
+PERSON, MODEL, UNSURE = range(3)
+NOTES = {
+    "judged rightly": "0.5 is chance",
+    "called a model": "share of the model's texts; of the answers that decide",
+    "people called people": "share of people's texts; of the answers that decide",
+    "don't know": "share of all answers on the model's texts",
+    "judged rightly, minus control": "below 0: harder to tell from people than the control",
+}
+
+
+@dataclass(kw_only=True)
+class AuthorshipConfig(EvalConfig):
+    """Whether a person or a model wrote it, by people. No model is opened."""
+
+    judgments: list[str] = option(
+        [], "rule judgments that the labeling app exported for the form authorship, one row a labeler, with model"
+    )
+    person: list[str] = option(["person"], "names under `model` that stand for people")
+    control: str = option("", "name under `model` of the one that is bad on purpose; empty: none")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "models", not self.models, "empty: people judged the texts, no model is opened")
+        require_setting(self, "judgments", bool(self.judgments), "given")
+        require_setting(self, "person", bool(self.person), "given")
+        require_setting(self, "control", self.control not in self.person, "a model, not one of person")
+
+
+@dataclass(frozen=True)
+class AuthorAnswers:
+    """What readers said of one author's texts.
+
+    Attributes:
+        texts: how many texts there are.
+        said: [3, P], for each prompt how many answers are a person, a model and don't know.
+    """
+
+    texts: int
+    said: np.ndarray
+
+
+def run_authorship(config: AuthorshipConfig) -> list[Evaluation]:
+    """Count answers and write `authorship.json`: an evaluation of each model, the control among them.
+
+    Raises:
+        UserError: for a mistake in the settings or the judgments, or if people or models wrote none of the texts.
+    """
+    accelerator = open_accelerator(config)
+    by_author = read_answers(config.judgments, config.skip_bad_rows)
+    where = ", ".join(config.judgments)
+    people = [by_author[name].said for name in config.person if name in by_author]
+    models = [name for name in by_author if name not in config.person]
+    if not people or not models:
+        missing = "a model" if people else " or ".join(config.person)
+        raise UserError(f"{where}: no text by {missing}; the authors are {', '.join(by_author)}")
+    if config.control and config.control not in models:
+        raise UserError(f"{where}: no text by the control {config.control!r}; the models are {', '.join(models)}")
+    tables = {"Answers by author": [count_answers(author, answers) for author, answers in by_author.items()]}
+    evaluations = []
+    for name in models:
+        control = by_author[config.control].said if config.control not in ("", name) else None
+        figures = authorship_figures(by_author[name].said, np.sum(people, axis=0), control, config.resamples)
+        evaluations.append(Evaluation(TASK, name, config.deciding_settings(), figures, tables))
+    return publish(config, evaluations, accelerator)
+
+
+def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str, AuthorAnswers]:
+    """What readers said of each author's texts; the authors in the order of their first text.
+
+    Raises:
+        UserError: for a bad row, a text whose author is not named, or if the question was never asked.
+    """
+    prompts: dict[str, int] = {}
+    texts: dict[str, set[tuple[int, str]]] = {}
+    said: dict[str, list[tuple[int, int]]] = {}
+    for path in paths:
+        for record in read_records(path, RuleJudgment, skip_bad_rows=skip_bad_rows):
+            if record.rule != BY_PERSON:
+                continue
+            if record.model is None:
+                text = f"{record.response[:40]!r}"
+                raise UserError(f"{path}: nobody is named under model as the author of {text}; import the texts with model")
+            prompt = prompts.setdefault(content_hash(to_json(record.prompt)), len(prompts))
+            texts.setdefault(record.model, set()).add((prompt, record.response))
+            said.setdefault(record.model, []).append((SAID.index(record.verdict), prompt))
+    if not said:
+        raise UserError(f"{', '.join(paths)}: holds no answer to {BY_PERSON}; label with configs/rules/authorship.yaml")
+    found = {}
+    for author, places in said.items():
+        counts = np.zeros((len(SAID), len(prompts)))
+        np.add.at(counts, tuple(np.transpose(places)), 1)
+        found[author] = AuthorAnswers(len(texts[author]), counts)
+    return found
+
+
+def count_answers(author: str, answers: AuthorAnswers) -> Json:
+    """A row of the table: how many texts, and how many answers of each kind."""
+    person, model, unsure = (int(number) for number in answers.said.sum(1))
+    return {"author": author, "texts": answers.texts, "a person": person, "a model": model, "don't know": unsure}
+
+
+def authorship_figures(model: np.ndarray, people: np.ndarray, control: np.ndarray | None, resamples: int) -> list[Figure]:
+    """The figures of one model. Intervals draw prompts, each with all texts and answers of all authors.
+
+    Args:
+        model: answers on the model's texts [3, P].
+        people: on texts of people [3, P].
+        control: on texts of the model that is bad on purpose [3, P]; None: not compared.
+        resamples: of the bootstrap.
+    """
+    authors = np.stack([model, people, *([] if control is None else [control])])  # [authors, 3, P]
+
+    def measure(sums: np.ndarray) -> np.ndarray:
+        """From sums over prompts [authors, 3, ...] to the figures [..., figures]; NaN where there is no answer."""
+        with np.errstate(invalid="ignore"):
+            called = sums[:, MODEL] / (sums[:, MODEL] + sums[:, PERSON])
+            unsure = sums[0, UNSURE] / sums[0].sum(0)
+        found = [(called[0] + 1 - called[1]) / 2, called[0], 1 - called[1], unsure]
+        found += [(called[0] - called[2]) / 2] if control is not None else []  # the same texts of people on both sides
+        return np.stack(found, axis=-1)
+
+    values = measure(authors.sum(-1))
+    resampled = resample(lambda drawn: measure(authors[..., drawn].sum(-1)), authors.shape[-1], resamples)
+    decided = authors[:, [PERSON, MODEL]].sum((1, 2))
+    counts = [decided[:2].sum(), decided[0], decided[1], model.sum(), decided[[0, -1]].sum()]
+    figures = []
+    for (name, note), value, drawn, n in zip(NOTES.items(), values, resampled.T, counts, strict=False):
+        if np.isnan(value):
+            figures.append(Figure(name, None, None, None, 0, "people", "nobody decided"))
+            continue
+        low, high = percentiles(drawn) if authors.shape[-1] > 1 else (None, None)
+        interval = (None, None) if low is None or high is None else (float(low), float(high))
+        figures.append(Figure(name, float(value), *interval, int(n), "people", note))
+    return figures
+
+
+if __name__ == "__main__":
+    run_stage(AuthorshipConfig, run_authorship)
