@@ -13,6 +13,7 @@ import gradio as gr
 HEAD = """
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/ui/theme.css">
+<link rel="stylesheet" href="/ui/markdown.css">
 <link rel="stylesheet" href="/ui/workbench.css">
 """
 _START = "import('/ui/workbench.js').then((workbench) => workbench.start(element))"

@@ -21,7 +21,7 @@ from annotation_ui.lead_tabs.rules_and_guidelines import rules_and_guidelines_ta
 from annotation_ui.lead_tabs.users import users_tab
 from annotation_ui.services import Services
 
-HEAD = '<link rel="stylesheet" href="/ui/theme.css"><link rel="stylesheet" href="/ui/lead.css">'
+HEAD = "".join(f'<link rel="stylesheet" href="/ui/{name}.css">' for name in ("theme", "markdown", "lead"))
 
 _TOP = """
 <span class="brand" aria-hidden="true"><span></span><span></span><span></span></span><h1>Lead</h1>
