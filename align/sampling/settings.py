@@ -107,6 +107,9 @@ class EngineConfig:
     )
     vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
     vllm_timeout: float = option(300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers")
+    vllm_retries: int = option(
+        3, "how often a rollout goes on with a vLLM server that went away and is back within vllm_timeout; 0: never"
+    )
     vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)")
     vllm_requests: int = option(
         256, "most rows that a server or vllm-colocate works on at once (vLLM's max_num_seqs, 256 by its default)"
@@ -123,6 +126,7 @@ class EngineConfig:
             self, "vllm_url", self.vllm_url.startswith(("http://", "https://")), "an address such as http://host:8000"
         )
         require_setting(self, "vllm_timeout", 0 < self.vllm_timeout <= 1500, "above 0 and at most 1500")
+        require_setting(self, "vllm_retries", self.vllm_retries >= 0, "0 or more")
         require_setting(self, "vllm_memory_share", 0 < self.vllm_memory_share < 1, "between 0 and 1")
         for name in ("vllm_requests", "vllm_tensor_parallel"):
             require_setting(self, name, getattr(self, name) > 0, "above 0")

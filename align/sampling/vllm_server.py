@@ -1,17 +1,20 @@
 """Sampling by a vLLM server on GPUs of its own, through TRL's client.
 
 Only the main process talks to the server and shares the results with the others. After each update it sends the policy's
-weights (over NCCL, from GPU to GPU). Each row is its own request, because it has its own seed.
+weights (over NCCL, from GPU to GPU). Each row is its own request, because it has its own seed. A server that goes away
+and comes back gets the weights again, and is asked for the rows that it had not answered.
 """
 
 import os
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import requests
@@ -26,12 +29,20 @@ from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
-from align.seeds import SeedKey
+from align.seeds import SeedKey, Stream
 from align.training.optimization import Optimization
 
 HEALTH_SECONDS = 5.0
 TOKENIZER_PROBE = "Zwölf Boxkämpfer, 1,234.5 (x != y)\n\tnaïve: 人工"
 """A text that different tokenizers split differently: letters, digits, spaces and bytes of several kinds."""
+
+
+class ServerGoneError(UserError):
+    """Nobody answers at the server's address any more."""
+
+
+Row = tuple[list[int], list[float]]
+"""A response's tokens, and the server's log-prob of each."""
 
 
 class VLLMServer:
@@ -48,21 +59,42 @@ class VLLMServer:
     """Only on the main process."""
 
     def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
-        self.url, self.timeout = config.vllm_url.rstrip("/"), config.vllm_timeout
+        self.url, self.timeout, self.retries = config.vllm_url.rstrip("/"), config.vllm_timeout, config.vllm_retries
         self.requests = config.vllm_requests
-        self.optimization, self.loaded = optimization, loaded
+        self.optimization, self.loaded, self.longest = optimization, loaded, longest
         self.accelerator = optimization.accelerator
         self.stale = True
         require_servable(loaded.backbone, loaded.adapter)
         run_on_main(lambda: self._connect(longest), self.accelerator)
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
+        seeds = row_seeds(len(prompts), *seed)
+        answered: dict[int, Row] = {}  # filled on the main process alone
+        sample_missing = partial(self._sample_missing, prompts, sampling, seeds, answered)
+        for attempt in range(self.retries + 1):
+            gone = self._send_weights_if_stale() or run_on_main(lambda: _gone(sample_missing), self.accelerator)
+            if not gone:
+                return run_on_main(lambda: self._responses(answered), self.accelerator)
+            if attempt == self.retries:
+                break
+            kept = f"{len(answered)} of {len(prompts)} responses are kept"
+            self.optimization.run.say(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
+            if run_on_main(lambda: _gone(self._connect_again), self.accelerator):
+                break
+            self.stale = True
+        update = 0 if isinstance(seed[-1], Stream) else seed[-1]
+        saved = run_on_main(lambda: self._save(prompts, answered, update), self.accelerator)
+        raise UserError(f"{gone}{saved}")
+
+    def _send_weights_if_stale(self) -> str:
+        """On all processes; returns how the server went away, "" if it did not."""
         if self.stale:
             with gathered_weights(self.optimization.module, self.accelerator):
-                run_on_main(self._send_weights, self.accelerator)
+                gone = run_on_main(lambda: _gone(self._send_weights), self.accelerator)
+            if gone:
+                return gone
             self.stale = False
-        seeds = row_seeds(len(prompts), *seed)
-        return run_on_main(lambda: self._sample_rows(prompts, sampling, seeds), self.accelerator)
+        return ""
 
     def weights_changed(self) -> None:
         self.stale = True
@@ -82,6 +114,24 @@ class VLLMServer:
         ):
             # No index: the current device, which accelerate has set.
             self.client.init_communicator("cuda")
+
+    def _connect_again(self) -> None:
+        """Wait for a server that went away, and join it as at first."""
+        self.client.close_communicator()  # type: ignore[no-untyped-call]
+        try:
+            self._connect(self.longest)
+        except UserError as error:
+            raise ServerGoneError(str(error)) from error
+        self.optimization.run.say(f"the vLLM server at {self.url} is back")
+
+    def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
+        """Write what was sampled into the run's folder; returns the words that say so."""
+        if not answered:
+            return ""
+        text, run = self.loaded.tokenization.text, self.optimization.run
+        rows = [{"prompt": text(prompts[row]), "response": text(ids)} for row, (ids, _) in sorted(answered.items())]
+        run.record("unfinished", rows, update)
+        return f"; the {len(rows)} of {len(prompts)} responses that it gave are in {run.folder / 'unfinished.jsonl'}"
 
     def _require_same_model(self, longest: int) -> None:
         """Refuse a server with another vocabulary or too short a context."""
@@ -108,16 +158,25 @@ class VLLMServer:
             self.client.update_named_params(weight_layout(backbone, adapter), served_weights(backbone, adapter))
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
-    def _sample_rows(self, prompts: Sequence[list[int]], sampling: Sampling, seeds: list[int]) -> Responses:
+    def _sample_missing(
+        self, prompts: Sequence[list[int]], sampling: Sampling, seeds: list[int], answered: dict[int, Row]
+    ) -> None:
+        """Ask for the rows that have no answer yet, several at a time; an answer counts as soon as it is there."""
+
+        def ask(row: int) -> None:
+            answered[row] = self._sample_row(prompts[row], sampling, seeds[row])
+
         pool = ThreadPoolExecutor(self.requests)
         try:
-            rows = list(pool.map(lambda row: self._sample_row(prompts[row], sampling, seeds[row]), range(len(prompts))))
+            list(pool.map(ask, [row for row in range(len(prompts)) if row not in answered]))
         finally:
             pool.shutdown(cancel_futures=True)
-        ends = self.loaded.tokenization.end_ids
+
+    def _responses(self, answered: dict[int, Row]) -> Responses:
+        rows, ends = [answered[row] for row in range(len(answered))], self.loaded.tokenization.end_ids
         return Responses([ids for ids, _ in rows], [ids[-1] in ends for ids, _ in rows], [seen for _, seen in rows])
 
-    def _sample_row(self, prompt: list[int], sampling: Sampling, seed: int) -> tuple[list[int], list[float]]:
+    def _sample_row(self, prompt: list[int], sampling: Sampling, seed: int) -> Row:
         """One response and the server's log-prob of each of its tokens."""
         # Only these end ids: the server would add those of its checkpoint's generation_config.json.
         parameters = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(self.loaded.tokenization.end_ids)}
@@ -143,7 +202,8 @@ class VLLMServer:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(
+            kind = ServerGoneError if _says_gone(error) else UserError
+            raise kind(
                 f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
                 "docs/clusters.md says, then go on with --resume true"
             ) from error
@@ -163,6 +223,22 @@ class VLLMServer:
             yield
         finally:
             timer.cancel()
+
+
+def _says_gone(error: Exception) -> bool:
+    """Whether nobody is there: no connection, or a proxy that says so. A server that is only slow is not asked again."""
+    if isinstance(error, requests.ConnectionError):
+        return "timed out" not in str(error)
+    return bool(re.match(r"Request failed: 50[234]\b", str(error)))
+
+
+def _gone(work: Callable[[], None]) -> str:
+    """Call something; returns how the server went away meanwhile, "" if it did not."""
+    try:
+        work()
+    except ServerGoneError as error:
+        return str(error)
+    return ""
 
 
 class Client(VLLMClient):

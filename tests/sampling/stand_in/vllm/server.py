@@ -29,8 +29,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     seconds_silent = 10.0
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, folder: str, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.model, self.tokenizer = Model(folder), AutoTokenizer.from_pretrained(folder)
         self.folder, self.requests, self.updates, self.paths = folder, [], [], []
         self.answers, self.dies_after, self.silent, self.channel = {}, math.inf, None, None
