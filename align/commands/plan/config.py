@@ -28,6 +28,15 @@ class PlanConfig:
         0,
         "tokens of a sampled response, on average; 0: max_new_tokens, or the share of it that a run of PPO in measured had",
     )
+    update_tokens: float = option(
+        0.0,
+        "tokens of an update, over all devices: prints what 8 to 1,024 devices would send each other against what they "
+        "compute, for all weights of model or parameters; 0: not",
+    )
+    micro_batch_tokens: int = option(16384, "for update_tokens: tokens of a micro-batch of a device")
+    gbits: float = option(
+        0.0, "for update_tokens: Gbit/s between machines for each device; 0: NVIDIA's DGX, and 12.5 for devices on PCIe"
+    )
     gpu: str = option("A100-80", f"device: {', '.join(DEVICES)}, or cpu (this machine's processor, whose peak is measured)")
     gpus: int = option(1, "number of devices")
     mfu: float = option(
@@ -52,5 +61,9 @@ class PlanConfig:
         require_setting(self, "gpus", self.gpus > 0, "above 0")
         require_setting(self, "mfu", 0 < self.mfu <= 1, "above 0 and at most 1")
         require_setting(self, "pue", self.pue >= 1, "1 or more")
-        known = bool(self.tokens) <= bool(self.model or self.parameters)
-        require_setting(self, "tokens", known, "0 without model or parameters: nothing says what reads them")
+        for name in ("tokens", "update_tokens"):
+            known = bool(getattr(self, name)) <= bool(self.model or self.parameters)
+            require_setting(self, name, known, "0 without model or parameters: nothing says what reads them")
+        require_setting(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
+        on_gpus = not self.update_tokens or self.gpu != "cpu"
+        require_setting(self, "update_tokens", on_gpus, "0 with gpu cpu: no links are known of its machines")

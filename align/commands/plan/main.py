@@ -10,6 +10,7 @@ import torch
 from align.commands.plan import scaling
 from align.commands.plan.config import PlanConfig
 from align.commands.plan.hardware import Cost, Device, cost, find_device
+from align.commands.plan.network import Traffic, traffic
 from align.commands.plan.result import Plan, StagePlan
 from align.commands.plan.roles import layouts
 from align.commands.plan.show import show
@@ -45,8 +46,11 @@ def make_plan(config: PlanConfig) -> Plan:
     Raises:
         UserError: if they ask for nothing, or for anything that they or the stages' settings and data have wrong.
     """
-    if not (config.flops or config.fit or config.tokens or config.sft or config.reward or config.ppo):
-        raise UserError("nothing to plan: give flops, fit, tokens, or the settings files of stages as sft, reward, ppo")
+    asked = (config.flops, config.fit, config.tokens, config.update_tokens, config.sft, config.reward, config.ppo)
+    if not any(asked):
+        raise UserError(
+            "nothing to plan: give flops, fit, tokens, update_tokens, or the settings files of stages as sft, reward, ppo"
+        )
     law, count = scaling.fit_file(config.fit) if config.fit else (None, 0)
     allocate = law.allocate if law else scaling.allocate
     speeds = Speeds([read_speed(folder) for folder in config.measured])
@@ -63,7 +67,17 @@ def make_plan(config: PlanConfig) -> Plan:
     for name, (file, kind, count_work) in kinds.items():
         if file:
             stages.append(_stage(config, name, count_work(_settings(config, file, kind), config.gpus), speeds))
-    return Plan(config, law, count, allocate(config.flops) if config.flops else None, stages)
+    sizes = _traffic(config) if config.update_tokens else []
+    return Plan(config, law, count, allocate(config.flops) if config.flops else None, stages, sizes)
+
+
+def _traffic(config: PlanConfig) -> list[Traffic]:
+    """What 8 to 1,024 devices would send each other."""
+    parameters = config.parameters
+    if not parameters:
+        backbone = load_shapes(ModelConfig(model=config.model), torch.bfloat16).backbone
+        parameters = sum(weight.numel() for weight in backbone.parameters())
+    return traffic(parameters, config.update_tokens, config.micro_batch_tokens, config.gpu, config.mfu, config.gbits)
 
 
 def _settings(config: PlanConfig, file: str, kind: type) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from align.commands.plan.config import PlanConfig
 from align.commands.plan.hardware import Cost
+from align.commands.plan.network import Traffic
 from align.commands.plan.roles import Layout
 from align.commands.plan.scaling import Allocation, ScalingLaw
 
@@ -36,3 +37,4 @@ class Plan:
     runs_fitted: int
     allocation: Allocation | None
     stages: list[StagePlan]
+    traffic: list[Traffic]

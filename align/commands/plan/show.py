@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from align.commands.plan.hardware import GIB, Cost
+from align.commands.plan.network import REACHED, quickest
 from align.commands.plan.result import Plan, StagePlan
 from align.commands.plan.roles import first_that_fits
 
@@ -25,6 +26,8 @@ def show(plan: Plan) -> str:
     if plan.stages:
         parts.append(costs(plan))
     parts += [memory(stage, plan.config.gpu, plan.config.gpus) for stage in plan.stages if stage.layouts]
+    if plan.traffic:
+        parts.append(sending(plan))
     return "\n\n".join(parts)
 
 
@@ -55,6 +58,26 @@ def memory(stage: StagePlan, gpu: str, devices: int) -> str:
         advice = f"take configs/accelerate/{chosen.launcher} with num_processes {devices}"
     title = f"{stage.name}: GiB on each {gpu}, all the time by role, and at the peak"
     return f"{title}\n{_table(['placed', *roles, 'peak', 'fits'], rows)}\n{advice}"
+
+
+def sending(plan: Plan) -> str:
+    """For each number of devices: the share of an update that each way spends on sending, and the way to take."""
+    config, best = plan.config, quickest(plan.traffic)
+    names = list(dict.fromkeys(item.way for item in plan.traffic))
+    rows = []
+    for devices, taken in best.items():
+        ways = [item for item in plan.traffic if item.devices == devices]
+        cells = [f"{item.share:.0%}" if item.fits else "no room" for item in ways]
+        chosen = ["-", "-", "-"]
+        if taken:
+            chosen = [taken.way, f"{taken.memory / GIB:.1f}", f"{taken.computing + taken.sending:.3g}"]
+        rows.append([str(devices), f"{ways[0].computing:.3g}", *cells, *chosen])
+    title = (
+        f"{config.gpu}, {count(config.update_tokens)} tokens an update, micro-batches of {config.micro_batch_tokens}: "
+        "share of an update that is sending\n"
+        f"(arithmetic at {config.mfu:.0%} of the peak, links at {REACHED:.0%} of theirs)"
+    )
+    return f"{title}\n{_table(['devices', 'computing s', *names, 'take', 'GiB each', 'update s'], rows)}"
 
 
 def count(number: float) -> str:
