@@ -1,6 +1,7 @@
 """The one kind of error that a user can correct: it is printed as a single line and ends the program with exit code 2."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -21,6 +22,15 @@ def reason(error: BaseException) -> str:
     """The first line of an exception, with its type where the message alone may say nothing, as that of a KeyError."""
     plain = isinstance(error, (OSError, ValueError, RuntimeError))
     return first_line(error) if plain else f"{type(error).__name__}: {first_line(error)}"
+
+
+USER, PASSWORD = re.compile(r"://[^/@:\s]+@"), re.compile(r"(://[^/@:\s]*):[^/\s]+@")
+QUERY = re.compile(r"([?&](?:[\w-]*(?:key|token|secret|password|signature)|auth|sig)=)[^&#\s'\"]+", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """A text without the passwords, tokens and keys in the addresses that it names: for files and logs that others read."""
+    return QUERY.sub(r"\1***", PASSWORD.sub(r"\1:***@", USER.sub("://***@", text)))
 
 
 def nearest_name(name: str, known: Iterable[str], similarity: float = 0.5) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +13,7 @@ import yaml
 from transformers.hf_argparser import string_to_bool
 from trl import TrlParser
 
-from align.errors import UserError, nearest_name_hint
+from align.errors import UserError, nearest_name_hint, without_secrets
 from align.shipped import resolve_path
 
 if TYPE_CHECKING:
@@ -128,6 +127,14 @@ class RunConfig:
         "newest checkpoints that are kept, of which an older one serves if the newest is damaged; 0: all (align replay "
         "starts from them)",
     )
+    lost_after: float = option(
+        45.0,
+        "seconds without a sign of life from another process's machine after which the run ends with a line that names the "
+        "process; 0: only collective_timeout ends it",
+    )
+    collective_timeout: float = option(
+        1800.0, "seconds that a process waits for the others in one exchange before the run ends (gloo's default: 1800)"
+    )
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read instead of stopping at the first")
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
 
@@ -140,6 +147,9 @@ class RunConfig:
         require_setting(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
         counts = ("save_every", "keep_checkpoints")
         weights = ("max_grad_norm", "weight_decay", "adam_epsilon", "router_loss_weight")
+        lost = self.lost_after == 0 or self.lost_after >= 5
+        require_setting(self, "lost_after", lost, "0, or 5 or more: the probes that find out take whole seconds")
+        require_setting(self, "collective_timeout", 1 <= self.collective_timeout <= 86_400, "1 to 86,400 (a day)")
         for name in (*counts, *weights, "memory_limit", "peak_flops"):
             require_setting(self, name, getattr(self, name) >= 0, "0 or more")
         unknown = set(self.log_to) - {"tensorboard", "wandb", "trackio", "none"}
@@ -160,6 +170,23 @@ class MixtureConfig:
     def __post_init__(self) -> None:
         require_setting(self, "mixing_cap", self.mixing_cap >= 0, "0 or more")
         require_setting(self, "mixing_temperature", self.mixing_temperature >= 1, "1 or more")
+        next_check = getattr(super(), "__post_init__", None)
+        if next_check is not None:
+            next_check()
+
+
+@dataclass(kw_only=True)
+class SequenceConfig:
+    """Rows that are shared out among processes."""
+
+    sequence_parallel: int = option(
+        1,
+        "processes that share each row: for rows that are too long for one of them (DeepSpeed Ulysses); decoders only, and "
+        "a divisor of their heads and of the number of processes",
+    )
+
+    def __post_init__(self) -> None:
+        require_setting(self, "sequence_parallel", self.sequence_parallel >= 1, "1 or more")
         next_check = getattr(super(), "__post_init__", None)
         if next_check is not None:
             next_check()
@@ -318,6 +345,5 @@ def _read_mapping(path: Path) -> yaml.MappingNode:
 
 
 def dump(config: RunConfig) -> str:
-    """The resolved settings as YAML that `--config` can read again; a password in the address of a server is left out."""
-    text = yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False, allow_unicode=True)
-    return re.sub(r"(://[^/@:\s]*):[^/@\s]+@", r"\1:***@", text)
+    """The resolved settings as YAML that `--config` can read again; secrets in addresses of servers are left out."""
+    return without_secrets(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False, allow_unicode=True))

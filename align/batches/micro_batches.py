@@ -7,6 +7,7 @@ from typing import TypeVar
 from accelerate import Accelerator
 
 from align.runtime.distributed import gather_rows
+from align.runtime.sequence import sequence_size
 from align.tensor_ops import cut_by_tokens
 
 Item = TypeVar("Item")
@@ -18,7 +19,10 @@ cheaper to cut the batch in two."""
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows for one forward and backward pass. A filler has weight 0: it keeps processes in step and changes nothing."""
+    """Rows for one forward and backward pass.
+
+    A filler has weight 0: it keeps processes in step and changes nothing. Where n processes share rows, each counts 1 / n.
+    """
 
     rows: list[int]
     weight: float
@@ -28,7 +32,7 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
     """This process's part of a global batch, cut by tokens after sorting by length.
 
     Every process gets the same number of micro-batches, because sharded weights are gathered by all in step; a process
-    with fewer rows gets fillers at the end.
+    with fewer rows gets fillers at the end. Processes that share rows get the same ones, and more of them at a time.
 
     Args:
         rows: the global batch, the same on every process.
@@ -36,15 +40,17 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
         budget: padded tokens that a micro-batch may hold.
     """
     order = sorted(range(len(rows)), key=lambda i: (-lengths[i], i))
-    processes = accelerator.num_processes
+    sharing = sequence_size(accelerator)
+    groups = accelerator.num_processes // sharing
     plans = []
-    for rank in range(processes):
-        own = order[rank::processes]
+    for number in range(groups):
+        own = order[number::groups]
         padding = MAX_PADDING_PER_BATCH.get(accelerator.device.type)
-        cut = cut_by_tokens([lengths[i] for i in own], budget, padding=padding)
+        cut = cut_by_tokens([lengths[i] for i in own], budget * sharing, padding=padding)
         plans.append([[own[i] for i in batch] for batch in cut])
     batch_count = max(len(plan) for plan in plans)
-    plan = [MicroBatch([rows[i] for i in batch], 1.0) for batch in plans[accelerator.process_index]]
+    own_plan = plans[accelerator.process_index // sharing]
+    plan = [MicroBatch([rows[i] for i in batch], 1.0 / sharing) for batch in own_plan]
     filler = MicroBatch([rows[order[-1]]], 0.0)  # the shortest row
     return plan + [filler] * (batch_count - len(plan))
 
@@ -83,8 +89,9 @@ def map_groups(
 ) -> list[Item]:
     """`map_rows` where rows of one group are worked on together; see `group_batches`."""
     numbered: list[tuple[int, Item]] = []
+    tells = accelerator.process_index % sequence_size(accelerator) == 0  # those that share its rows found the same
     for batch in group_batches(groups, costs, budget, accelerator):
         results = function(batch.rows)
-        if batch.weight:
+        if batch.weight and tells:
             numbered += zip(batch.rows, results, strict=True)
     return [result for _, result in sorted(gather_rows(numbered, accelerator), key=lambda pair: pair[0])]

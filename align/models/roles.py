@@ -13,27 +13,33 @@ from torch import Tensor, nn
 
 from align.models.backbone import Backbone, new_modules
 from align.models.heads import ScalarHead
-from align.tensor_ops import Padded, entropy_of, log_probs_of
+from align.models.vocabulary import predict_tokens
+from align.tensor_ops import Padded
 
 REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference"
 """Names of adapters on the policy's base: of a reward model, of a critic of its own, of a reference that follows it."""
 
 
 def response_log_probs(
-    backbone: Backbone, hidden: Tensor, response: Padded, mask: Tensor, temperature: float = 1.0
+    backbone: Backbone,
+    hidden: Tensor,
+    response: Padded,
+    mask: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [B, T] of response tokens, and the logits [n, V] that they were computed from.
+    """Log-probs [B, T] of response tokens, and the entropies [B, T] of their predictions, 0 unless `with_entropy`.
 
-    The vocabulary product is taken only where `mask` holds (n places); elsewhere log-probs are 0.
+    The vocabulary product is taken only where `mask` holds; elsewhere both are 0.
 
     Args:
         hidden: [B, T+1, H] from `Backbone.hidden`.
         mask: [B, T] bool.
         temperature: divides the logits.
     """
-    logits = backbone.logits(hidden[:, :-1][mask])
-    chosen = log_probs_of(logits, response.ids[mask], temperature)
-    return torch.zeros(mask.shape, device=hidden.device).masked_scatter(mask, chosen), logits
+    chosen, entropy = predict_tokens(backbone, hidden[:, :-1][mask], response.ids[mask], temperature, with_entropy)
+    nothing = torch.zeros(mask.shape, device=hidden.device)
+    return nothing.masked_scatter(mask, chosen), nothing if entropy is None else nothing.masked_scatter(mask, entropy)
 
 
 def freeze_unused_lm_head(backbone: Backbone) -> None:
@@ -201,10 +207,8 @@ class ActorCritic(nn.Module):
         mask = response.mask()
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, prompt_index)
-            log_probs, logits = response_log_probs(self.backbone, hidden, response, mask, temperature)
-        entropy = torch.zeros_like(log_probs)
-        if self.learns_entropy or not torch.is_grad_enabled():
-            entropy = entropy.masked_scatter(mask, entropy_of(logits, temperature))
+            with_entropy = self.learns_entropy or not torch.is_grad_enabled()
+            log_probs, entropy = response_log_probs(self.backbone, hidden, response, mask, temperature, with_entropy)
         if self.critic is not None:
             hidden = self.critic.hidden(prompt, response, prompt_index)
         elif self.critic_adapter is not None:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.settings import HeadConfig, MixtureConfig, option, require_setting
+from align.settings import HeadConfig, MixtureConfig, SequenceConfig, option, require_setting
 from align.training.epochs import EpochConfig
 
 
 @dataclass(kw_only=True)
-class RewardConfig(MixtureConfig, HeadConfig, EpochConfig):
+class RewardConfig(MixtureConfig, SequenceConfig, HeadConfig, EpochConfig):
     """A reward model on rankings of 2 to 9 responses."""
 
     train_data: str = option(

@@ -37,6 +37,7 @@ from align.reward.scoring import describe_rankings, group_flops, group_sizes, pa
 from align.tokenization import encode_demonstration
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
+from align.training.sequence import share_sequences
 from align.training.start import Model
 from align.training.trainer import with_data_names
 
@@ -73,6 +74,7 @@ class RewardTrainer(HeadTrainer):
         names = {"train_data": train_data, "validation_data": validation_data, "demonstrations": demonstrations}
         config = with_data_names(config, **names)
         super().__init__(config, "reward", model, tokenizer)
+        share_sequences(self.run, self.loaded.backbone, config.sequence_parallel)
         encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         mixed = encode_mixture(train_data, encode)
         held_out = encode(validation_data) if validation_data else []

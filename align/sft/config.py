@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from align.settings import MixtureConfig, option, require_setting
+from align.settings import MixtureConfig, SequenceConfig, option, require_setting
 from align.training.epochs import EpochConfig
 
 
 @dataclass(kw_only=True)
-class SFTConfig(MixtureConfig, EpochConfig):
+class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
     """Supervised fine-tuning on demonstrations."""
 
     train_data: str = option(

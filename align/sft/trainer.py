@@ -25,6 +25,7 @@ from align.tensor_ops import Padded
 from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
+from align.training.sequence import share_sequences
 from align.training.start import Model
 from align.training.trainer import EpochTrainer, with_data_names
 
@@ -58,6 +59,7 @@ class SFTTrainer(EpochTrainer):
     ) -> None:
         config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         super().__init__(config, "sft", model, tokenizer)
+        share_sequences(self.run, self.loaded.backbone, config.sequence_parallel)
         mixed = encode_mixture(train_data, partial(encode, config, self.loaded))
         held_out = encode(config, self.loaded, validation_data) if validation_data else []
         counts = f"{len(mixed.examples)} examples to learn from, {len(held_out)} held out"

@@ -10,6 +10,7 @@ from align.batches.micro_batches import micro_batches
 from align.errors import UserError
 from align.files import write_json
 from align.runtime.clock import Clock
+from align.runtime.sequence import sequence_size
 from align.settings import ModelConfig
 from align.training.checkpoint import load_checkpoint, save_checkpoint
 from align.training.epochs import Epochs
@@ -141,11 +142,13 @@ def check_memory(
     sized = ((rows, token_counts([examples[row] for row in rows])) for rows in batches)
     rows, accumulates = largest_micro_batch(run, sized)
     largest = [examples[row] for row in rows]
-    phases = {"learning": lambda: pass_bytes([role_pass], batch_shape(largest), backward=True)}
+    # Processes that share rows hold a part of them each.
+    sharing = sequence_size(run.accelerator)
+    phases = {"learning": lambda: pass_bytes([role_pass], batch_shape(largest), backward=True) // sharing}
     if held_out:
         rows, _ = largest_micro_batch(run, [(list(range(len(held_out))), token_counts(held_out))])
         largest_held_out = [held_out[row] for row in rows]
-        phases["validation"] = lambda: pass_bytes([role_pass], batch_shape(largest_held_out), backward=False)
+        phases["validation"] = lambda: pass_bytes([role_pass], batch_shape(largest_held_out), backward=False) // sharing
     run.say(run.memory.check(config, module, [], phases, accumulates))
 
 

@@ -5,7 +5,8 @@ what the code really does, for every architecture, with adapters and with gradie
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from align.models.backbone import Backbone, dry_run_states
+from align.models.vocabulary import predict_tokens
 from align.runtime.sharding import is_sharded, whole_shape
-from align.tensor_ops import entropy_of, log_probs_of
 
 
 class RolePass(NamedTuple):
@@ -112,7 +113,7 @@ def pass_bytes(role_passes: Sequence[RolePass], shape: BatchShape, backward: boo
                 total.backward()
 
     module = _BackbonesOfPass(backbones, run_pass)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with _reading_alone(backbones), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         weights: dict[str, Tensor] = {name: _without_data(mode, weight) for name, weight in module.named_parameters()}
         for weight in weights.values():
             if weight.requires_grad:
@@ -128,11 +129,22 @@ def _loss(role: RolePass, shape: BatchShape, backward: bool) -> Tensor:
         if not role.takes_logits:
             return hidden.float().sum()
         states = hidden[: shape.predicted]
-        logits = role.backbone.logits(states)
-        values = log_probs_of(logits, torch.zeros(len(states), dtype=torch.long, device=states.device))
-        if not backward:
-            values = values + entropy_of(logits)
-        return values.sum()
+        tokens = torch.zeros(len(states), dtype=torch.long, device=states.device)
+        values, entropy = predict_tokens(role.backbone, states, tokens, with_entropy=not backward)
+        return values.sum() if entropy is None else (values + entropy).sum()
+
+
+@contextmanager
+def _reading_alone(backbones: Sequence[Backbone]) -> Iterator[None]:
+    """Meanwhile no processes share rows: what has no data cannot be exchanged."""
+    groups = [backbone.sequence for backbone in backbones]
+    for backbone in backbones:
+        backbone.sequence = None
+    try:
+        yield
+    finally:
+        for backbone, group in zip(backbones, groups, strict=True):
+            backbone.sequence = group
 
 
 def _without_data(mode: FakeTensorMode, weight: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import settings
 
 from align.dpo.config import DPOConfig
-from align.errors import UserError
+from align.errors import UserError, without_secrets
+from align.launch import one_line_errors
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
 from align.settings import dump, parse
@@ -304,3 +305,26 @@ def test_a_file_with_a_character_that_yaml_forbids_is_refused_in_one_line(tmp_pa
     with pytest.raises(UserError) as told:
         parse(SFTConfig, ["--config", str(path)])
     assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:hunter2@gpu:8000/v1", "http://me:***@gpu:8000/v1"),
+        ("http://:hunter2@gpu", "http://:***@gpu"),
+        ("at http://me:hunt@er2@gpu/v1, or", "at http://me:***@gpu/v1, or"),
+        ("https://hunter2@host/v1", "https://***@host/v1"),
+        ("https://host/v1?api_key=hunter2&n=3", "https://host/v1?api_key=***&n=3"),
+        ("'https://host/v1?n=3&X-Token=hunter2'", "'https://host/v1?n=3&X-Token=***'"),
+        ("https://host:8000/v1?n=3 by a@b.c", "https://host:8000/v1?n=3 by a@b.c"),
+        ("data/prompts.jsonl", "data/prompts.jsonl"),
+    ],
+)
+def test_secrets_in_addresses_are_not_shown(text, shown):
+    assert without_secrets(text) == shown
+
+
+def test_no_secret_is_in_the_line_of_an_error(capsys):
+    with pytest.raises(SystemExit), one_line_errors():
+        raise UserError("vLLM server http://me:hunter2@gpu:8000: not up")
+    assert capsys.readouterr().err == "error: vLLM server http://me:***@gpu:8000: not up\n"

@@ -55,14 +55,14 @@ def test_a_value_head_on_a_shared_trunk_starts_at_zero():
 @torch.no_grad()
 def test_log_probs_are_the_softmax_of_the_logits_at_the_temperature(backbone):
     hidden, mask = backbone.hidden(PROMPT, RESPONSE), RESPONSE.mask()
-    found, logits = response_log_probs(backbone, hidden, RESPONSE, mask, temperature=0.7)
-    assert logits.shape == (6, backbone.model.config.vocab_size)  # 2 + 4 real tokens, no padding
-    assert found.shape == (2, 4)
+    found, entropy = response_log_probs(backbone, hidden, RESPONSE, mask, temperature=0.7, with_entropy=True)
+    assert found.shape == entropy.shape == (2, 4)
     for row, length in enumerate((2, 4)):
         for t in range(length):
             every = torch.log_softmax(backbone.logits(hidden[row, t]) / 0.7, dim=-1)
             assert float(found[row, t]) == pytest.approx(float(every[RESPONSE.ids[row, t]]), abs=1e-5)
-    assert found[0, 2:].tolist() == [0.0, 0.0]
+            assert float(entropy[row, t]) == pytest.approx(-float((every.exp() * every).sum()), abs=1e-5)
+    assert found[0, 2:].tolist() == entropy[0, 2:].tolist() == [0.0, 0.0]
 
 
 @torch.no_grad()

@@ -12,6 +12,8 @@ from transformers.masking_utils import sdpa_mask
 from align.models.backbone.short_attention import MAX_LENGTH, short_attention
 
 SDPA = "align_sdpa"
+SEQUENCE = "sequence_group"
+"""What a model passes on to attention where its rows are shared out among processes: their `SequenceGroup`."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "cache", "s_aux")
 """Arguments that few models pass to attention; such calls go to transformers' own kernel."""
 
@@ -40,6 +42,11 @@ def _attention(
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """transformers' SDPA attention, with faster equivalent paths on a processor."""
+    sequence = settings.pop(SEQUENCE, None)
+    if sequence is not None:  # no mask: a part of a row begins with its first token, and only whole rows are causal
+        parts = [sequence.heads_for_tokens(states) for states in (query, key, value)]
+        output, _ = _attention(module, *parts, None, dropout, scaling, **settings)
+        return sequence.tokens_for_heads(output), None
     length = query.shape[2]
     plain = (
         query.device.type == "cpu"

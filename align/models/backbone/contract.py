@@ -26,6 +26,7 @@ from align.errors import UserError
 from align.models.backbone.decoding import DecodingState
 from align.models.backbone.experts import Routing, compute_routers_in_float32
 from align.models.backbone.layers import LAST, LayerFeatures, layer_count
+from align.runtime.sequence import SequenceGroup
 from align.settings import ReadLayers
 from align.tensor_ops import Padded
 
@@ -39,6 +40,7 @@ class Backbone(nn.Module, ABC):
         model: the transformers model, with adapter layers inside if there are any.
         prompt_in_row: True if one row of tokens holds a prompt and its response (decoders, encoders).
         shares_prompts: whether several responses to a prompt can be read in one row, so that the prompt is read once.
+        sequence: the processes that share this one's rows; None: none do. All of them must then read the same.
     """
 
     prompt_in_row: bool
@@ -54,6 +56,7 @@ class Backbone(nn.Module, ABC):
         self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context; None: none entered
         self.shares_prompts = False
         self.layers: LayerFeatures | None = None
+        self.sequence: SequenceGroup | None = None
         self.routing: Routing | None = None
         compute_routers_in_float32(model)
 
@@ -103,6 +106,11 @@ class Backbone(nn.Module, ABC):
 
     def _reading(self) -> AbstractContextManager[None]:
         return self.routing.reading() if self.routing else nullcontext()
+
+    @property
+    def reads_in_parts(self) -> bool:
+        """Whether processes may share a row: each token's state must follow from those before it in the row alone."""
+        return False
 
     @property
     def peft(self) -> PeftModel | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
+from align.models.backbone.attention import SEQUENCE
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoding import DecodingState, PrefixCache
 from align.models.backbone.experts import ReadTokens
@@ -31,6 +32,10 @@ class DecoderBackbone(Backbone):
     @property
     def causal(self) -> bool:  # type: ignore[override]
         return not is_prefix_lm(self.model.config)
+
+    @property
+    def reads_in_parts(self) -> bool:
+        return self.causal
 
     def fits(self, prompt_length: int, response_length: int) -> bool:
         return self.context_length is None or prompt_length + response_length <= self.context_length
@@ -67,10 +72,23 @@ class DecoderBackbone(Backbone):
         if prefix:
             extra["past_key_values"] = self._read_prefix(prefix)
         with self._reading():
-            states = self._states(self.model.base_model(input_ids=rows.ids, use_cache=False, **extra))
+            states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
         if self.routing:
             self.routing.close({"": _read_tokens(prompt, response, rows, owner)})
         return states[rows.row, rows.column]
+
+    def _read(self, ids: Tensor, **extra: Any) -> Tensor:
+        return self._states(self.model.base_model(input_ids=ids, use_cache=False, **extra))
+
+    def _read_shared(self, ids: Tensor) -> Tensor:
+        """States [N, L, H] of rows [N, L] that all processes of `sequence` have, each of which computes a part of them."""
+        sequence = self.sequence
+        assert sequence is not None
+        ids = pad(ids, (0, -ids.shape[1] % sequence.size))
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
+        own = {"position_ids": sequence.own_tokens(positions), SEQUENCE: sequence}
+        own |= self._wanted
+        return sequence.all_tokens(self._read(sequence.own_tokens(ids), **own))
 
     def _read_prefix(self, prefix: Sequence[int]) -> PrefixCache:
         cache = PrefixCache(config=self.model.config)
