@@ -1,16 +1,21 @@
 """Kills runs and resumes them, again and again: does every one end with the bytes of a run that nobody killed?
 
-    python benchmarks/kill_resume.py --kills 30 --only ppo
-    python benchmarks/kill_resume.py --kills 30
+    python -m benchmarks.kill_resume --kills 30 --only ppo
+    python -m benchmarks.kill_resume --kills 30 --folder runs/soak
 
 A run is killed by SIGKILL, half of the time after a random wait and half of the time at the n-th operation that changes a
-file (opening for writing, fsync, rename, removal), so that kills also fall while a checkpoint is written. It is started
+file (opening for writing, rename, removal), so that kills also fall while a checkpoint is written. It is started
 again with `--resume auto` and killed again, until it has ended by itself. Then its model, its metrics (without those that
 tell the time) and its last checkpoint are compared with those of a run that was left alone.
+
+The run that is left alone is a program of its own. Those that are killed are forked from this process, which has imported
+all that they need: with imports, 30 kills would take ten times as long.
 """
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -19,7 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
+
+from align import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = "--dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --learning_rate 1e-3 --save_every 2"
@@ -30,6 +41,7 @@ REWARD = "--train_data data/rankings_heldout.jsonl --batch_size 4 --max_response
 REWARD += " --validation_data data/rankings_heldout.jsonl --demonstrations data/demonstrations_heldout.jsonl"
 PPO = "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.examples:share_of_e --updates 9"
 PPO += " --rollout_size 4 --epochs 2 --minibatches 2 --max_new_tokens 6 --missing_eos keep --evaluate_every 4"
+RULES = "--train_data data/rule_judgments.jsonl --batch_size 6 --max_response_tokens 16 --held_out_share 0.9"
 LLAMA, T5, LORA = "--model tiny-llama", "--model tiny-t5", "--model tiny-llama --lora_rank 4"
 VARIANTS = {
     "sft": ("sft", f"{LLAMA} {SFT}"),
@@ -50,40 +62,81 @@ VARIANTS = {
     "ppo-kl": ("ppo", f"{LLAMA} {PPO} --kl_target 1 --normalize_scores standardize --score_clip 2 --value_start mean"),
     "ppo-samples": ("ppo", f"{LLAMA} {PPO} --samples_per_prompt 2 --advantages rloo"),
     "ppo-ema": ("ppo", f"{LLAMA} {PPO} --ema_decay 0.9 --keep_policies true"),
+    "ppo-ensemble": ("ppo", f"{LLAMA} {PPO} --reward_models {{reward-a}} {{reward-b}} --reward_ensemble uwo"),
+    "ppo-rules": ("ppo", f"{LLAMA} {PPO} --rule_model {{rules}} --rule_budgets 0.3"),
+    "rules": ("rules", f"{LLAMA} {RULES}"),
     "dpo": ("dpo", f"{LLAMA} --train_data data/rankings_heldout.jsonl --batch_size 4 --max_response_tokens 16"),
 }
+PREPARED = {
+    "reward-a": f"reward {LLAMA} {REWARD} --seed 1",
+    "reward-b": f"reward {LLAMA} {REWARD} --seed 2",
+    "rules": f"rules {LLAMA} {RULES}",
+}
+"""Models that variants name in braces: made once before their runs."""
 CLOCKS = ("seconds", "time/", "speed/", "memory/")
-# Runs a stage, and dies at the n-th operation on a file of its run.
-DYING = """
-import os, signal, sys
-from align.cli import main
-left, folder = int(sys.argv[1]), sys.argv[2]
-def watch(event, arguments):
-    global left
-    if event == "open":
-        changes = isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
-    else:
-        changes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "os.chmod")
-    if changes and str(arguments[0]).startswith(folder):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(watch)
-main(sys.argv[3:])
-"""
+IMPORTED = ("align.sft", "align.reward", "align.rules", "align.ppo", "align.dpo")
 
 
-def start(words: list[str], folder: Path, operations: int = 0) -> "subprocess.Popen[str]":
-    """Start a run in a process of its own, which dies at the given operation on its files; 0: at none."""
-    program = [sys.executable, "-c", DYING, str(operations or -1), str(folder), *words, "--output_dir", str(folder)]
+class _Operations:
+    """Counts a process's operations on the files of its run, and kills the process at one of them.
+
+    Args:
+        fatal: the number of that one; 0: none.
+    """
+
+    def __init__(self, fatal: int, folder: Path) -> None:
+        self.fatal, self.folder, self.count = fatal, str(folder), 0
+        sys.addaudithook(self._watch)
+
+    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            changes = isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        else:
+            changes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "os.chmod")
+        if changes and str(arguments[0]).startswith(self.folder):
+            self.count += 1
+            if self.count == self.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _run(words: Sequence[str], folder: Path, fatal: int) -> None:
+    """The life of a forked process: one run, whose words on stderr go into a file beside its folder."""
+    os.dup2(os.open(f"{folder}.told", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+    operations = _Operations(fatal, folder)
+    try:
+        cli.main([*words, "--output_dir", str(folder)])
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    Path(f"{folder}.operations").write_text(str(operations.count))
+
+
+def start(words: Sequence[str], folder: Path, fatal: int = 0) -> BaseProcess:
+    """Fork a process with a run, which dies at the given operation on its files; 0: at none."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(words, folder, fatal))
+    process.start()
+    return process
+
+
+def finish(process: BaseProcess, folder: Path) -> tuple[int, str]:
+    """The exit code of a run, negative after a signal, and what it told."""
+    process.join()
+    return process.exitcode or 0, Path(f"{folder}.told").read_text(errors="replace")
+
+
+def run_alone(words: Sequence[str], folder: Path) -> None:
+    """A run in a program of its own that nobody kills.
+
+    Raises:
+        SystemExit: with what it told, if it fails.
+    """
+    program = [sys.executable, "-m", "align.cli", *words, "--output_dir", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(program, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """The exit code of a run, and what it told."""
-    told = process.communicate()[1]
-    return process.returncode, told
+    done = subprocess.run(program, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{words[0]}: the run that nobody kills ended with code {done.returncode}:\n{done.stderr[-2000:]}")
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
@@ -110,60 +163,92 @@ def differences(run: Path, whole: Path) -> list[str]:
     return found + sorted(f"left behind: {name}" for name in ours - theirs)
 
 
-def operations_of(words: list[str], folder: Path) -> int:
-    """How many operations on files a whole run takes, roughly: a few for each of its updates and files."""
-    return 25 * (1 + len(metrics_of(folder)))
+def _kill_until_it_ends(
+    words: Sequence[str], folder: Path, kills: int, seconds: float, operations: int, chance: random.Random
+) -> tuple[int, str]:
+    """Kill one run again and again.
+
+    Args:
+        kills: how often, at most.
+        seconds: that a whole run takes.
+        operations: on files that a whole run takes.
+
+    Returns:
+        How often it was killed, and how it failed; "" if it ended by itself.
+    """
+    killed = 0
+    while True:
+        may_kill, by_operation = killed < kills, chance.random() < 0.5
+        process = start(words, folder, chance.randrange(1, operations) if may_kill and by_operation else 0)
+        if may_kill and not by_operation:
+            process.join(chance.uniform(0.05, 0.95) * seconds)
+            process.kill()
+        code, told = finish(process, folder)
+        if code == 0:
+            return killed, ""
+        if code != -signal.SIGKILL:
+            return killed, f"ended with code {code}: {(told.strip().splitlines() or ['it told nothing'])[-1]}"
+        killed += 1
 
 
-def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path) -> dict[str, object]:
+def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path) -> dict[str, Any]:
     """Kill a variant's runs so many times.
 
     Returns:
         The variant's row of the tally.
     """
     stage, options = VARIANTS[variant]
-    words = [stage, *COMMON.split(), *options.split()]
-    whole = work / f"{variant}-whole"
-    began = time.monotonic()
-    code, told = finish(start(words, whole))
-    seconds = time.monotonic() - began
-    if code:
-        raise SystemExit(f"{variant}: the run that nobody kills ended with code {code}:\n{told[-2000:]}")
-    tally: dict[str, object] = {"variant": variant, "kills": 0, "runs": 0, "same": 0, "different": []}
-    killed, runs, same, wrong = 0, 0, 0, []
-    while killed < kills:
-        folder = work / f"{variant}-{runs}"
-        deaths = 0
-        while True:
-            by_operation = chance.random() < 0.5
-            deaths_left = killed < kills and deaths < 6
-            at = chance.randrange(1, operations_of(words, whole)) if by_operation and deaths_left else 0
-            process = start(words, folder, at)
-            if deaths_left and not by_operation:
-                try:
-                    process.wait(chance.uniform(0.3, 1.1) * seconds)
-                except subprocess.TimeoutExpired:
-                    process.send_signal(signal.SIGKILL)
-            code, told = finish(process)
-            if code == 0:
-                break
-            if code != -signal.SIGKILL:
-                wrong.append(f"run {runs}: ended with code {code}: {told.strip().splitlines()[-1]}")
-                break
-            killed, deaths = killed + 1, deaths + 1
-        runs += 1
-        found = differences(folder, whole) if code == 0 else ["no end"]
-        same += not found
-        wrong += [f"run {runs - 1}: {place}" for place in found]
+    made = {name: work / name for name in PREPARED if f"{{{name}}}" in options}
+    for name, folder in made.items():
+        run_alone([*PREPARED[name].split(), *COMMON.split()], folder)
+    words = [stage, *COMMON.split(), *options.format_map({name: folder / "model" for name, folder in made.items()}).split()]
+    whole, began = work / f"{variant}-whole", time.monotonic()
+    run_alone(words, whole)
+    seconds, operations = 0.0, 0
+    tally: dict[str, Any] = {"variant": variant, "kills": 0, "runs": 0, "same": 0, "different": []}
+    while tally["kills"] < kills and len(tally["different"]) < 20:
+        folder, started = work / f"{variant}-{tally['runs']}", time.monotonic()
+        # The first run is not killed: it says how long one takes in a fork, and how many operations.
+        at_most = min(6, kills - tally["kills"]) if seconds else 0
+        killed, failure = _kill_until_it_ends(words, folder, at_most, seconds, operations, chance)
+        if not seconds:
+            if failure:
+                raise SystemExit(f"{variant}: a run that nobody kills {failure}")
+            seconds, operations = time.monotonic() - started, int(Path(f"{folder}.operations").read_text())
+        found = [failure] if failure else differences(folder, whole)
+        tally["kills"] += killed
+        tally["runs"] += 1
+        tally["same"] += not found
+        tally["different"] += [f"run {tally['runs']}: {place}" for place in found]
         shutil.rmtree(folder, ignore_errors=True)
-    return tally | {"kills": killed, "runs": runs, "same": same, "different": wrong}
+    return tally | {"seconds": round(time.monotonic() - began)}
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def tally_of(variant: str, kills: int, seed: int, folder: Path | None) -> dict[str, Any]:
+    """A variant's row of the tally; what a folder of tallies holds already is not done again.
+
+    Args:
+        variant: a key of `VARIANTS`.
+        kills: how often its runs are killed.
+        seed: decides where.
+        folder: where tallies are kept; None: nowhere.
+    """
+    file = folder / f"kills-{variant}-{kills}-{seed}.json" if folder else None
+    if file and file.exists():
+        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    with tempfile.TemporaryDirectory() as work:
+        row = kill_and_resume(variant, kills, random.Random(f"{seed} {variant}"), Path(work))
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(row), encoding="utf-8")
+    return row
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """The tally in Markdown."""
     lines = ["| variant | kills | runs | equal to an unbroken run | different |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
-        wrong = "; ".join(map(str, row["different"])) or "none"  # type: ignore[call-overload]
+        wrong = "; ".join(row["different"]) or "none"
         lines.append(f"| `{row['variant']}` | {row['kills']} | {row['runs']} | {row['same']} | {wrong} |")
     return "\n".join(lines)
 
@@ -174,12 +259,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30, help="kills of each variant")
     parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS), help="variants")
     parser.add_argument("--seed", type=int, default=0, help="decides where runs are killed")
+    parser.add_argument("--folder", type=Path, help="keeps the tally of each variant: a broken-off command goes on")
     options = parser.parse_args()
-    chance, rows = random.Random(options.seed), []
-    with tempfile.TemporaryDirectory() as folder:
-        for variant in options.only:
-            rows.append(kill_and_resume(variant, options.kills, chance, Path(folder)))
-            print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    rows = []
+    for variant in options.only:
+        rows.append(tally_of(variant, options.kills, options.seed, options.folder))
+        print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(rows))
     raise SystemExit(any(row["different"] for row in rows))
 
