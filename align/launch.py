@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from align.errors import UserError, first_line
+from align import liveness
+from align.errors import UserError, first_line, reason, without_secrets
 from align.signals import EXIT_STOPPED, Stopped, stopped_by_signals
 
 if TYPE_CHECKING:
@@ -37,18 +38,27 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"{prefix}error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        told = without_secrets(" ".join(str(error).splitlines()))
+        liveness.leave(told)
+        print(f"{prefix}error: {told}", file=sys.stderr)
         raise SystemExit(2) from None
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS):
+            liveness.leave(reason(error))
             raise
+        liveness.wait_for_name()
         print(f"{prefix}error: lost another process: {first_line(error)}", file=sys.stderr)
+        liveness.leave(first_line(error))
         raise SystemExit(1) from None
     except Stopped as stopped:
         if rank == "0":
             print(stopped, file=sys.stderr)
         raise SystemExit(EXIT_STOPPED) from None
+    except Exception as error:
+        liveness.leave(reason(error))
+        raise
     except KeyboardInterrupt:
+        liveness.leave()
         print(f"{prefix}interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
 
@@ -112,5 +122,6 @@ def end_process_group() -> None:
     """End the process group of a launched stage: one that is left open can make the process abort at exit."""
     import torch.distributed
 
+    liveness.leave()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

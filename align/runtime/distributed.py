@@ -14,13 +14,14 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gath
 from torch import Tensor, nn
 from transformers.integrations import unset_hf_deepspeed_config
 
+from align import liveness
 from align.errors import UserError
 from align.runtime.heap import keep_freed_memory
 
 Item = TypeVar("Item")
 
-# A collective that takes longer waits for a dead process; torch then names its rank instead of hanging forever.
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""NCCL's default is 10 minutes, gloo's 30: an exchange may have to wait while one process writes a checkpoint."""
 
 
 @cache
@@ -58,8 +59,16 @@ def computes_on_cpu() -> bool:
     return device is None or device.type == "mps" or torch.backends.mps.is_available()
 
 
-def make_accelerator(dtype: torch.dtype, max_grad_norm: float, **kwargs: Any) -> Accelerator:
+def make_accelerator(
+    dtype: torch.dtype, max_grad_norm: float, collective_timeout: float = COLLECTIVE_TIMEOUT_S, **kwargs: Any
+) -> Accelerator:
     """The accelerator of a run: device, processes, and DeepSpeed if the launcher asked for it.
+
+    Args:
+        dtype: what the model computes in.
+        max_grad_norm: for DeepSpeed's engine.
+        collective_timeout: seconds after which an exchange between processes ends the run instead of hanging.
+        kwargs: of `accelerate.Accelerator`.
 
     Raises:
         UserError: if DeepSpeed was asked for and is not installed.
@@ -67,11 +76,12 @@ def make_accelerator(dtype: torch.dtype, max_grad_norm: float, **kwargs: Any) ->
     keep_freed_memory()
     # A second run in the same process gets its own settings; the process group stays.
     AcceleratorState._reset_state()
-    process_group = InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)
+    timeout = timedelta(seconds=collective_timeout)
+    process_group = InitProcessGroupKwargs(timeout=timeout)
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
     if deepspeed and not torch.cuda.is_available():
         # Unless the backend is named, DeepSpeed on CPUs makes every process believe that it is rank 0 of 1.
-        process_group = InitProcessGroupKwargs(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        process_group = InitProcessGroupKwargs(backend="gloo", timeout=timeout)
     try:
         accelerator = Accelerator(
             cpu=computes_on_cpu() and not deepspeed,  # without it, processes on CPUs do not find each other
@@ -96,6 +106,21 @@ def make_accelerator(dtype: torch.dtype, max_grad_norm: float, **kwargs: Any) ->
             "steps_per_print": 10**9,
         }
     return accelerator
+
+
+def watch_other_processes(accelerator: Accelerator, lost_after: float) -> None:
+    """From now on, end this process with a line that names any other one that is lost, see `align.liveness`.
+
+    Args:
+        lost_after: seconds of silence after which a process counts as lost; 0: do not watch.
+    """
+    host = os.environ.get("MASTER_ADDR")  # the launcher's
+    if accelerator.num_processes == 1 or not lost_after or not host or liveness.started():
+        return
+    door = [liveness.open_door(lost_after) if accelerator.is_main_process else None]
+    broadcast_object_list(door)
+    if door[0] is not None and not accelerator.is_main_process:
+        liveness.enter(accelerator.process_index, host, door[0], lost_after)
 
 
 def zero_stage(accelerator: Accelerator) -> int:

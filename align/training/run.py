@@ -14,10 +14,16 @@ import torch
 import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from align.errors import UserError
+from align.errors import UserError, without_secrets
 from align.files import append_line, clear_leftovers, read_json, write_json, write_text
 from align.runtime.console import console
-from align.runtime.distributed import compute_dtype, make_accelerator, run_on_main, sum_across_processes
+from align.runtime.distributed import (
+    compute_dtype,
+    make_accelerator,
+    run_on_main,
+    sum_across_processes,
+    watch_other_processes,
+)
 from align.runtime.environment import environment
 from align.runtime.flops import peak_flops
 from align.settings import ModelConfig, RunConfig, dump
@@ -31,7 +37,10 @@ SAME_ON_RESUME = (
     *("model", "chat_template", "lora_rank", "lora_alpha", "lora_targets"),
     *("optimizer", "critic", "reference_refresh"),
 )
-FREE_ON_RESUME = ("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints")
+FREE_ON_RESUME = (
+    *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
+    *("collective_timeout", "lost_after"),
+)
 
 
 class StopRequestedError(Exception):
@@ -61,8 +70,13 @@ class Run:
             if importlib.util.find_spec(name) is None:
                 raise UserError(f"log_to: {name} is not installed; install it: pip install {name}")
         self.accelerator = make_accelerator(
-            self.dtype, config.max_grad_norm, log_with=self.trackers or None, project_dir=str(self.folder)
+            self.dtype,
+            config.max_grad_norm,
+            config.collective_timeout,
+            log_with=self.trackers or None,
+            project_dir=str(self.folder),
         )
+        watch_other_processes(self.accelerator, config.lost_after)
         self.memory = Memory(self.accelerator, config.memory_limit)
         self.is_main = self.accelerator.is_main_process
         if torch.backends.mps.is_available():
@@ -148,7 +162,7 @@ class Run:
     def say(self, message: str) -> None:
         """Print a line on the terminal, on the main process only."""
         if self.is_main and message:
-            console.print(message, highlight=False, markup=False)
+            console.print(without_secrets(message), highlight=False, markup=False)
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write one line of metrics.jsonl and send it to the trackers. docs/metrics.md defines each name."""

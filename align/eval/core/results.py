@@ -1,5 +1,6 @@
 """The results of an evaluation: figures with their intervals, tables, and how they are written and printed."""
 
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from align.errors import UserError
+from align.errors import UserError, without_secrets
 from align.eval.core.settings import EvalConfig
 from align.files import read_json, write_json
 from align.runtime.environment import environment
@@ -110,6 +111,7 @@ def save(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
         models = [asdict(evaluation) for evaluation in evaluations if evaluation.task == task]
         for model in models:
             del model["task"]
+            model["settings"] = json.loads(without_secrets(json.dumps(model["settings"])))
         path = Path(output) / f"{task}.json"
         write_json(path, {"task": task, "environment": environment(), "models": models})
         written.append(path)

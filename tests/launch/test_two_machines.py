@@ -1,0 +1,104 @@
+"""PPO on two machines, under the shipped file for two nodes: a process is killed, the cable is cut, and nothing is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from align.builtin.zoo import resolve_model
+from tests.launch.launcher import IN_TURN, ROOT
+from tests.launch.test_launch import checkpoint_words, metrics
+from tests.launch.two_hosts import Host, two_hosts
+
+UPDATES = 8
+LOST_AFTER = 6.0
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as pair:
+        yield pair
+
+
+def start(host: Host, folder: Path, scripts: list[list[str]]) -> "subprocess.Popen[str]":
+    """The shipped launcher's file on one machine, with one process on its CPU instead of eight on its GPUs."""
+    path = folder / f"scripts-{host.number}.json"
+    path.write_text(json.dumps(scripts))
+    launcher = ["launch", "--config_file", "configs/accelerate/two-nodes.yaml", "--num_processes", "2"]
+    launcher += ["--main_process_ip", "10.77.0.1", "--machine_rank", str(host.number)]
+    program = [*host.before, sys.executable, "-c", "from align.cli import main; main()", *launcher, str(IN_TURN), str(path)]
+    # ALIGN_FULL: otherwise in_turn.py lets DeepSpeed compile what it needs for processes that share a machine.
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "ALIGN_FULL": "0"}
+    told = open(folder / f"told-{host.number}.txt", "w", encoding="utf-8")  # noqa: SIM115
+    with told:
+        return subprocess.Popen(program, cwd=ROOT, env=variables | host.environment, stdout=told, stderr=told)
+
+
+def wait_for_update(folder: Path, update: int, processes: list["subprocess.Popen[str]"]) -> None:
+    file = folder / "checkpoints" / f"update-{update:06d}" / "trainer.json"
+    while not file.exists():
+        assert all(process.poll() is None for process in processes), "it ended before the checkpoint was written"
+        time.sleep(0.05)
+
+
+def end(processes: list["subprocess.Popen[str]"], folder: Path, seconds: float) -> tuple[list[int], list[str]]:
+    """The exit codes and words of both machines, which must end within so many seconds."""
+    until = time.monotonic() + seconds
+    codes = [process.wait(timeout=max(0.1, until - time.monotonic())) for process in processes]
+    return codes, [(folder / f"told-{number}.txt").read_text() for number in (0, 1)]
+
+
+def rank_process(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return next(child for child in children if child.environ().get("RANK") == str(rank))
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights(
+    hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    resolve_model("tiny-llama")  # once, not on both machines at the same time
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    more = ["--resume", "auto", "--lost_after", str(LOST_AFTER), "--collective_timeout", "120", "--keep_checkpoints", "0"]
+    of_broken = ["align/ppo/train.py", *checkpoint_words("tiny-llama", broken, UPDATES, *more)]
+    of_whole = ["align/ppo/train.py", *checkpoint_words("tiny-llama", whole, UPDATES, *more)]
+
+    # A process of the second machine is killed: both launches end within a minute, and the first says which one it lost.
+    processes = [start(host, tmp_path, [of_broken]) for host in hosts]
+    wait_for_update(broken, 2, processes)
+    rank_process(processes[1], 1).send_signal(signal.SIGKILL)
+    codes, told = end(processes, tmp_path, 60)
+    assert codes == [1, 128 + signal.SIGKILL], told
+    assert "error: lost process 1 (10.77.0.2: its connection was closed)" in told[0]
+    assert "error: process 1 ended first, by signal SIGKILL" in told[1]
+
+    # The cable is cut: nobody is killed, each machine names the process that it cannot reach any more.
+    processes = [start(host, tmp_path, [of_broken]) for host in hosts]
+    wait_for_update(broken, 5, processes)
+    hosts[1].cable("down")
+    codes, told = end(processes, tmp_path, 60)
+    assert codes == [1, 1], told
+    assert f"error: lost process 1 (10.77.0.2: no sign of life for {LOST_AFTER:g} s)" in told[0]
+    assert f"[process 1] error: lost process 0 (10.77.0.1: no sign of life for {LOST_AFTER:g} s)" in told[1]
+    assert not any("Traceback" in text for text in told)
+
+    # The cable is back: the run goes on, and a second one that nobody disturbs is its equal.
+    hosts[1].cable("up")
+    processes = [start(host, tmp_path, [of_broken, of_whole]) for host in hosts]
+    codes, told = end(processes, tmp_path, 600)
+    assert codes == [0, 0], told
+    assert "resumed from" in told[0]
+    assert metrics(broken) == metrics(whole)
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (broken, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

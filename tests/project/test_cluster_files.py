@@ -1,0 +1,117 @@
+"""The files for clusters: Kubernetes' manifest says what its controller needs, SLURM's script asks for what it is told."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.launch import launch_command_parser
+
+from align.ppo import PPOConfig
+from align.settings import parse
+from align.signals import EXIT_STOPPED, GRACE_SECONDS
+
+ROOT = Path(__file__).resolve().parents[2]
+MANIFEST = ROOT / "configs" / "cluster" / "kubernetes.yaml"
+SCRIPT = ROOT / "configs" / "cluster" / "slurm.sbatch"
+
+
+@pytest.fixture(scope="module")
+def resources() -> dict[str, dict]:
+    return {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
+
+
+def launched(words: list[str]) -> tuple[object, PPOConfig]:
+    """What the launcher and the stage read from the words after `align launch`."""
+    options = launch_command_parser().parse_args(words)
+    return options, parse(PPOConfig, options.training_script_args)
+
+
+def test_the_manifest_has_what_its_versions_require(resources: dict[str, dict]) -> None:
+    """Fields of Service v1 and Job batch/v1 whose absence or wrong value the API server refuses, or that change the kind."""
+    assert set(resources) == {"Service", "Job"}
+    service, job = resources["Service"], resources["Job"]
+    assert (service["apiVersion"], job["apiVersion"]) == ("v1", "batch/v1")
+    for item in resources.values():
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", item["metadata"]["name"])
+    assert set(job["spec"]) <= {"completionMode", "completions", "parallelism", "backoffLimit", "template"}
+    pod = job["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "OnFailure", "a Job allows this or Never; Never would make new pods of one index"
+    (container,) = pod["containers"]
+    assert {"name", "image", "command"} <= set(container)
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert all(isinstance(entry["value"], str) for entry in container["env"])
+
+
+def test_every_pod_runs_one_machine_of_the_launch(resources: dict[str, dict]) -> None:
+    spec = resources["Job"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert spec["completionMode"] == "Indexed", "the index is the machine's rank"
+    assert container["command"][:2] == ["align", "launch"]
+    words = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["command"][2:]]
+    options, config = launched(words)
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert options.num_machines == spec["completions"] == spec["parallelism"]
+    assert options.num_processes == gpus * options.num_machines
+    assert options.machine_rank == 1
+    assert config.resume
+    assert (ROOT / options.config_file).exists()
+    assert (ROOT / options.training_script).exists()
+
+
+def test_the_first_pod_is_found_by_its_name(resources: dict[str, dict]) -> None:
+    service, job = resources["Service"], resources["Job"]
+    name, pod = job["metadata"]["name"], job["spec"]["template"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"], "the pods wait for each other before they are ready"
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert f"--main_process_ip={name}-0.{service['metadata']['name']}" in pod["spec"]["containers"][0]["command"]
+    launcher = yaml.safe_load((ROOT / "configs/accelerate/two-nodes.yaml").read_text())
+    assert service["spec"]["ports"][0]["port"] == launcher["main_process_port"]
+
+
+def test_a_pod_has_time_to_save(resources: dict[str, dict]) -> None:
+    assert resources["Job"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 2 * GRACE_SECONDS
+
+
+def run_script(tmp_path: Path, code: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The SLURM script with stand-ins for SLURM's commands; `srun` runs its words as one machine, whose launch ends so."""
+    stand_ins = {
+        "scontrol": 'if [ "$1" = show ]; then printf "node-a\\nnode-b\\n"; else echo "$@" >> "$TOLD/scontrol"; fi',
+        "srun": 'shift; SLURM_NODEID=1 "$@"',
+        "align": f'printf "%s\\n" "$@" > "$TOLD/align"; exit {code}',
+    }
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in stand_ins.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17", "TOLD": str(tmp_path)}
+    variables = os.environ | slurm | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", str(SCRIPT)], env=variables, capture_output=True, text=True, check=False)
+    requeued = tmp_path / "scontrol"
+    return done, requeued.read_text().split() if requeued.exists() else []
+
+
+def test_the_slurm_script_launches_one_machine_of_two(tmp_path: Path) -> None:
+    done, requeued = run_script(tmp_path, 0)
+    assert (done.returncode, done.stderr, requeued) == (0, "", [])
+    command, *words = (tmp_path / "align").read_text().splitlines()
+    options, config = launched(words)
+    assert command == "launch"
+    assert (options.num_machines, options.num_processes, options.machine_rank) == (2, 16, 1)
+    assert options.main_process_ip == "node-a"
+    assert config.resume
+
+
+@pytest.mark.parametrize(("code", "again"), [(EXIT_STOPPED, True), (1, True), (137, True), (2, False)])
+def test_the_slurm_script_goes_back_into_the_queue_unless_the_settings_are_wrong(
+    tmp_path: Path, code: int, again: bool
+) -> None:
+    done, requeued = run_script(tmp_path, code)
+    assert done.returncode == code
+    assert requeued == (["requeue", "17"] if again else [])

@@ -1,0 +1,23 @@
+"""One process of several that watch each other; see test_liveness.py.
+
+Usage: watched.py RANK [PORT TOKEN]: the first one prints its port and its token; then each obeys the lines on its stdin.
+"""
+
+import sys
+import time
+
+from align import liveness
+
+liveness.GRACE_SECONDS = 0.3
+rank = int(sys.argv[1])
+if rank:
+    liveness.enter(rank, "127.0.0.1", liveness.Door(int(sys.argv[2]), sys.argv[3]), 5.0)
+else:
+    sys.stdout.write(" ".join(map(str, liveness.open_door(5.0))) + "\n")
+sys.stdout.write("watching\n")
+sys.stdout.flush()
+for line in sys.stdin:
+    word, _, reason = line.strip().partition(" ")
+    liveness.leave(reason)
+    time.sleep(float(word))
+    break
