@@ -100,9 +100,9 @@ def loading_accelerator() -> Accelerator | None:
 class Sharder:
     """Shards the weights of one model as a loader sets them, one at a time.
 
-    Each process copies its own part out of the file's memory map: nothing travels between processes, those of one machine
-    share the pages that the system has read, and beside its parts a process holds one whole weight at most. (The
-    alternative, one process that reads all and sends, reads the disk at the speed of that process.)
+    Each process copies its own part out of the file's memory map: nothing travels between processes, and those of one
+    machine share the pages that the system has read. (The alternative, one process that reads all and sends, reads the disk
+    at the speed of that process.)
 
     Args:
         accelerator: the processes.
