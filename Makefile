@@ -1,5 +1,8 @@
 # make demo   installs what is needed into .venv, aligns a real model, writes runs/demo/report.html
 # make bench  measures against the peers (TRL, transformers) and writes the table into benchmarks/README.md
+# make gpu-kit   makes build/gpu-kit: what a GPU machine without network needs; WEIGHTS=2 also SmolLM2's weights, in two parts
+# make gpu-test  the tests that need a GPU; KIT=build/gpu-kit where that kit is all there is; what they found goes to OUTPUT
+# make bench-gpu measures on a GPU, at the size of Llama 3.2 1B, for MINUTES (9) at a time; KIT as above
 # make bench-eval  runs TruthfulQA by lm-eval and by ours in turn: how far the numbers are apart, and how fast
 # make soak   kills runs and resumes them, and reads mutated input, for hours; the tallies are those of docs/reliability.md
 # make docs   builds the documentation site into site/ (open site/index.html); a warning is an error
@@ -9,7 +12,7 @@
 PYTHON ?= python3
 MODEL ?= smollm2-135m
 SEED ?= 0
-OUTPUT ?= $(if $(filter smollm2-135m,$(MODEL)),runs/demo,runs/demo-$(MODEL))
+OUTPUT ?= $(if $(filter gpu-test,$(MAKECMDGOALS)),runs/gpu,$(if $(filter bench-gpu,$(MAKECMDGOALS)),benchmarks/results,$(if $(filter smollm2-135m,$(MODEL)),runs/demo,runs/demo-$(MODEL))))
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TESTS ?= tests
@@ -21,8 +24,21 @@ COUNT ?= 10000
 QUESTIONS ?= 50
 PEER := .venv-trl-1.12
 LM_EVAL := .venv-lm-eval-0.4.13
+KIT ?=
+WEIGHTS ?= 0
+MINUTES ?= 9
+ifdef KIT
+SITE := $(KIT)/site
+GPU_READY := $(SITE)/.done
+GPU_PYTHON := ALIGN_CACHE=$(abspath $(KIT)/cache) PYTHONPATH=$(CURDIR):$(abspath $(SITE)) $(PYTHON)
+GPU_PEER := $(KIT)/peer-python
+else
+GPU_READY = $(VENV)/.dev $(PEER)/.done
+GPU_PYTHON := $(VENV)/bin/python
+GPU_PEER := $(PEER)/bin/python
+endif
 
-.PHONY: demo annotate test test-fast test-full lint format docs bench bench-gpu bench-eval soak clean
+.PHONY: demo annotate test test-fast test-full lint format docs bench gpu-kit gpu-test bench-gpu bench-eval soak clean
 
 demo: $(VENV)/.core
 	@$(VENV)/bin/align demo --model $(MODEL) --seed $(SEED) --output_dir $(OUTPUT)
@@ -52,8 +68,23 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.core $(PEER)/.done
 	@$(VENV)/bin/python -m benchmarks.run --only $(ONLY) --pairs $(PAIRS)
 
-bench-gpu: $(VENV)/.core $(PEER)/.done
-	@$(VENV)/bin/python -m benchmarks.run --scale gpu --only $(ONLY) --pairs $(PAIRS)
+gpu-kit: $(VENV)/.dev
+	@$(VENV)/bin/python -m benchmarks.gpu_kit build/gpu-kit --weights $(WEIGHTS)
+
+gpu-test: $(GPU_READY)
+	@mkdir -p $(OUTPUT)
+	@$(GPU_PYTHON) -m pytest -m gpu tests/gpu -q --session-timeout 570 -p no:cacheprovider --junitxml $(OUTPUT)/gpu-tests.xml
+
+bench-gpu: $(GPU_READY)
+	@mkdir -p $(OUTPUT)
+	@$(GPU_PYTHON) -m benchmarks.run --scale gpu --only $(ONLY) --pairs $(PAIRS) --ppo_python $(GPU_PEER) --results $(OUTPUT) --minutes $(MINUTES)
+
+# The tree's own packages stay first on the path; what the kit brings stands before what the machine has.
+$(KIT)/site/.done: $(wildcard $(KIT)/wheels/*.whl $(KIT)-weights-*)
+	@$(PYTHON) -m pip install -qq --no-index --no-deps --no-compile --target $(SITE) $(KIT)/wheels/*.whl
+	@$(PYTHON) -m pip install -qq --no-index --no-deps --no-compile --target $(KIT)/peer-site $(KIT)/peer/*.whl
+	@printf '#!/bin/sh\nPYTHONPATH=$(abspath $(KIT)/peer-site):$$PYTHONPATH exec $(PYTHON) "$$@"\n' >$(GPU_PEER) && chmod +x $(GPU_PEER)
+	@$(GPU_PYTHON) -m benchmarks.gpu_unpack $(KIT) $(wildcard $(KIT)-weights-*) && touch $@
 
 bench-eval: $(VENV)/.core $(LM_EVAL)/.done
 	@$(VENV)/bin/python -m benchmarks.eval_parity --python $(LM_EVAL)/bin/python --questions $(QUESTIONS) --pairs $(PAIRS)

@@ -8,20 +8,21 @@ stopped. Runs of older code are dropped before their work is measured again.
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.results import Line, best_variant, read, runs
 from benchmarks.table import update_readme
-from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, Work
+from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, Work, scaled
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "rewards", "side", "workloads")))
@@ -37,6 +38,7 @@ class Session:
         results: file of lines.
         pythons: the interpreter of each peer environment.
         commit: the last commit of what is measured, with a + where files differ from it.
+        deadline: when no run may be under way any more, by `time.monotonic`.
     """
 
     scale: str
@@ -44,6 +46,7 @@ class Session:
     results: Path
     pythons: dict[str, str]
     commit: str
+    deadline: float = math.inf
 
     def add(self, line: Line) -> None:
         """Keep a line."""
@@ -69,8 +72,9 @@ def measured_code() -> str:
 
 
 def environment() -> dict[str, str]:
-    """The processes' environment: this tree on the path, no network, no cap on threads but the caller's."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """The processes' environment: this tree first on the path, no network, no cap on threads but the caller's."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -> Line:
@@ -87,7 +91,7 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
         command = [python, *_launcher(work), "benchmarks.side", *words]
         begun = time.monotonic()
         with log.open("w") as file:
-            done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=file, stderr=subprocess.STDOUT, check=False)
+            done = _run_until(session.deadline, command, file)
         if done.returncode or not result.exists():
             raise SystemExit(f"{log.read_text(errors='replace')[-3000:]}\n{' '.join(command)}: failed ({done.returncode})")
         found = json.loads(result.read_text(encoding="utf-8"))
@@ -96,6 +100,22 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
     line = head | found | {"wall": wall, "commit": session.commit, "date": date.today().isoformat()}
     session.add(line)
     return line
+
+
+class TimeUpError(Exception):
+    """The time for measurements is up; what was measured is kept."""
+
+
+def _run_until(deadline: float, command: list[str], log: IO[str]) -> "subprocess.CompletedProcess[bytes]":
+    left = None if math.isinf(deadline) else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise TimeUpError
+    try:
+        return subprocess.run(
+            command, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT, check=False, timeout=left
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeUpError from error
 
 
 def _launcher(work: Work) -> list[str]:
@@ -124,6 +144,7 @@ def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, 
 def measure(session: Session, work: Work, pairs: int) -> None:
     """All runs of a piece of work that are not there yet; those of other code than there is now are made anew."""
     session.drop(lambda line: line.get("work") == work.name and line["commit"] != session.commit)
+    work = replace(work, ours=scaled(work, SCALES[session.scale]).ours)
     for side, variant, pair in steps(session, work, pairs):
         line = run_side(session, side, work, variant, pair)
         seconds = ", ".join(f"{each:.2f}" for each in line["seconds"]) or "never"
@@ -155,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(work.name for work in WORKS)}, curves")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on there")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
     parser.add_argument("--ppo_python", default=".venv-trl-1.12/bin/python", help="the peer's environment with trl 1.12.0")
     parser.add_argument("--supervised_python", default=sys.executable, help="the peer's environment with trl 1.16")
@@ -169,14 +191,18 @@ def main() -> None:
     chosen = words.only or known
     pythons = {"ppo": words.ppo_python, "supervised": words.supervised_python}
     data = (words.data / words.scale).absolute()
-    session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code())
+    deadline = time.monotonic() + 60 * words.minutes
+    session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code(), deadline)
     ask(sys.executable, "benchmarks.data", str(session.data), "--scale", words.scale)
     machine: dict[str, Any] = json.loads(ask(sys.executable, "benchmarks.machine"))
     session.drop(lambda line: "machine" in line)
     session.add({"machine": machine | {"trl": peer_versions(pythons), "date": date.today().isoformat()}})
-    for name in chosen:
-        for work in points_of_curves(words.scale) if name == "curves" else [ALL[name]]:
-            measure(session, work, 1 if name == "curves" else words.pairs)
+    try:
+        for name in chosen:
+            for work in points_of_curves(words.scale) if name == "curves" else [ALL[name]]:
+                measure(session, work, 1 if name == "curves" else words.pairs)
+    except TimeUpError:
+        print(f"the {words.minutes:g} minutes are up; the same command goes on where it stopped", flush=True)
     print(update_readme(words.readme, session.results, words.scale, session.data / "model"))
 
 

@@ -30,6 +30,8 @@ from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
 from align.ppo.watch import NegativeKLWatch
 from align.runtime.clock import Clock
+from align.runtime.distributed import largest
+from align.sampling.budget import sampling_tokens
 from align.sampling.engines import SamplingEngine
 from align.sampling.generation import Sampling
 from align.seeds import SeedKey, Stream
@@ -113,7 +115,9 @@ class PPOAlgorithm:
         self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
         self.roles, self.shapes, self.rewards, self.ptx, self.engine = roles, shapes, rewards, ptx, engine
         self.prompts, self.validation, self.refresh = prompts, validation, refresh
-        self.sampling = Sampling(config.max_new_tokens, config.temperature)
+        width = max((len(prompt.ids) for prompt in (*prompts, *validation)), default=0) + config.max_new_tokens
+        at_once = -largest(-sampling_tokens(run.memory, loaded.backbone, width), run.accelerator)  # of all processes
+        self.sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=at_once, reserve=config.cuda_graphs)
         self.controller = KLController(config.kl_beta)
         if config.kl_target:
             self.controller = AdaptiveKL(config.kl_beta, config.kl_target, config.kl_horizon)

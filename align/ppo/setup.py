@@ -21,7 +21,7 @@ from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import load_reward_model
 from align.runtime.gathering import sharded_copies
 from align.runtime.sharding import is_sharded, whole_count
-from align.sampling.generation import Sampling
+from align.sampling.budget import sampling_tokens
 from align.training.loop import MEMORY_ESTIMATE_UPDATES, largest_micro_batch
 from align.training.memory import FLOAT32_BYTES, cache_bytes
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
@@ -60,12 +60,16 @@ def check_memory(
     largest, accumulates = largest_micro_batch(run, ((batch, [sizes[group] for group in batch]) for batch in batches))
     batch_shape = BatchShape.from_lengths([lengths[group] for group in largest])
     sampled_rows = math.ceil(config.rollout_size / run.accelerator.num_processes)
-    longest_prompt = max(prompt for prompt, _ in lengths)
-    cached_tokens = min(sampled_rows * (longest_prompt + config.max_new_tokens), Sampling.batch_tokens)
+    width = max(prompt for prompt, _ in lengths) + config.max_new_tokens
+
+    def sampling_bytes() -> int:
+        at_once = min(sampled_rows, max(1, sampling_tokens(run.memory, loaded.backbone, width) // width))
+        return cache_bytes(loaded.backbone, at_once * width, at_once)
+
     phases = {
         "learning": lambda: pass_bytes(role_passes, batch_shape, backward=True),
         "scoring": lambda: pass_bytes(role_passes, batch_shape, backward=False),
-        "sampling": lambda: cache_bytes(loaded.backbone, cached_tokens, sampled_rows),
+        "sampling": sampling_bytes,
     }
     accumulates |= bool(config.ptx_data)
     trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)

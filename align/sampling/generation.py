@@ -20,6 +20,10 @@ from align.tensor_ops import Padded, cut_by_tokens
 BLOCK = 128
 """Tokens of the vocabulary in each block that `draw` sums up."""
 
+STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 16}
+"""After how many tokens rows that have ended leave the batch. To see whether one has, the processor waits until the GPU has
+computed all that it was asked for; until then it asks for token after token, and those past a row's end are dropped."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -30,6 +34,7 @@ class Sampling:
         temperature: divides the logits; 0 takes the likeliest token.
         top_k, top_p: 0 and 1 do not truncate the distribution, as PPO needs it; other values are for evaluation.
         batch_tokens: prompt and response tokens in the cache at once.
+        reserve: whether the cache has its full size from the beginning, so that a GPU records a step and replays it.
     """
 
     max_new_tokens: int
@@ -37,6 +42,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     batch_tokens: int = 16384
+    reserve: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,30 +111,37 @@ def _sample_batch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Response ids [B, max_new_tokens], lengths [B] and whether each response ended [B]."""
     count, device = len(prompts), backbone.device
+    every = STEPS_BETWEEN_CHECKS.get(device.type, 1)
     tokens = torch.zeros(count, sampling.max_new_tokens, dtype=torch.long, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
+    rows = torch.arange(count, device=device)  # those in the batch
+    open_rows = torch.ones(count, dtype=torch.bool, device=device)  # of these, the ones that have not ended
     ended = torch.zeros(count, dtype=torch.bool, device=device)
-    alive = torch.arange(count, device=device)
     uniforms = uniforms.to(device)
     state, hidden = _start_decoding(backbone, prompts)
+    if sampling.reserve and sampling.max_new_tokens > 1:
+        state = backbone.reserve(state, sampling.max_new_tokens - 1)
     for step in range(sampling.max_new_tokens):
         logits = backbone.logits(hidden).float()
         if sampling.temperature == 0:
             chosen = logits.argmax(-1)
         else:
-            seen = cast(torch.LongTensor, tokens[alive, :step])
-            chosen = draw(warpers(seen, logits / sampling.temperature), uniforms[alive, step])
-        tokens[alive, step] = chosen
-        lengths[alive] += 1
-        over = torch.isin(chosen, ends)
-        ended[alive[over]] = True
-        if bool(over.all()):
-            break
-        if bool(over.any()):  # a row that ended leaves the batch: nothing is computed on it any more
-            keep = torch.nonzero(~over)[:, 0]
-            state.select(keep)
-            alive, chosen = alive[keep], chosen[keep]
-        if step + 1 < sampling.max_new_tokens:
+            seen = cast(torch.LongTensor, tokens[rows, :step])
+            chosen = draw(warpers(seen, logits / sampling.temperature), uniforms[rows, step])
+        tokens[rows, step] = chosen
+        lengths[rows] += open_rows
+        open_rows &= ~torch.isin(chosen, ends)
+        ended[rows] = ~open_rows
+        last = step + 1 == sampling.max_new_tokens
+        if (step + 1) % every == 0 and not last:
+            left = int(open_rows.sum())
+            if not left:
+                break
+            if state.worth_selecting(left):  # a row that ended leaves the batch: nothing is computed on it any more
+                keep = torch.nonzero(open_rows)[:, 0]
+                state.select(keep)
+                rows, chosen, open_rows = rows[keep], chosen[keep], open_rows[keep]
+        if not last:
             hidden = backbone.decode_step(state, chosen)
     return tokens, lengths, ended
 

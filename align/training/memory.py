@@ -152,7 +152,7 @@ class Memory:
         self.sharding = Sharding.from_accelerator(accelerator)
         gc.collect()  # what an earlier run in this process left
         release_freed_memory()
-        self.start_bytes = self.expected_bytes = 0
+        self.start_bytes = self.expected_bytes = self.resident_bytes = 0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
@@ -235,9 +235,10 @@ class Memory:
         if weights < ALWAYS_FITS_BYTES:
             return ""
         trained = [weight for weight in module.parameters() if weight.requires_grad]
-        peaks = {name: count() for name, count in phases.items()}
         estimate = self._estimate(config, trained, weights)
         resident = estimate.resident | dict(more or {})
+        self.resident_bytes = sum(resident.values())
+        peaks = {name: count() for name, count in phases.items()}
         estimate = replace(estimate, resident=resident, phases=peaks, accumulates_gradients=accumulates_gradients)
         self._require(estimate, config)
         self.expected_bytes = estimate.total

@@ -7,8 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from align.errors import UserError
 from align.models.loading import load
 from align.models.roles import response_log_probs
+from align.sampling import generation
 from align.sampling.generation import Sampling, draw, row_uniforms, sample
 from align.seeds import Stream, generator
 from align.settings import ModelConfig
@@ -17,6 +19,7 @@ from align.tensor_ops import Padded
 PROMPTS = [[30, 31, 32, 33, 34, 35, 36], [40], [50, 51, 52], [60, 61], [70, 71, 72, 73], [80, 81, 82]]
 # A tenth of the vocabulary ends a response: rows end early, late and not at all.
 ENDS = frozenset(range(1, 264, 10))
+ENDS_SOON = frozenset(range(1, 264, 3))
 
 
 def draws(backbone, sampling, prompts=PROMPTS, ends=ENDS, seed=3, **more):
@@ -61,6 +64,36 @@ def test_noise_depends_on_every_part_of_the_seed_and_rows_on_nothing_else():
     for other in ((1, 2, 1), (0, 1, 1), (0, 2, 2), (0, 1, 2)):
         assert not torch.equal(row_uniforms(4, sampling, 0, 2, 1), row_uniforms(4, sampling, *other))
     assert torch.equal(row_uniforms(2, sampling, 7, Stream.ROLLOUT), row_uniforms(4, sampling, 7, Stream.ROLLOUT)[:2])
+
+
+@pytest.mark.parametrize("every", [2, 5, 100])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypatch, every, temperature):
+    """On a GPU they stay for some tokens more, so that nothing waits for it at each token."""
+    sampling = Sampling(max_new_tokens=12, temperature=temperature)
+    expected = draws(backbone, sampling)
+    assert len({len(ids) for ids in expected.ids}) > 1 or temperature == 0, "rows end at different times"
+    monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
+    assert draws(backbone, sampling) == expected
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_a_cache_of_fixed_size_gives_the_same_responses(load_sharp, monkeypatch, name, settings, every):
+    loaded = load_sharp(name, **settings)
+    monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
+    with loaded.backbone.adapter(loaded.adapter):
+        expected = draws(loaded.backbone, Sampling(max_new_tokens=12), ends=ENDS_SOON)
+        found = draws(loaded.backbone, Sampling(max_new_tokens=12, reserve=True), ends=ENDS_SOON)
+    assert found == expected
+    # Half of the rows end before the last token: they leave the batch in the middle.
+    assert sorted(len(ids) for ids in found.ids)[len(PROMPTS) // 2 - 1] < 12
+
+
+def test_an_encoder_decoder_has_no_cache_of_fixed_size(sharp_backbones):
+    with pytest.raises(UserError, match="cuda_graphs: an encoder-decoder cannot decode so; set cuda_graphs to false"):
+        draws(sharp_backbones["tiny-t5"], Sampling(max_new_tokens=4, reserve=True))
 
 
 # ------------------------------------------------------------------------------------------ sampled and scored are the same

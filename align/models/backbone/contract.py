@@ -204,6 +204,14 @@ class Backbone(nn.Module, ABC):
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling; returns the decoding state and the hidden state [B, H] that predicts token 0."""
 
+    def reserve(self, state: DecodingState, room: int) -> DecodingState:
+        """The same state in buffers with room for `room` more tokens; a GPU then replays a step that it has recorded.
+
+        Raises:
+            UserError: if the model cannot decode so.
+        """
+        raise UserError("cuda_graphs: an encoder-decoder cannot decode so; set cuda_graphs to false")
+
     @abstractmethod
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
         """Append one token [B] to each row; returns the hidden state [B, H] that predicts the next one."""

@@ -1,0 +1,74 @@
+"""What a kit for a GPU machine without network holds; that it is enough was tried by hand, as docs/howto/gpu.md says."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_kit import MACHINE, NEVER, direct_requirements, missing, pins
+from benchmarks.gpu_unpack import join_parts, random_model
+
+ROOT = Path(__file__).parents[2]
+REQUIRES = {
+    "trl": ["datasets>=4", "numpy", "pandas>=2.1"],
+    "datasets": ["dill<1", "numpy", 'tomli; python_version < "3.11"', 'Pillow; extra == "vision"'],
+    "hub": ["click"],
+}
+
+
+def test_only_what_is_missing_or_too_old_by_hand():
+    machine = {"numpy": "2.5.2", "pandas": "", "transformers": "5.17.0", "hub": "1.33.0"}
+    found = missing(["trl>=1.16", "transformers>=5.23", "hub>=1.3"], machine, "3.12", REQUIRES.get)
+    # pandas is taken to be new enough; of what is there already, nothing further is asked.
+    assert found == {"trl", "datasets", "dill", "transformers"}
+
+
+def test_a_later_requirement_can_be_stricter():
+    strict = {"one": ["two>=2"], "three": []}
+    assert missing(["two>=1", "one"], {"two": "1.5"}, "3.12", strict.get) == {"one", "two"}
+
+
+def test_everything_that_is_brought_is_pinned_and_small():
+    from importlib.metadata import requires
+
+    machine, pinned = pins(MACHINE), pins(ROOT / "constraints.txt")
+    needed = missing(direct_requirements(), machine, "3.12", requires)
+    assert {"trl", "peft", "datasets", "gguf", "transformers", "deepspeed"} <= needed <= pinned.keys()
+    assert not needed & set(NEVER)
+    assert machine["torch"].startswith("2.11")
+
+
+def test_parts_become_the_wheel_again(tmp_path):
+    data = bytes(range(256)) * 5
+    folders = [tmp_path / f"kit-weights-{number}" for number in (1, 2)]
+    for number, (folder, part) in enumerate(zip(folders, (data[:700], data[700:]), strict=True), start=1):
+        folder.mkdir()
+        (folder / f"some.whl.{number}").write_bytes(part)
+    wheel = join_parts(folders[::-1], tmp_path)
+    assert wheel.name == "some.whl"
+    assert hashlib.sha256(wheel.read_bytes()).digest() == hashlib.sha256(data).digest()
+    with pytest.raises(SystemExit, match=r"parts of the wheel are missing: there are some\.whl\.2"):
+        join_parts(folders[1:], tmp_path)
+
+
+def test_a_random_model_in_its_place_says_so(tmp_path, sharp_folders):
+    from align.models.loading import load
+    from align.settings import ModelConfig
+
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in Path(sharp_folders["tiny-llama"]).iterdir():
+        if path.suffix != ".safetensors":
+            (source / path.name).write_bytes(path.read_bytes())
+    random_model(source, tmp_path / "made")
+    assert "Random weights" in (tmp_path / "made" / "README.md").read_text()
+    import torch
+
+    loaded = load(ModelConfig(model=str(tmp_path / "made"), dtype="bfloat16"), torch.bfloat16)
+    assert loaded.backbone.model.dtype == torch.bfloat16
+
+
+def test_make_has_the_commands():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in ("gpu-kit", "gpu-test", "bench-gpu"))

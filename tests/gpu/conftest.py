@@ -1,0 +1,42 @@
+"""Each test here runs on a device: on the processor as a normal test, on a GPU with `-m gpu` (`make gpu-test`).
+
+Without `-m gpu` the variants for a GPU are not collected, so that none is skipped on a machine without one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a GPU, unless it was asked for."""
+    if "gpu" not in config.getoption("markexpr"):
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The processor and, with `-m gpu`, a GPU; a test that does not name it runs on neither in particular."""
+    import torch
+
+    if request.param == "cuda":
+        assert torch.cuda.is_available(), "these tests were asked for, but torch sees no GPU"
+        torch.cuda.empty_cache()
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths like data/rankings_heldout.jsonl are those of the tree."""
+    monkeypatch.chdir(ROOT)

@@ -1,0 +1,51 @@
+"""Short runs of every stage, in this process or as a script: small_runs.py MODEL FOLDER JSON-SETTINGS."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from align.dpo import DPOConfig, run_dpo
+from align.ppo import PPOConfig, run_ppo
+from align.reward import RewardConfig, run_reward
+from align.sft import SFTConfig, run_sft
+from align.training.run import read_metrics
+
+COMMON = {"log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 48, "learning_rate": 1e-4}
+SUPERVISED = {"max_response_tokens": 32, "batch_size": 30}
+RANKINGS = {"train_data": "data/rankings_heldout.jsonl", "validation_data": "data/rankings_heldout.jsonl"}
+PPO = {"updates": 2, "rollout_size": 8, "max_new_tokens": 16, "epochs": 1, "minibatches": 1, "missing_eos": "keep"}
+
+
+def sft(model: str, folder: Path, **settings: Any) -> Path:
+    """A few updates of supervised fine-tuning."""
+    data = {"train_data": "data/demonstrations_heldout.jsonl", "validation_data": "data/demonstrations_heldout.jsonl"}
+    return run_sft(SFTConfig(model=model, output_dir=str(folder), **COMMON | SUPERVISED | data | settings))
+
+
+def reward(model: str, folder: Path, **settings: Any) -> Path:
+    """A few updates of a reward model."""
+    return run_reward(RewardConfig(model=model, output_dir=str(folder), **COMMON | SUPERVISED | RANKINGS | settings))
+
+
+def dpo(model: str, folder: Path, **settings: Any) -> Path:
+    """A few updates of DPO."""
+    return run_dpo(DPOConfig(model=model, output_dir=str(folder), **COMMON | SUPERVISED | RANKINGS | settings))
+
+
+def ppo(model: str, folder: Path, **settings: Any) -> Path:
+    """Two updates of PPO."""
+    return run_ppo(PPOConfig(model=model, output_dir=str(folder), **COMMON | PPO | settings))
+
+
+def all_stages(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Each stage on what the one before has made; the metrics of each."""
+    tuned = sft(model, folder / "sft", **settings)
+    rewards = reward(str(tuned), folder / "reward", **settings)
+    dpo(str(tuned), folder / "dpo", **settings)
+    ppo(str(tuned), folder / "ppo", reward_model=str(rewards), **settings)
+    return {stage: read_metrics(folder / stage) for stage in ("sft", "reward", "dpo", "ppo")}
+
+
+if __name__ == "__main__":
+    all_stages(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))

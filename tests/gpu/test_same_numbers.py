@@ -1,0 +1,105 @@
+"""A device computes what the processor computes: log-probs, rewards, values, gradients and sampled tokens."""
+
+import pytest
+import torch
+
+from align.models.heads import ScalarHead
+from align.models.loading import LoadedModel, load
+from align.models.roles import LanguageModel, RewardModel
+from align.sampling.generation import Sampling, draw, row_uniforms, sample
+from align.seeds import Stream
+from align.settings import ModelConfig
+from align.tensor_ops import Padded, entropy_of
+
+FLOAT32 = 1e-4
+BFLOAT16 = 0.1
+"""Nats. bfloat16 has 8 bits of mantissa: logits near 10 are off by up to 0.04 by rounding alone."""
+MODELS = ["tiny-llama", "tiny-gpt2", "tiny-t5", pytest.param("smollm2-135m", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=MODELS)
+def loaded(request, sharp_folders) -> LoadedModel:
+    """A model in float32 on the processor."""
+    model = sharp_folders.get(request.param, request.param)
+    torch.manual_seed(0)
+    return load(ModelConfig(model=model, dtype="float32"), torch.float32)
+
+
+@pytest.fixture
+def batch() -> tuple[Padded, Padded]:
+    """Six prompts with responses of different lengths."""
+    generator = torch.Generator().manual_seed(3)
+    rows = [
+        [torch.randint(8, 264, (count,), generator=generator).tolist() for count in counts]
+        for counts in ((2, 12, 5, 5, 8, 3), (9, 1, 4, 7, 3, 6))
+    ]
+    return Padded.from_lists(rows[0]), Padded.from_lists(rows[1])
+
+
+def outputs(model: LoadedModel, batch: tuple[Padded, Padded], device: torch.device) -> dict[str, torch.Tensor]:
+    """What the roles compute, and the gradient of the loss, on the processor again."""
+    backbone = model.backbone.to(device)
+    prompt, response = (part.to(device) for part in batch)
+    index = torch.tensor([0, 0, 1, 2, 2, 2], device=device)
+    prompts = prompt.rows([0, 1, 2])
+    language_model, head = LanguageModel(backbone), ScalarHead(backbone.hidden_size).to(device)
+    log_probs = language_model(prompt, response)
+    backbone.zero_grad(set_to_none=True)
+    (-log_probs.sum() / response.lengths.sum()).backward()
+    found = {
+        "log-probs": log_probs,
+        "log-probs, prompts shared": language_model(prompts, response, prompt_index=index),
+        "rewards": RewardModel(backbone, head)(prompt, response),
+        "entropy": entropy_of(backbone.logits(backbone.hidden(prompt, response)))[:, :-1].masked_fill(~response.mask(), 0),
+    }
+    gradients = {
+        f"gradient of {name}": weight.grad for name, weight in backbone.named_parameters() if weight.grad is not None
+    }
+    return {name: value.detach().float().cpu() for name, value in (found | gradients).items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_roles_and_gradients(loaded, batch, device, dtype, record_property):
+    loaded.backbone.to(dtype)
+    torch.manual_seed(1)
+    expected = outputs(loaded, batch, torch.device("cpu"))
+    torch.manual_seed(1)  # the same head
+    found = outputs(loaded, batch, device)
+    tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
+    for name, value in expected.items():
+        scale = max(1.0, float(value.abs().max()))
+        error = float((found[name] - value).abs().max()) / scale
+        if not name.startswith("gradient"):
+            record_property(name, error)
+        assert error <= tolerance, name
+    assert any(name.startswith("gradient") and float(value.abs().max()) > 0 for name, value in expected.items())
+
+
+def test_greedy_responses(loaded, batch, device):
+    prompts, sampling = batch[0].tolists(), Sampling(8, temperature=0.0)
+    uniforms, ends = row_uniforms(len(prompts), sampling, 0, Stream.ROLLOUT), loaded.tokenization.end_ids
+    expected = sample(loaded.backbone, prompts, uniforms, sampling, ends)
+    found = sample(loaded.backbone.to(device), prompts, uniforms, sampling, ends)
+    assert found.ids == expected.ids
+    assert found.ended == expected.ended
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_a_recorded_step_gives_the_same_responses(device, sharp_folders, batch, tokens):
+    """On a GPU a step of decoding is replayed as a CUDA graph; rows that end leave, and the step is recorded anew."""
+    loaded = load(ModelConfig(model=sharp_folders["tiny-llama"], dtype="float32"), torch.float32)
+    prompts, ends = batch[0].tolists(), frozenset(range(1, 264, 20))
+    plain, recorded = Sampling(tokens), Sampling(tokens, reserve=True)
+    uniforms = row_uniforms(len(prompts), plain, 0, Stream.ROLLOUT)
+    expected = sample(loaded.backbone.to(device), prompts, uniforms, plain, ends)
+    assert sample(loaded.backbone, prompts, uniforms, recorded, ends) == expected
+
+
+def test_tokens_are_drawn_alike(device):
+    """Only where a number falls within a rounding error of a token's edge may the next token be drawn."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(512, 49152, generator=generator)
+    uniforms = torch.rand(512, generator=generator, dtype=torch.float64)
+    expected = draw(logits.clone(), uniforms)
+    found = draw(logits.to(device), uniforms.to(device)).cpu()
+    assert (found == expected).float().mean() >= 0.99
