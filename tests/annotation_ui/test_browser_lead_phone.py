@@ -1,4 +1,4 @@
-"""The lead's page on a phone of 390 pixels: every tab fits and can be worked with by finger."""
+"""The lead's page on a phone of 390 pixels: every tab fits, is readable, and can be worked with by finger."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from annotation_ui.leases import Leases
 
 from .conftest import SCREENSHOTS
 from .running import Server, do
+from .test_accessibility import LOW_CONTRAST
 from .test_browser_lead import choose, open_tab
 from .test_browser_lead_work import labeler
 
@@ -32,6 +33,12 @@ OUTSIDE = """() => {
   });
   return [document.documentElement.scrollWidth - innerWidth, found.map((each) => each.outerHTML.slice(0, 150))];
 }"""
+# WCAG 2.2, success criterion 2.5.8: what is tapped is at least 24 pixels wide and high. Gradio's fields have a box around.
+SMALL = """() => [...document.querySelectorAll('button, input, select, textarea, [role="tab"]')]
+  .filter((each) => each.checkVisibility() && !each.closest('.visually-hidden'))
+  .map((each) => [each.closest('td, label') ?? (each.tagName === 'INPUT' ? each.closest('.block') : each), each])
+  .filter(([box]) => box.getBoundingClientRect().width < 24 || box.getBoundingClientRect().height < 24)
+  .map(([, each]) => each.outerHTML.slice(0, 150))"""
 CODE = "```python\n" + "x = call(" + ", ".join(f"argument_{i}=value_{i}" for i in range(30)) + ")\n```"
 
 
@@ -60,7 +67,7 @@ def settled(panel: Locator) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_tab_fits(server: Server, browser: Browser, scheme: Any) -> None:
+def test_every_tab_fits_and_is_readable(server: Server, browser: Browser, scheme: Any) -> None:
     add_real_work(server)
     viewport = {"width": WIDTH, "height": 844}
     page = server.page(browser, "boss", "lead", viewport=viewport, color_scheme=scheme, has_touch=True, is_mobile=True)
@@ -73,6 +80,8 @@ def test_every_tab_fits(server: Server, browser: Browser, scheme: Any) -> None:
             row.tap()
             settled(panel)
         assert page.evaluate(OUTSIDE) == [0, []], name
+        assert page.evaluate(SMALL) == [], name
+        assert page.evaluate(LOW_CONTRAST, "gradio-app") == [], name
         page.screenshot(path=SCREENSHOTS / f"lead-phone-{scheme}-{name.split()[0].lower()}.png", full_page=True)
     page.context.close()
 
