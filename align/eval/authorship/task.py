@@ -162,8 +162,8 @@ def authorship_figures(model: np.ndarray, people: np.ndarray, control: np.ndarra
             figures.append(Figure(name, None, None, None, 0, "people", "nobody decided"))
             continue
         low, high = percentiles(drawn) if authors.shape[-1] > 1 else (None, None)
-        interval = (None, None) if low is None or high is None else (float(low), float(high))
-        figures.append(Figure(name, float(value), *interval, int(n), "people", note))
+        low, high = (None, None) if low is None or high is None else (float(low), float(high))
+        figures.append(Figure(name, float(value), low, high, int(n), "people", note))
     return figures
 
 

@@ -44,8 +44,8 @@ def _attention(
     """transformers' SDPA attention, with faster equivalent paths on a processor."""
     sequence = settings.pop(SEQUENCE, None)
     if sequence is not None:  # no mask: a part of a row begins with its first token, and only whole rows are causal
-        parts = [sequence.heads_for_tokens(states) for states in (query, key, value)]
-        output, _ = _attention(module, *parts, None, dropout, scaling, **settings)
+        query, key, value = (sequence.heads_for_tokens(states) for states in (query, key, value))
+        output, _ = _attention(module, query, key, value, None, dropout, scaling, **settings)
         return sequence.tokens_for_heads(output), None
     length = query.shape[2]
     plain = (
