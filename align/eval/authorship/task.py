@@ -161,8 +161,8 @@ def authorship_figures(model: np.ndarray, people: np.ndarray, control: np.ndarra
         if np.isnan(value):
             figures.append(Figure(name, None, None, None, 0, "people", "nobody decided"))
             continue
-        low, high = percentiles(drawn) if authors.shape[-1] > 1 else (None, None)
-        low, high = (None, None) if low is None or high is None else (float(low), float(high))
+        bounds = percentiles(drawn) if authors.shape[-1] > 1 else (None, None)
+        low, high = (None if bound is None else float(bound) for bound in bounds)
         figures.append(Figure(name, float(value), low, high, int(n), "people", note))
     return figures
 

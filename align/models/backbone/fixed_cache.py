@@ -118,7 +118,8 @@ def require_plain_cache(cache: object) -> None:
 
 def _fill(layer: StaticLayer, keys: Tensor, values: Tensor) -> None:
     layer.lazy_initialization(keys, values)
-    assert layer.keys is not None and layer.values is not None
+    assert layer.keys is not None
+    assert layer.values is not None
     used = keys.shape[2]
     layer.keys[:, :, :used].copy_(keys)
     layer.values[:, :, :used].copy_(values)
