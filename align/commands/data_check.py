@@ -37,6 +37,11 @@ def main(words: list[str]) -> None:
         default = getattr(cleaning, name.upper())
         unit = {"sentences": "page", "words": "line"}[name]
         clean.add_argument(f"--{name}", type=int, default=default, help=f"fewest {name} of a {unit}; default {default}")
+    clean.add_argument("--language", default="", help="keep pages in this language alone, such as en (extra: clean)")
+    probability = cleaning.LANGUAGE_PROBABILITY
+    clean.add_argument(
+        "--probability", type=float, default=probability, help=f"least probability of that; default {probability}, as C4's"
+    )
     clean.add_argument("--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows without a text")
     clean.set_defaults(run=_clean)
     options = parser.parse_args(words)
@@ -59,5 +64,7 @@ def _clean(options: Namespace) -> None:
     from align.data.cleaning import CleaningRules, clean_file, read_bad_words
 
     bad_words = read_bad_words(options.bad_words) if options.bad_words else ()
-    rules = CleaningRules(options.sentences, options.words, bad_words)
+    if not 0 <= options.probability <= 1:
+        raise UserError(f"--probability {options.probability}: must be from 0 to 1")
+    rules = CleaningRules(options.sentences, options.words, bad_words, options.language, options.probability)
     print(clean_file(options.file, options.output, rules, options.skip_bad_rows))

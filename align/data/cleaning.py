@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from align.files import new_file
 
 SENTENCES, WORDS = 5, 3
 """Fewest sentences of a page and words of a line, as in the paper's first version; its last has 3 and 5."""
+LANGUAGE_PROBABILITY = 0.99
+"""The least probability of the wanted language: C4's, which asked langdetect."""
 SPAN = 3
 """Sentences in a row that occur once in all pages."""
 LINE_ENDS = (".", "!", "?", '"', "\u201d")
@@ -29,11 +31,15 @@ class CleaningRules:
         sentences: the fewest of a page.
         words: the fewest of a line.
         bad_words: words, in lower case, of which a page may have none.
+        language: the one that a page has to be in, as its two or three letters (ISO 639); empty: any.
+        probability: the least that it is in it.
     """
 
     sentences: int = SENTENCES
     words: int = WORDS
     bad_words: Collection[str] = ()
+    language: str = ""
+    probability: float = LANGUAGE_PROBABILITY
 
 
 class Cleaner:
@@ -47,6 +53,7 @@ class Cleaner:
     def __init__(self, rules: CleaningRules) -> None:
         self.rules, self.removed, self.kept = rules, Counter[str](), 0
         self._bad = _any_of(rules.bad_words)
+        self._probability = language_detector(rules.language) if rules.language else None
         self._spans: set[bytes] = set()
 
     def clean(self, text: str) -> str | None:
@@ -55,10 +62,14 @@ class Cleaner:
         if reason is None:
             lines = [split_sentences(line) for line in self._kept_lines(text)]
             lines = self._without_repeated_spans(lines)
-            if sum(map(len, lines)) >= self.rules.sentences:
+            kept = "\n".join(" ".join(line) for line in lines if line)
+            if sum(map(len, lines)) < self.rules.sentences:
+                reason = f"pages with fewer than {self.rules.sentences} sentences"
+            elif self._probability and self._probability(kept) < self.rules.probability:
+                reason = f"pages in another language than {self.rules.language}"
+            else:
                 self.kept += 1
-                return "\n".join(" ".join(line) for line in lines if line)
-            reason = f"pages with fewer than {self.rules.sentences} sentences"
+                return kept
         self.removed[reason] += 1
         return None
 
@@ -97,6 +108,22 @@ class Cleaner:
             [sentence for place, sentence in enumerate(line) if (number, place) not in repeated]
             for number, line in enumerate(lines)
         ]
+
+
+def language_detector(language: str) -> Callable[[str], float]:
+    """How likely a text is in a language, by py3langid, whose model comes with it: nothing is fetched.
+
+    Raises:
+        UserError: if py3langid is not installed, or does not know the language.
+    """
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise UserError("--language needs py3langid; install the extra: pip install 'align-rlhf[clean]'") from error
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    if language not in identifier.labels:
+        raise UserError(f"--language: {language!r} is not known; give one of {', '.join(sorted(identifier.labels))}")
+    return lambda text: dict(identifier.rank(text))[language]
 
 
 def split_sentences(line: str) -> list[str]:

@@ -1,11 +1,13 @@
 """C4's rules, one by one."""
 
 import json
+import sys
 
 import pytest
 
 from align import cli
 from align.data.cleaning import Cleaner, CleaningRules, split_sentences
+from align.errors import UserError
 
 PAGE = "The first sentence is here. The second one follows.\nA third comes now! Is the fourth long? Then a fifth ends it."
 
@@ -63,6 +65,29 @@ def test_three_sentences_that_occurred_before_are_taken_out_of_the_later_page():
     pair = f"{other(3)}\nThis is said. It is said everywhere."  # two in a row may come again
     assert cleaner.clean(pair) == pair
     assert cleaner.clean(first) is None  # nothing new is left of it
+
+
+GERMAN = (
+    "Der erste Satz steht hier. Der zweite folgt ihm.\nEin dritter kommt jetzt! Ist der vierte lang? Dann endet es hier."
+)
+
+
+def test_pages_in_another_language_go():
+    assert clean(PAGE, language="en") == PAGE
+    assert clean(GERMAN, language="en") is None
+    assert clean(GERMAN, language="de") == GERMAN
+    assert clean(GERMAN) == GERMAN
+    cleaner = Cleaner(CleaningRules(language="en", probability=1.0))
+    assert cleaner.clean(PAGE) is None
+    assert cleaner.removed["pages in another language than en"] == 1
+
+
+def test_a_language_that_is_not_known_and_a_library_that_is_not_there(monkeypatch):
+    with pytest.raises(UserError, match="--language: 'xx' is not known; give one of "):
+        clean(PAGE, language="xx")
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    with pytest.raises(UserError, match=r"pip install 'align-rlhf\[clean\]'"):
+        clean(PAGE, language="en")
 
 
 def test_sentences_end_behind_their_quotation_marks():
