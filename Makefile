@@ -4,6 +4,7 @@
 # make gpu-test  the tests that need a GPU; KIT=build/gpu-kit where that kit is all there is; what they found goes to OUTPUT
 # make bench-gpu measures on a GPU, at the size of Llama 3.2 1B, for MINUTES (9) at a time; KIT as above
 # make bench-eval  runs TruthfulQA by lm-eval and by ours in turn: how far the numbers are apart, and how fast
+# make lm-eval  installs lm-eval in an environment of its own, for align eval tax and make bench-eval
 # make soak   kills runs and resumes them, and reads mutated input, for hours; the tallies are those of docs/reliability.md
 # make docs   builds the documentation site into site/ (open site/index.html); a warning is an error
 # make test   the same set-up with the development tools, then the tests
@@ -38,7 +39,7 @@ GPU_PYTHON := $(VENV)/bin/python
 GPU_PEER := $(PEER)/bin/python
 endif
 
-.PHONY: demo annotate test test-fast test-full lint format docs bench gpu-kit gpu-test bench-gpu bench-eval soak clean
+.PHONY: demo annotate test test-fast test-full lint format docs bench gpu-kit gpu-test bench-gpu bench-eval lm-eval soak clean
 
 demo: $(VENV)/.core
 	@$(VENV)/bin/align demo --model $(MODEL) --seed $(SEED) --output_dir $(OUTPUT)
@@ -89,6 +90,8 @@ $(KIT)/site/.done: $(wildcard $(KIT)/wheels/*.whl $(KIT)-weights-*)
 bench-eval: $(VENV)/.core $(LM_EVAL)/.done
 	@$(VENV)/bin/python -m benchmarks.eval_parity --python $(LM_EVAL)/bin/python --questions $(QUESTIONS) --pairs $(PAIRS)
 
+lm-eval: $(LM_EVAL)/.done
+
 soak: $(VENV)/.dev
 	@$(VENV)/bin/python -m benchmarks.soak --kills $(KILLS) --count $(COUNT) $(if $(ONLY),--only $(ONLY))
 
@@ -109,7 +112,7 @@ $(VENV)/.ui: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) with the development tools (a few minutes)"
-	@$(PIP) -e '.[ui,serve,eval,deepspeed,dev]' && touch $@
+	@$(PIP) -e '.[ui,serve,eval,clean,deepspeed,dev]' && touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a minute or two)"

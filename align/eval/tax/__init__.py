@@ -1,0 +1,1 @@
+"""What alignment costs: tasks of lm-eval before and after."""

@@ -1,0 +1,192 @@
+"""`align eval tax`: what a model lost by alignment, in lm-eval's own numbers before and after.
+
+lm-eval (EleutherAI's Language Model Evaluation Harness) runs in a Python of its own choice: this one if it is installed
+here, else the one of an environment that has it. InstructGPT calls such a loss the alignment tax (Ouyang et al. 2022,
+section 3.5), and PPO with a pretraining loss its remedy.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from align.builtin.zoo import resolve_model
+from align.errors import UserError
+from align.eval.core.fingerprints import content_hash, fingerprint
+from align.eval.core.result_store import ResultStore
+from align.eval.core.results import Evaluation, Figure, Json, publish
+from align.eval.core.settings import EvalConfig
+from align.eval.core.subjects import open_accelerator, short_names
+from align.launch import run_stage
+from align.models.loading import base_of
+from align.runtime.distributed import compute_dtype, run_on_main
+from align.settings import option, require_setting
+from align.statistics import mean_interval
+
+TASK = "tax"
+SIDE = Path(__file__).with_name("side.py")
+WRONG_JOB = 3
+"""The side's exit code for what the user can mend."""
+INSTALL = "pip install 'lm_eval[hf]==0.4.13'"
+
+
+@dataclass(kw_only=True)
+class TaxConfig(EvalConfig):
+    """Tasks of lm-eval on several models, the first of which is the one before."""
+
+    tasks: list[str] = option([], "names of lm-eval's tasks, such as hellaswag; lm_eval ls tasks lists them")
+    task_folder: str = option(
+        "", "folder of task files in lm-eval's form, in which all tasks are; empty: lm-eval's own tasks"
+    )
+    shots: int = option(-1, "examples before each question; -1: as the task has it")
+    limit: int = option(0, "take only so many documents of each task; 0: all")
+    batch_size: int = option(8, "lm-eval's batch")
+    apply_chat_template: bool = option(False, "let lm-eval write each question as a user's turn")
+    threads: int = option(0, "threads of lm-eval on a CPU; 0: torch's own number")
+    lm_eval_python: str = option("", "the Python of an environment that has lm-eval; empty: this one")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "tasks", bool(self.tasks), "given: one of lm-eval's tasks, such as hellaswag")
+        require_setting(self, "models", len(self.models) >= 2, "the model before, and at least one after")
+        require_setting(self, "shots", self.shots >= -1, "-1 or more")
+        for name in ("limit", "threads"):
+            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
+        require_setting(self, "batch_size", self.batch_size > 0, "above 0")
+        folder = not self.task_folder or Path(self.task_folder).is_dir()
+        require_setting(self, "task_folder", folder, "a folder that exists, or empty")
+
+
+def run_tax(config: TaxConfig) -> list[Evaluation]:
+    """Run the tasks on every model and write `tax.json`; returns an evaluation for each model.
+
+    Raises:
+        UserError: if lm-eval is missing, or it refuses a task or a model. What was computed is kept.
+    """
+    require_lm_eval(config.lm_eval_python)
+    accelerator = open_accelerator(config)
+    names = short_names(config.models)
+    found = {name: results_of(config, name, model, accelerator) for name, model in zip(names, config.models, strict=True)}
+    evaluations = [Evaluation(TASK, name, asdict(config), figures_of(found, name, names[0], config)) for name in names]
+    return publish(config, evaluations, accelerator)
+
+
+def require_lm_eval(python: str) -> None:
+    """Refuse to start without lm-eval.
+
+    Raises:
+        UserError: if the Python cannot be run, or lm-eval is not installed in it.
+    """
+    command = [python or sys.executable, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('lm_eval'))"]
+    try:
+        missing = subprocess.run(command, capture_output=True, check=False).returncode != 0
+    except OSError as error:
+        raise UserError(f"lm_eval_python {python}: cannot be run ({error.strerror or error})") from error
+    if missing:
+        other = "set lm_eval_python to the Python of an environment that has it"
+        where = f"in the environment of {python}" if python else f"here, or {other}"
+        raise UserError(f"align eval tax needs lm-eval: {INSTALL} {where}")
+
+
+def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerator) -> Json:
+    """What lm-eval says of a model, by task; stored in `OUTPUT/tax-<model>.jsonl`."""
+    source = str(resolve_model(model))
+    settings = config.deciding_settings("threads", "batch_size", "lm_eval_python", "tasks")
+    files = sorted(Path(config.task_folder).rglob("*.yaml")) if config.task_folder else []
+    settings |= {"model": model, "weights": fingerprint(source), "data": fingerprint(config.task_folder)}
+    settings["task_files"] = content_hash([path.read_text(encoding="utf-8") for path in files])
+    store = ResultStore(Path(config.output) / f"{TASK}-{name}.jsonl", settings, accelerator)
+
+    def run_chunk(chunk: list[str]) -> list[Json]:
+        found = run_on_main(lambda: run_side(config, source, chunk), accelerator)
+        missing = [task for task in chunk if task not in found["tasks"]]
+        if missing:
+            raise UserError(f"tasks: {missing[0]} is a group; name its tasks")
+        return [{"version": found.get("version"), "result": found["tasks"][task]} for task in chunk]
+
+    rows = store.fill({task: task for task in config.tasks}, run_chunk, len(config.tasks), f"{TASK}: {name}")
+    return dict(zip(config.tasks, rows, strict=True))
+
+
+def run_side(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Any]:
+    """One run of lm-eval: what `align.eval.tax.side.run` returns.
+
+    Raises:
+        UserError: if it ends with an error; the last line of it is in the message.
+    """
+    base, is_adapter = base_of(source)
+    names = ("batch_size", "limit", "apply_chat_template", "seed", "threads")
+    job: dict[str, Any] = {key: getattr(config, key) for key in names}
+    job |= {"model": base, "peft": source if is_adapter else "", "tokenizer": source, "tasks": list(tasks)}
+    job["task_folder"] = str(Path(config.task_folder).resolve()) if config.task_folder else ""
+    job |= {"shots": None if config.shots < 0 else config.shots, "device": "cuda" if torch.cuda.is_available() else "cpu"}
+    job["dtype"] = str(compute_dtype(config.dtype)).removeprefix("torch.")
+    with tempfile.TemporaryDirectory() as folder:
+        job["output"] = str(Path(folder) / "result.json")
+        (Path(folder) / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        # The side's folder is first on its path, and nothing of this environment is.
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        command = [config.lm_eval_python or sys.executable, str(SIDE), str(Path(folder) / "job.json")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise UserError(lines[-1] if done.returncode == WRONG_JOB else f"lm-eval failed: {lines[-1]}")
+        result: dict[str, Any] = json.loads(Path(job["output"]).read_text(encoding="utf-8"))
+        return result
+
+
+def figures_of(found: dict[str, Json], name: str, before: str, config: TaxConfig) -> list[Figure]:
+    """A model's metrics and, except of the first model, what it lost in each."""
+    figures = []
+    for task in config.tasks:
+        row, scorer = found[name][task]["result"], f"lm-eval {found[name][task]['version']}"
+        for metric in row["metrics"]:
+            key = f"{metric['metric']},{metric['filter']}"
+            label = f"{task}: {metric['metric']}" + (f" ({metric['filter']})" if metric["filter"] != "none" else "")
+            after, first = row["samples"].get(key, []), found[before][task]["result"]["samples"].get(key, [])
+            figures.append(metric_figure(label, metric["value"], after, config.resamples, scorer))
+            if name != before:
+                figures.append(
+                    lost_figure(f"{label} lost", first, after, metric["higher"], before, config.resamples, scorer)
+                )
+    return figures
+
+
+def metric_figure(label: str, value: float, samples: Sequence[float | None], resamples: int, scorer: str) -> Figure:
+    """lm-eval's own number, with an interval where it is a mean over documents."""
+    numbers = [number for number in samples if number is not None]
+    if len(numbers) < 2 or len(numbers) < len(samples) or abs(sum(numbers) / len(numbers) - value) > 1e-6:
+        return Figure(label, value, None, None, len(samples), scorer)
+    return Figure(label, value, *mean_interval(numbers, resamples), len(numbers), scorer)
+
+
+def lost_figure(
+    label: str,
+    before: Sequence[float | None],
+    after: Sequence[float | None],
+    higher_is_better: bool,
+    first: str,
+    resamples: int,
+    scorer: str,
+) -> Figure:
+    """How much worse a model is than the first, over documents that both answered; above 0: something was lost."""
+    pairs = [(a, b) for a, b in zip(before, after, strict=False) if a is not None and b is not None]
+    if len(before) != len(after) or len(pairs) < 2:
+        return Figure(label, None, None, None, len(pairs), scorer, "not a mean over documents that both models answered")
+    sign = 1 if higher_is_better else -1
+    differences = [sign * (a - b) for a, b in pairs]
+    value = sum(differences) / len(differences)
+    note = f"worse than {first}, document by document; an interval with 0 in it says that nothing was seen to be lost"
+    return Figure(label, value, *mean_interval(differences, resamples), len(pairs), scorer, note)
+
+
+if __name__ == "__main__":
+    run_stage(TaxConfig, run_tax)

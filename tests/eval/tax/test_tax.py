@@ -1,0 +1,105 @@
+"""The price of alignment: what was lost by hand, lm-eval's own output of two models, and one line where it is missing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from align.errors import UserError
+from align.eval.core.results import read
+from align.eval.tax import task
+from align.eval.tax.task import TaxConfig, lost_figure, metric_figure, require_lm_eval, run_tax
+
+RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
+"""What `side.py` wrote in lm-eval 0.4.13's environment, see the file's `command`."""
+
+
+def lost(before, after, higher=True):
+    return lost_figure("acc lost", before, after, higher, "base", 200, "lm-eval")
+
+
+def test_what_was_lost_by_hand():
+    figure = lost([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0])
+    assert (figure.value, figure.n) == (0.5, 4)
+    assert 0 <= figure.low < 0.5 < figure.high <= 1
+    assert lost([1.0, 0.0], [0.0, 1.0]).value == 0.0
+    assert lost([2.0, 4.0], [3.0, 5.0], higher=False).value == 1.0  # a perplexity that rose is a loss
+    assert lost([2.0, 4.0], [3.0, 5.0]).value == -1.0
+
+
+def test_equal_answers_lose_nothing_for_sure():
+    figure = lost([1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
+    assert (figure.value, figure.low, figure.high) == (0.0, 0.0, 0.0)
+
+
+def test_what_is_no_mean_over_documents_has_no_interval():
+    assert lost([None, None], [None, None]).value is None
+    assert lost([1.0, 0.0], [1.0]).value is None  # other documents
+    assert metric_figure("ppl", 12.5, [None, None], 200, "").low is None
+    assert metric_figure("bleu", 0.9, [0.1, 0.2], 200, "").low is None  # not their mean
+    figure = metric_figure("acc", 0.5, [1.0, 0.0, 1.0, 0.0], 200, "lm-eval")
+    assert (figure.value, figure.n) == (0.5, 4)
+    assert figure.low < 0.5 < figure.high
+
+
+def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
+    """The whole task, with what lm-eval said of two tiny models in the place of running it again."""
+    recorded = json.loads(RECORDED.read_text())
+    said = dict(zip(("tiny-llama", "tiny-gpt2"), recorded["models"], strict=True))
+    asked = []
+
+    def side(config, source, tasks):
+        asked.append(tasks)
+        return said[next(name for name in said if name in source)]
+
+    monkeypatch.setattr(task, "require_lm_eval", lambda python: None)
+    monkeypatch.setattr(task, "run_side", side)
+    config = TaxConfig(
+        models=list(said), tasks=["own_truthfulness"], task_folder="configs/tax", output=str(tmp_path), dtype="float32",
+        resamples=200, table=False, limit=12,
+    )  # fmt: skip
+    run_tax(config)
+    run_tax(config)
+    assert asked == [["own_truthfulness"]] * 2, "each model once: the second run finds both in the files"
+    before, after = ({figure.name: figure for figure in each.figures} for each in read(tmp_path / "tax.json"))
+    accuracies = [model["tasks"]["own_truthfulness"]["samples"]["acc,none"] for model in recorded["models"]]
+    for figures, values in zip((before, after), accuracies, strict=True):
+        assert figures["own_truthfulness: acc"].value == pytest.approx(sum(values) / 12)
+        assert figures["own_truthfulness: acc"].scorer == "lm-eval 0.4.13"
+        assert figures["own_truthfulness: acc_norm"].n == 12
+    difference = (sum(accuracies[0]) - sum(accuracies[1])) / 12
+    assert after["own_truthfulness: acc lost"].value == pytest.approx(difference)
+    assert "own_truthfulness: acc lost" not in before
+
+
+def test_a_missing_lm_eval_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"align eval tax needs lm-eval: pip install .* set lm_eval_python") as caught:
+        require_lm_eval("")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="in the environment of"):
+        require_lm_eval(sys.executable)
+    with pytest.raises(UserError, match="nowhere/python: cannot be run"):
+        require_lm_eval("nowhere/python")
+
+
+def test_the_side_says_in_one_line_what_failed(tmp_path):
+    """Here lm-eval is not installed, so that the side itself fails at its first import."""
+    config = TaxConfig(models=["tiny-llama", "tiny-gpt2"], tasks=["x"], dtype="float32")
+    with pytest.raises(UserError, match="lm-eval failed: ModuleNotFoundError: No module named 'lm_eval'") as caught:
+        task.run_side(config, str(tmp_path), ["x"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"tasks": []}, "tasks is .* must be given"),
+        ({"models": ["a"]}, "the model before, and at least one after"),
+        ({"task_folder": "nowhere"}, "a folder that exists"),
+        ({"shots": -2}, "-1 or more"),
+    ],
+)
+def test_a_mistake_is_one_line(more, complaint):
+    with pytest.raises(UserError, match=complaint):
+        TaxConfig(**{"models": ["a", "b"], "tasks": ["x"]} | more)
