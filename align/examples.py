@@ -9,9 +9,9 @@ Everywhere, a *prompt* is all that is read before the assistant's turn and a *re
 ends it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 from align.data.records import Conversation
 
@@ -56,6 +56,31 @@ class EncodedDemonstration:
     prompt: TokenIds
     response: TokenIds
     loss_mask: list[bool]
+
+
+class ExampleLengths(Sequence[int]):
+    """Tokens of prompt and response of each example, counted when they are asked for.
+
+    Args:
+        examples: by their rows; what is read or written for an update may be put there later.
+    """
+
+    def __init__(self, examples: Sequence[EncodedDemonstration] | Mapping[int, EncodedDemonstration]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @overload
+    def __getitem__(self, row: int) -> int: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[int]: ...
+
+    def __getitem__(self, row: int | slice) -> int | list[int]:
+        if isinstance(row, slice):
+            return [self[number] for number in range(*row.indices(len(self)))]
+        example = self.examples[row]
+        return len(example.prompt) + len(example.response)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
-from align.data.sources import split_sources
+from align.data.sources import SourceRow, split_sources
 from align.errors import UserError
 from align.examples import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
 from align.models.loading import LoadedModel
@@ -111,14 +111,23 @@ def encode_records(
     source = data if isinstance(data, str) else f"{kind_name(kind)}s in memory"
     encoded: list[Encoded] = []
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
-        where = f"{source}: record {record.id or number}"
-        try:
-            encoded += encode_one(record, partial(_apply_limits, loaded, limits, where))
-        except SpecialTokenError as error:
-            raise UserError(f"{where}: {error}") from error
+        encoded += _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return encoded
+
+
+def _encode_record(
+    record: R,
+    where: str,
+    loaded: LoadedModel,
+    limits: Limits,
+    encode_one: Callable[[R, ApplyLimits], Iterable[Encoded]],
+) -> list[Encoded]:
+    try:
+        return list(encode_one(record, partial(_apply_limits, loaded, limits, where)))
+    except SpecialTokenError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
@@ -161,13 +170,21 @@ def encode_mixture(data: TrainingData, encode: Callable[[Data], list[Encoded]]) 
     Raises:
         UserError: for a weight that is not above 0, and whatever `encode` raises.
     """
-    if isinstance(data, str):
-        data = Mixture(*zip(*map(_weighted, split_sources(data)), strict=True))
-    elif not isinstance(data, Mixture):
-        data = Mixture([data], [1.0])
+    data = mixture_of(data)
     encoded = [encode(source) for source in data.sources]
     examples = [example for part in encoded for example in part]
     return MixedExamples(examples, list(map(len, encoded)), list(data.weights))
+
+
+def mixture_of(data: TrainingData) -> Mixture:
+    """Training data as its sources with their weights, which the names of several may have: NAME or NAME=WEIGHT.
+
+    Raises:
+        UserError: for a weight that is not above 0.
+    """
+    if isinstance(data, str):
+        return Mixture(*zip(*map(_weighted, split_sources(data)), strict=True))
+    return data if isinstance(data, Mixture) else Mixture([data], [1.0])
 
 
 def _weighted(name: str) -> tuple[str, float]:
@@ -187,14 +204,35 @@ def encode_demonstrations(
     data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool
 ) -> list[EncodedDemonstration]:
     """The assistant's turns of demonstrations, as examples to learn from. Raises: see `encode_records`."""
-
-    def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedDemonstration]:
-        for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
-            kept = apply_limits(example.prompt, example.response)
-            if kept is not None:
-                yield EncodedDemonstration(*kept, example.loss_mask[: len(kept.response)])
-
+    encode_one = partial(_encode_demonstration, loaded)
     return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, encode_one)
+
+
+def encode_demonstration_row(loaded: LoadedModel, limits: Limits, row: SourceRow) -> list[EncodedDemonstration]:
+    """What one row of a file gives, see `encode_demonstrations`; nothing if it is dropped.
+
+    Raises:
+        UserError: for a bad row, or one beyond the limits.
+    """
+    if row.error is not None:
+        raise UserError(f"{row.where}: {row.error}")
+    try:
+        records = convert_row(row.row, Demonstration)[1]
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from error
+    encode_one = partial(_encode_demonstration, loaded)
+    demonstrations = (record for record in records if isinstance(record, Demonstration))
+    found = [_encode_record(record, row.where, loaded, limits, encode_one) for record in demonstrations]
+    return [example for examples in found for example in examples]
+
+
+def _encode_demonstration(
+    loaded: LoadedModel, record: Demonstration, apply_limits: ApplyLimits
+) -> Iterator[EncodedDemonstration]:
+    for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
+        kept = apply_limits(example.prompt, example.response)
+        if kept is not None:
+            yield EncodedDemonstration(*kept, example.loss_mask[: len(kept.response)])
 
 
 def encode_rankings(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedRanking]:

@@ -35,6 +35,28 @@ class SourceRow:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row as it is stored: to pass over it costs little.
+
+    Attributes:
+        where: its place, as `SourceRow` has it.
+        content: a line of JSON, or the row itself from a file of another kind.
+    """
+
+    where: str
+    content: Any
+
+    def read(self) -> SourceRow:
+        """The row, parsed."""
+        if not isinstance(self.content, bytes):
+            return SourceRow(self.where, row=self.content)
+        try:
+            return SourceRow(self.where, row=json.loads(self.content.rstrip().decode("utf-8")))
+        except (ValueError, RecursionError) as error:
+            return SourceRow(self.where, error=_json_error_message(error))
+
+
 def split_sources(sources: str) -> list[str]:
     """The names in a list of sources that are separated by commas. What is there, commas and all, is one source."""
     if resolve_path(sources).exists():
@@ -52,11 +74,17 @@ def iter_rows(sources: str, split: str = "train") -> Iterator[SourceRow]:
     Raises:
         UserError: for a missing, unreadable, damaged or unknown kind of file, and for a missing split.
     """
+    for raw in iter_raw_rows(sources, split):
+        yield raw.read()
+
+
+def iter_raw_rows(sources: str, split: str = "train") -> Iterator[RawRow]:
+    """`iter_rows`, unparsed."""
     for source in split_sources(sources):
         yield from _rows_of_source(source, split)
 
 
-def _rows_of_source(source: str, split: str) -> Iterator[SourceRow]:
+def _rows_of_source(source: str, split: str) -> Iterator[RawRow]:
     path = resolve_path(source)
     if path.is_dir():
         yield from _folder_rows(path, source, split)
@@ -66,7 +94,7 @@ def _rows_of_source(source: str, split: str) -> Iterator[SourceRow]:
         yield from _hub_rows(source, split)
 
 
-def _file_rows(path: Path, label: str) -> Iterator[SourceRow]:
+def _file_rows(path: Path, label: str) -> Iterator[RawRow]:
     name = path.name.lower()
     if not name.endswith(ENDINGS):
         raise UserError(f"{label}: unknown kind of file; use one that ends in {', '.join(ENDINGS)}")
@@ -84,7 +112,7 @@ def _file_rows(path: Path, label: str) -> Iterator[SourceRow]:
         raise UserError(f"{label}: cannot be read ({error.strerror or error}); check the file") from error
 
 
-def _json_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
+def _json_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
     # Lines are split on b"\n" alone: str.splitlines would also cut at U+2028, which JSON allows in strings.
     seen_content = False
     for number, line in enumerate(stream, 1):
@@ -98,20 +126,17 @@ def _json_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
             yield from _array_rows(line + stream.read(), label, number)
             return
         seen_content = True
-        try:
-            yield SourceRow(f"{label}:{number}", row=json.loads(line.rstrip().decode("utf-8")))
-        except (ValueError, RecursionError) as error:
-            yield SourceRow(f"{label}:{number}", error=_json_error_message(error))
+        yield RawRow(f"{label}:{number}", line)
 
 
-def _array_rows(text: bytes, label: str, number_of_first_line: int) -> Iterator[SourceRow]:
+def _array_rows(text: bytes, label: str, number_of_first_line: int) -> Iterator[RawRow]:
     try:
         rows = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         line = number_of_first_line + getattr(error, "lineno", 1) - 1
         raise UserError(f"{label}:{line}: {_json_error_message(error)}") from error
     for number, row in enumerate(rows, 1):
-        yield SourceRow(f"{label}: row {number}", row=row)
+        yield RawRow(f"{label}: row {number}", row)
 
 
 def _json_error_message(error: Exception) -> str:
@@ -122,7 +147,7 @@ def _json_error_message(error: Exception) -> str:
     return f"broken JSON ({error}); write one JSON object per line"
 
 
-def _parquet_rows(path: Path, label: str) -> Iterator[SourceRow]:
+def _parquet_rows(path: Path, label: str) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -132,12 +157,12 @@ def _parquet_rows(path: Path, label: str) -> Iterator[SourceRow]:
             for batch in file.iter_batches(batch_size=1000):
                 for row in batch.to_pylist():
                     number += 1
-                    yield SourceRow(f"{label}: row {number}", row=row)
+                    yield RawRow(f"{label}: row {number}", row)
     except pa.ArrowException as error:
         raise UserError(f"{label}: not a readable Parquet file ({first_line(error)}); write it again") from error
 
 
-def _folder_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:
+def _folder_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         yield from _saved_rows(folder, label, split)
         return
@@ -166,7 +191,7 @@ def _path_words(path: Path, folder: Path) -> set[str]:
     return set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) | {path.name.lower().split(".")[0]}
 
 
-def _saved_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:
+def _saved_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
     import datasets
 
     try:
@@ -179,10 +204,10 @@ def _saved_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:
             raise UserError(f"{label}: no split '{split}'; the folder has {', '.join(saved)}")
         saved = saved[split]
     for number, row in enumerate(saved, 1):
-        yield SourceRow(f"{label}: row {number}", row=row)
+        yield RawRow(f"{label}: row {number}", row)
 
 
-def _hub_rows(name: str, split: str) -> Iterator[SourceRow]:
+def _hub_rows(name: str, split: str) -> Iterator[RawRow]:
     missing = f"{name}: no such file or folder"
     if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, *OTHER_ENDINGS)):
         raise UserError(f"{missing}; check the path")
@@ -197,4 +222,4 @@ def _hub_rows(name: str, split: str) -> Iterator[SourceRow]:
         remedy = "check the path, or the name and the network"
         raise UserError(f"{missing} here, and the hub {why} ({first_line(error)}); {remedy}") from error
     for number, row in enumerate(rows, 1):
-        yield SourceRow(f"{name}: row {number}", row=row)
+        yield RawRow(f"{name}: row {number}", row)

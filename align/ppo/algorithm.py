@@ -138,6 +138,8 @@ class PPOAlgorithm:
             "negative_kl": self.negative_kl,
             "evaluation": self.evaluation,
         }
+        if ptx:
+            self.stateful["ptx"] = ptx
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
@@ -167,7 +169,8 @@ class PPOAlgorithm:
         """Go on from the run's checkpoint; returns the update after which it was written, 0 if there is none."""
         done, progress = load_checkpoint(self.run, self.optimization)
         for name, state in progress.items():
-            self.stateful[name].load_state(state)
+            if name in self.stateful:  # ptx can be switched off
+                self.stateful[name].load_state(state)
         if self.refresh:
             self.refresh.load(self.run.checkpoint)
         return done

@@ -16,7 +16,7 @@ ABOVE_0 = (
 AT_LEAST_0 = (
     *("kl_beta", "kl_target", "clip", "clip_high", "value_clip", "value_weight", "value_learning_rate", "entropy_weight"),
     *("length_limit", "length_penalty", "score_clip", "judge_patience", "uncertainty_weight", "reward_timeout"),
-    *("ptx_weight", "reference_refresh", "rollout_updates", "rule_weight", "rule_multiplier_rate"),
+    *("ptx_weight", "ptx_stream_block", "reference_refresh", "rollout_updates", "rule_weight", "rule_multiplier_rate"),
 )
 
 
@@ -151,6 +151,11 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     )
     ptx_tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of")
     ptx_per_response: int = option(1, "examples of ptx_data for each response that is learned from (InstructGPT: 8)")
+    ptx_stream_block: int = option(
+        0,
+        "rows of ptx_data in memory at once, for data larger than memory: examples come in its order, shuffled within such "
+        "a block; 0: all, and examples are drawn at random",
+    )
     ptx_sentinels: list[str] = option(
         [], "tokens that stand for what was taken out of raw texts; empty: <extra_id_0>, <extra_id_1>, ..."
     )

@@ -1,18 +1,23 @@
 """InstructGPT's ptx: language-model loss on demonstrations or raw text, added to PPO's so that old skills are not lost."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from align.batches import texts
-from align.batches.encoding import Limits, encode_demonstrations
+from align.batches.encoding import Limits, encode_demonstration_row, encode_demonstrations
 from align.batches.micro_batches import micro_batches
-from align.data.texts import read_texts
+from align.batches.streams import ExampleStream
+from align.data.sources import SourceRow
+from align.data.texts import Text, read_texts
 from align.errors import UserError
+from align.examples import EncodedDemonstration, PromptResponses
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
@@ -24,6 +29,8 @@ from align.tensor_ops import Padded
 from align.tokenization import SpecialTokenError
 from align.training.optimization import Optimization, Sums
 
+Read = TypeVar("Read")
+Item = TypeVar("Item")
 FITTED_EXAMPLES = 16
 """Examples that are tried at the start, whether the model can read them."""
 SENTENCE_ENDS = (".", "!", "?")
@@ -49,70 +56,85 @@ class PtxExample:
         return sum(map(sum, self.masks))
 
 
-class PtxData(Protocol):
-    """A set of examples; noise is drawn anew each time that one is taken."""
+class PtxKind(Protocol[Item]):
+    """What is learned of ptx data. Noise is drawn anew each time that an item becomes an example."""
 
-    def __len__(self) -> int:
-        """How many there are."""
+    def read(self) -> list[Item]:
+        """The items of all of the data."""
 
-    def example(self, row: int, random: numpy.random.Generator) -> PtxExample:
-        """One of them."""
+    def stream(self, accelerator: Accelerator) -> ExampleStream[Any, Item]:
+        """The items of data that are read while a policy learns."""
+
+    def example(self, item: Item, random: numpy.random.Generator) -> PtxExample:
+        """An item as it is learned from."""
 
 
-class DemonstrationData:
+class Demonstrations:
     """Demonstrations, of which the assistant's turns are learned."""
 
     def __init__(self, config: PPOConfig, loaded: LoadedModel) -> None:
-        limits = Limits(config.max_prompt_tokens, config.max_prompt_tokens, "truncate")
-        self.examples = encode_demonstrations(config.ptx_data, loaded, limits, config.skip_bad_rows)
+        self.config, self.loaded = config, loaded
+        self.limits = Limits(config.max_prompt_tokens, config.max_prompt_tokens, "truncate")
 
-    def __len__(self) -> int:
-        return len(self.examples)
+    def read(self) -> list[EncodedDemonstration]:
+        return encode_demonstrations(self.config.ptx_data, self.loaded, self.limits, self.config.skip_bad_rows)
 
-    def example(self, row: int, random: numpy.random.Generator) -> PtxExample:
-        found = self.examples[row]
-        return PtxExample(found.prompt, [found.response], [found.loss_mask])
+    def stream(self, accelerator: Accelerator) -> ExampleStream[EncodedDemonstration, EncodedDemonstration]:
+        return _stream(self.config, partial(encode_demonstration_row, self.loaded, self.limits), list, accelerator)
+
+    def example(self, item: EncodedDemonstration, random: numpy.random.Generator) -> PtxExample:
+        return PtxExample(item.prompt, [item.response], [item.loss_mask])
 
 
-class PackedData:
-    """Raw texts, packed to length: an ordinary language model's examples."""
+class PackedTexts:
+    """Raw texts, packed to length: an ordinary language model's examples. A stream packs each block by itself."""
 
     def __init__(self, config: PPOConfig, loaded: LoadedModel) -> None:
+        self.config, self.loaded = config, loaded
         tokenizer = loaded.tokenization.tokenizer
-        begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        documents = ([*ids, tokenizer.eos_token_id] for ids in _documents(config, loaded))
-        self.rows = texts.pack(documents, begin, config.ptx_tokens)
+        self.begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        self.end: int = tokenizer.eos_token_id
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def read(self) -> list[PromptResponses]:
+        return self._pack(_documents(self.config, self.loaded))
 
-    def example(self, row: int, random: numpy.random.Generator) -> PtxExample:
-        return PtxExample.of(self.rows[row].prompt, *self.rows[row].responses)
+    def stream(self, accelerator: Accelerator) -> ExampleStream[list[int], PromptResponses]:
+        return _stream(self.config, partial(_document_row, self.loaded), self._pack, accelerator)
+
+    def _pack(self, documents: Iterable[list[int]]) -> list[PromptResponses]:
+        return texts.pack(([*ids, self.end] for ids in documents), self.begin, self.config.ptx_tokens)
+
+    def example(self, item: PromptResponses, random: numpy.random.Generator) -> PtxExample:
+        return PtxExample.of(item.prompt, *item.responses)
 
 
-class DenoisingData:
+class DenoisedTexts:
     """Raw texts of which a part is taken out, anew at each draw, and is to be given back."""
 
     def __init__(self, config: PPOConfig, loaded: LoadedModel) -> None:
+        self.config, self.loaded = config, loaded
         self.objective, self.tokenization = config.ptx_objective, loaded.tokenization
         self.end: int = loaded.tokenization.tokenizer.eos_token_id
-        self.pieces = texts.pieces(_documents(config, loaded), config.ptx_tokens)
-        self.denoising = texts.Denoising([], -1)
-        if self.objective != "prefix":
-            self.denoising = _denoising(config, loaded)
-        if not self.pieces:
-            raise UserError(f"{config.ptx_data}: no text has two tokens, so nothing can be taken out of one")
+        self.denoising = texts.Denoising([], -1) if self.objective == "prefix" else _denoising(config, loaded)
 
-    def __len__(self) -> int:
-        return len(self.pieces)
+    def read(self) -> list[list[int]]:
+        pieces = self._cut(_documents(self.config, self.loaded))
+        if not pieces:
+            raise UserError(f"{self.config.ptx_data}: no text has two tokens, so nothing can be taken out of one")
+        return pieces
 
-    def example(self, row: int, random: numpy.random.Generator) -> PtxExample:
-        ids = self.pieces[row]
+    def stream(self, accelerator: Accelerator) -> ExampleStream[list[int], list[int]]:
+        return _stream(self.config, partial(_document_row, self.loaded), self._cut, accelerator)
+
+    def _cut(self, documents: Iterable[list[int]]) -> list[list[int]]:
+        return texts.pieces(documents, self.config.ptx_tokens)
+
+    def example(self, item: list[int], random: numpy.random.Generator) -> PtxExample:
         if self.objective == "infilling":
-            found = texts.infilling(ids, self.denoising, random, self._sentence_ends(ids))
+            found = texts.infilling(item, self.denoising, random, self._sentence_ends(item))
         else:
             objectives = {"span_corruption": texts.span_corruption, "mass": texts.mass, "prefix": texts.prefix}
-            found = objectives[self.objective](ids, self.denoising, random)
+            found = objectives[self.objective](item, self.denoising, random)
         # As with T5's own data: input and target end as texts do that stand by themselves.
         return PtxExample.of(self.tokenization.as_whole_text(found.prompt), [*found.response, self.end])
 
@@ -128,6 +150,27 @@ def _documents(config: PPOConfig, loaded: LoadedModel) -> Iterator[list[int]]:
             yield loaded.tokenization.text_ids(text.text)
         except SpecialTokenError as error:
             raise UserError(f"{config.ptx_data}: text {text.id or number}: {error}") from error
+
+
+def _document_row(loaded: LoadedModel, row: SourceRow) -> list[list[int]]:
+    """The ids of a row's text, without special tokens."""
+    if row.error is not None:
+        raise UserError(f"{row.where}: {row.error}")
+    try:
+        return [loaded.tokenization.text_ids(Text.from_row(row.row).text)]
+    except (UserError, SpecialTokenError) as error:
+        raise UserError(f"{row.where}: {error}") from error
+
+
+def _stream(
+    config: PPOConfig,
+    encode: Callable[[SourceRow], Sequence[Read]],
+    arrange: Callable[[list[Read]], list[Item]],
+    accelerator: Accelerator,
+) -> ExampleStream[Read, Item]:
+    """The data of `ptx_data`, block by block; several sources come one after the other."""
+    place = (config.ptx_stream_block, (config.seed, 0), accelerator, config.skip_bad_rows)
+    return ExampleStream(config.ptx_data, encode, arrange, *place)
 
 
 def _denoising(config: PPOConfig, loaded: LoadedModel) -> texts.Denoising:
@@ -151,33 +194,50 @@ def _denoising(config: PPOConfig, loaded: LoadedModel) -> texts.Denoising:
 
 
 class PtxLoss:
-    """Examples, of which every optimizer step learns from a random batch.
+    """Examples, of which every optimizer step learns from a random batch, or from the next ones of a stream.
 
     Args:
         loaded: the policy.
+        accelerator: the processes that share the reading of a stream.
 
     Raises:
         UserError: for data or settings that do not go together with the model.
     """
 
-    def __init__(self, config: PPOConfig, loaded: LoadedModel) -> None:
+    def __init__(self, config: PPOConfig, loaded: LoadedModel, accelerator: Accelerator) -> None:
         self.config, self.backbone = config, loaded.backbone
-        kinds: dict[str, Callable[[PPOConfig, LoadedModel], PtxData]] = {
-            "demonstrations": DemonstrationData,
-            "lm": PackedData,
+        kinds: dict[str, Callable[[PPOConfig, LoadedModel], PtxKind[Any]]] = {
+            "demonstrations": Demonstrations,
+            "lm": PackedTexts,
         }
-        self.data = kinds.get(config.ptx_objective, DenoisingData)(config, loaded)
+        self.kind = kinds.get(config.ptx_objective, DenoisedTexts)(config, loaded)
+        self.stream = self.kind.stream(accelerator) if config.ptx_stream_block else None
+        self.items = [] if self.stream else self.kind.read()
         self.shape = flops_profile(loaded.backbone, loaded.adapter)
+        start = self.state()
         self.draw(FITTED_EXAMPLES, (0,))
+        self.load_state(start)
+
+    def state(self) -> dict[str, int]:
+        """The position in a stream."""
+        return self.stream.state() if self.stream else {}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from there."""
+        if self.stream and state:
+            self.stream.load_state(state)
 
     def draw(self, count: int, key: tuple[int, ...]) -> list[PtxExample]:
-        """`count` random examples; the same key gives the same ones with the same noise."""
+        """`count` random examples; the same key gives the same ones with the same noise. Of a stream, the next ones."""
         random = generator(self.config.seed, Stream.PTX_ROWS, *key)
-        rows = random.integers(len(self.data), size=count).tolist()
-        examples = [self.data.example(row, random) for row in rows]
-        for row, example in zip(rows, examples, strict=True):
+        if self.stream:
+            items = self.stream.take(count)
+        else:
+            items = [self.items[row] for row in random.integers(len(self.items), size=count).tolist()]
+        examples = [self.kind.example(item, random) for item in items]
+        for example in examples:
             longest = max(map(len, example.responses))
-            self.backbone.require_fit(len(example.prompt), longest, f"{self.config.ptx_data}: example {row + 1}")
+            self.backbone.require_fit(len(example.prompt), longest, f"{self.config.ptx_data}: an example")
         return examples
 
     def flops(self, example: PtxExample) -> float:

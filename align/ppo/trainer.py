@@ -89,7 +89,7 @@ class PPOTrainer:
         self.config = config
         encoded = self._encode(prompts)
         held_out = self._encode(validation_prompts) if validation_prompts else []
-        ptx = PtxLoss(config, self.loaded) if config.ptx_data else None
+        ptx = PtxLoss(config, self.loaded, self.run.accelerator) if config.ptx_data else None
 
         with sharded_loading(self.run.accelerator):
             scoring = load_scoring_models(config, self.loaded, self.run.accelerator, models, judges)

@@ -1,18 +1,28 @@
 """Supervised fine-tuning: a model learns the assistant's turns of demonstrations."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, TrainingData, encode_demonstrations, encode_mixture
+from align.batches.encoding import (
+    Data,
+    MixedExamples,
+    TrainingData,
+    encode_demonstration_row,
+    encode_demonstrations,
+    encode_mixture,
+    mixture_of,
+)
 from align.batches.micro_batches import micro_batches
+from align.batches.streams import ExampleStream, StreamedBatches
 from align.errors import UserError
-from align.examples import EncodedDemonstration
+from align.examples import EncodedDemonstration, ExampleLengths
 from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
@@ -60,14 +70,25 @@ class SFTTrainer(EpochTrainer):
         config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         super().__init__(config, "sft", model, tokenizer)
         share_sequences(self.run, self.loaded.backbone, config.sequence_parallel)
-        mixed = encode_mixture(train_data, partial(encode, config, self.loaded))
+        stream: StreamedBatches[EncodedDemonstration] | None = None
+        if config.stream_updates:
+            stream = stream_of(config, self.loaded, train_data, self.run.accelerator)
+            # The memory estimate takes every example to be as long as it may.
+            longest = [0] * config.max_prompt_tokens, [0] * config.max_response_tokens, [True] * config.max_response_tokens
+            examples = [EncodedDemonstration(*longest)] * config.batch_size
+            mixed = MixedExamples(examples, [config.batch_size], [1.0])
+        else:
+            mixed = encode_mixture(train_data, partial(encode, config, self.loaded))
         held_out = encode(config, self.loaded, validation_data) if validation_data else []
-        counts = f"{len(mixed.examples)} examples to learn from, {len(held_out)} held out"
+        number = "a stream of" if stream else len(mixed.examples)
+        counts = f"{number} examples to learn from, {len(held_out)} held out"
         self.run.say(f"sft: {counts}; model {self.run.config.model}")
         module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
         shape = partial(batch_shape_of, config)
-        optimization = self.make_optimization(module, mixed, held_out, token_counts, shape, takes_logits=True)
-        self.task = SFTTask(self.run, config, self.loaded, optimization, mixed.examples, held_out)
+        parts = (module, mixed, held_out, token_counts, shape)
+        optimization = self.make_optimization(*parts, takes_logits=True, stream=stream)
+        learned = stream.current if stream else mixed.examples
+        self.task = SFTTask(self.run, config, self.loaded, optimization, learned, held_out)
 
 
 def run_sft(config: SFTConfig) -> Path:
@@ -85,12 +106,27 @@ def encode(config: SFTConfig, loaded: LoadedModel, data: Data) -> list[EncodedDe
     Raises:
         UserError: if a record exceeds the limits (see `overlong`) or what the model can read.
     """
-    if config.prompt_loss_weight and not loaded.backbone.causal:
-        raise UserError(
-            "prompt_loss_weight: this model reads its prompt whole (by an encoder, or prefix_lm) and predicts nothing of "
-            "it; set it to 0"
-        )
+    _require_prompt_in_row(config, loaded)
     return encode_demonstrations(data, loaded, config.limits, config.skip_bad_rows)
+
+
+def stream_of(
+    config: SFTConfig, loaded: LoadedModel, data: TrainingData, accelerator: Accelerator
+) -> StreamedBatches[EncodedDemonstration]:
+    """The batches of data that are read while they are learned.
+
+    Raises:
+        UserError: for data in memory, or a source that is not there.
+    """
+    _require_prompt_in_row(config, loaded)
+    mixture, streams = mixture_of(data), []
+    encode_row = partial(encode_demonstration_row, loaded, config.limits)
+    for number, source in enumerate(mixture.sources):
+        if not isinstance(source, str):
+            raise UserError("stream_updates is for data on the disk or the hub: records in memory need none")
+        key = (config.seed, number)
+        streams.append(ExampleStream(source, encode_row, list, config.stream_block, key, accelerator, config.skip_bad_rows))
+    return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights)
 
 
 def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
@@ -110,6 +146,14 @@ def example_flops(config: SFTConfig, shape: FlopsProfile, example: EncodedDemons
     return training_flops(shape, len(example.prompt), [len(example.response)], predicted)
 
 
+def _require_prompt_in_row(config: SFTConfig, loaded: LoadedModel) -> None:
+    if config.prompt_loss_weight and not loaded.backbone.causal:
+        raise UserError(
+            "prompt_loss_weight: this model reads its prompt whole (by an encoder, or prefix_lm) and predicts nothing of "
+            "it; set it to 0"
+        )
+
+
 class SFTTask:
     """Examples, loss and evaluation of supervised fine-tuning, as `align.training.loop.train` asks for them."""
 
@@ -121,12 +165,12 @@ class SFTTask:
         config: SFTConfig,
         loaded: LoadedModel,
         optimization: Optimization,
-        examples: list[EncodedDemonstration],
+        examples: Sequence[EncodedDemonstration] | Mapping[int, EncodedDemonstration],
         held_out: list[EncodedDemonstration],
     ) -> None:
         self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
         self.examples, self.held_out = examples, held_out
-        self.lengths = token_counts(examples)
+        self.lengths = ExampleLengths(examples)
         self.shape = flops_profile(loaded.backbone, loaded.adapter)
         self.folder = run.folder / "model"
 

@@ -102,6 +102,12 @@ def test_infilling_inserts_masks_of_length_0_and_shuffles():
     assert 0.3 < numpy.mean([token >= 30 for token in first]) < 0.7
 
 
+def test_infilled_spans_have_a_mean_of_three():
+    """600 of 2,000 tokens go, the last span is cut short: 600 tokens in N spans, over 40 texts 600 / N is 3 within 2 %."""
+    masks = [infilling([5] * 2000, DENOISING, random(seed))[0].count(MASK) for seed in range(40)]
+    assert 600 / numpy.mean(masks) == pytest.approx(3.0, rel=0.02)
+
+
 @given(IDS, SEEDS)
 def test_mass_takes_one_span_of_half(ids, seed):
     source, target = mass(ids, DENOISING, random(seed))

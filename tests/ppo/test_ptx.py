@@ -55,7 +55,7 @@ def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sha
 
     algorithm._accumulate(experience, rows, key)
     ppo = gradients(algorithm)
-    ptx = PtxLoss(algorithm.config, loaded)
+    ptx = PtxLoss(algorithm.config, loaded, algorithm.run.accelerator)
     examples = ptx.draw(len(rows), key)
     assert any(len(example.responses) > 1 for example in examples)
     lm = language_model_gradient(algorithm, examples)
@@ -71,12 +71,31 @@ def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sha
 def test_draws_repeat_by_their_key_and_differ_by_it(load_sharp, make_run, texts):
     loaded = load_sharp("tiny-t5")
     run = make_run(PPOConfig, "ppo", ptx_data=texts, ptx_objective="span_corruption", ptx_tokens=30, ptx_per_response=8)
-    ptx = PtxLoss(run.config, loaded)
+    ptx = PtxLoss(run.config, loaded, run.accelerator)
     assert ptx.draw(5, (3, 0, 1)) == ptx.draw(5, (3, 0, 1))
     assert ptx.draw(5, (3, 0, 1)) != ptx.draw(5, (3, 0, 2))
     end = loaded.tokenization.tokenizer.eos_token_id
     for example in ptx.draw(5, (1,)):
         assert example.prompt[-1] == example.responses[0][-1] == end
+
+
+@pytest.mark.parametrize("objective", ["lm", "span_corruption"])
+def test_streamed_texts_come_in_turn_and_a_position_is_enough_to_go_on(load_sharp, make_run, texts, objective):
+    loaded = load_sharp("tiny-t5")
+
+    def make(block):
+        shared = {"ptx_data": texts, "ptx_objective": objective, "ptx_tokens": 16, "ptx_stream_block": block}
+        run = make_run(PPOConfig, "ppo", **shared)
+        return PtxLoss(run.config, loaded, run.accelerator)
+
+    streamed = make(2)
+    assert streamed.state() == {"start": 0, "number": 0, "place": 0}, "what was tried at the start comes again"
+    for update in range(1, 4):
+        streamed.draw(3, (update, 0, 0))
+    again = make(2)
+    again.load_state(json.loads(json.dumps(streamed.state())))
+    assert again.draw(5, (4, 0, 0)) == streamed.draw(5, (4, 0, 0))
+    assert make(0).state() == {}
 
 
 @pytest.mark.parametrize(("model", "objective"), [("tiny-llama", "lm"), ("tiny-t5", "infilling"), ("tiny-gpt2", "prefix")])
@@ -113,7 +132,8 @@ def test_settings_and_data_that_do_not_fit_are_named(load_sharp, make_run, texts
     loaded = load_sharp("tiny-llama")
 
     def make(**settings):
-        return PtxLoss(make_run(PPOConfig, "ppo", **{"ptx_data": texts, "ptx_objective": "mass"} | settings).config, loaded)
+        run = make_run(PPOConfig, "ppo", **{"ptx_data": texts, "ptx_objective": "mass"} | settings)
+        return PtxLoss(run.config, loaded, run.accelerator)
 
     with pytest.raises(UserError, match="lacks <nothing>; name at least two tokens by ptx_sentinels that texts"):
         make(ptx_sentinels=["<nothing>", "<pad>"])

@@ -1,0 +1,164 @@
+"""Training data that is larger than memory: rows are read block by block while a model trains.
+
+A block is a fixed number of rows. Each process parses and tokenizes its own share of them (every n-th of n processes); then
+all have the block's token ids, so that a batch is cut as any other and the number of processes changes no number. Within
+a block examples come in a random order. The position, which a checkpoint holds, is the rows before the block and the place
+in it: a resumed run passes over those rows without parsing them, reads the block again, and goes on to the same bits.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
+
+from accelerate import Accelerator
+
+from align.data.sources import RawRow, SourceRow, iter_raw_rows
+from align.errors import UserError
+from align.runtime.distributed import map_across_processes
+from align.seeds import Stream, generator
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Example = TypeVar("Example")
+
+
+class ExampleStream(Generic[Item, Example]):
+    """The examples of one source, pass after pass, of which one block is in memory.
+
+    Args:
+        source: a file, folder or hub name.
+        encode: makes items of a row: none, one or several.
+        arrange: makes examples of the items of a block.
+        block: rows in memory at once.
+        key: the run's seed, and numbers that tell streams of one run apart.
+        skip_bad_rows: leave out bad rows, and log how many a pass had.
+
+    Raises:
+        UserError: if the source is not there, or for a bad row in its first block.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        encode: Callable[[SourceRow], Sequence[Item]],
+        arrange: Callable[[list[Item]], list[Example]],
+        block: int,
+        key: tuple[int, ...],
+        accelerator: Accelerator,
+        skip_bad_rows: bool = False,
+    ) -> None:
+        self.source, self.encode, self.arrange, self.block, self.key = source, encode, arrange, block, key
+        self.accelerator, self.skip_bad_rows = accelerator, skip_bad_rows
+        self.load_state({"start": 0, "number": 0, "place": 0})
+        self._read_block()  # so that what is wrong with its first rows ends a run before it begins
+
+    def take(self, count: int) -> list[Example]:
+        """The next examples.
+
+        Raises:
+            UserError: for a bad row, and if a whole pass gave no example.
+        """
+        taken: list[Example] = []
+        while len(taken) < count:
+            new = self.examples[self.place : self.place + count - len(taken)]
+            taken += new
+            self.place += len(new)
+            if self.place == len(self.examples) and len(taken) < count:
+                self._read_block()
+        return taken
+
+    def state(self) -> dict[str, int]:
+        """The position: rows of the pass before the block, its number over all passes, examples of it that were taken."""
+        return {"start": self.start, "number": self.number, "place": self.place}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go to a position."""
+        self.start, self.number = state["start"], state["number"]
+        self._rows = islice(iter_raw_rows(self.source), self.start, None)
+        self.gives_any, self.bad = self.start > 0, 0
+        self.size, self.place = 0, 0
+        self.examples: list[Example] = []
+        if state["place"]:
+            self._read_block()
+            self.place = state["place"]
+
+    def _read_block(self) -> None:
+        """Read the block after the one that was read last, or the first where none was."""
+        if self.size:
+            self.start, self.number = self.start + self.size, self.number + 1
+        raw = list(islice(self._rows, self.block))
+        if not raw:
+            self._begin_pass()
+            raw = list(islice(self._rows, self.block))
+        self.size = len(raw)
+        outcomes = map_across_processes(raw, self._encode_rows, self.accelerator)
+        problems = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        if problems and not self.skip_bad_rows:
+            raise UserError(problems[0])
+        self.bad += len(problems)
+        examples = self.arrange(list(chain.from_iterable(each for each in outcomes if not isinstance(each, str))))
+        order = generator(self.key[0], Stream.STREAM_ORDER, *self.key[1:], self.number).permutation(len(examples))
+        self.examples, self.place = [examples[number] for number in order.tolist()], 0
+        self.gives_any |= bool(examples)
+
+    def _begin_pass(self) -> None:
+        if not self.gives_any:
+            raise UserError(f"{self.source}: a pass through it gave no example within the limits; raise them, or check it")
+        if self.bad:
+            logger.warning("%s: skipped %d rows, which are bad", self.source, self.bad)
+        self._rows = islice(iter_raw_rows(self.source), 0, None)
+        self.start, self.gives_any, self.bad = 0, False, 0
+
+    def _encode_rows(self, rows: list[RawRow]) -> list[Sequence[Item] | str]:
+        """What each row gives, or what is wrong with it: a process that stopped here would leave the others waiting."""
+        outcomes: list[Sequence[Item] | str] = []
+        for raw in rows:
+            try:
+                outcomes.append(self.encode(raw.read()))
+            except UserError as error:
+                outcomes.append(str(error))
+        return outcomes
+
+
+class StreamedBatches(Generic[Example]):
+    """The batches of a run whose sources are streamed: an example's source is drawn by the weights.
+
+    Attributes:
+        current: the examples of the update, by their rows.
+        updates_per_epoch: all updates of the run: how long a pass is, nobody knows.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        batch_size: int,
+        updates: int,
+        streams: Sequence[ExampleStream[Any, Example]],
+        weights: Sequence[float],
+    ) -> None:
+        self.seed, self.batch_size, self.updates_per_epoch, self.streams = seed, batch_size, updates, streams
+        self.shares = [weight / sum(weights) for weight in weights]
+        self.current: dict[int, Example] = {}
+
+    def updates(self, epochs: int) -> int:
+        """All updates of the run."""
+        return self.updates_per_epoch
+
+    def rows(self, update: int) -> list[int]:
+        """Read the examples of an update into `current`; returns their rows there."""
+        random = generator(self.seed, Stream.STREAM_ORDER, update)
+        counts = random.multinomial(self.batch_size, self.shares).tolist()
+        taken = [example for stream, count in zip(self.streams, counts, strict=True) for example in stream.take(count)]
+        self.current.clear()
+        self.current |= dict(enumerate(taken))
+        return list(self.current)
+
+    def state(self) -> dict[str, Any]:
+        """The position in each source."""
+        return {"streams": [stream.state() for stream in self.streams]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        for stream, position in zip(self.streams, state.get("streams", []), strict=False):
+            stream.load_state(position)
