@@ -98,6 +98,12 @@ def _dpo(words: list[str]) -> None:
     run_stage(DPOConfig, run_dpo, words, "align dpo")
 
 
+def _distill(words: list[str]) -> None:
+    from align.distill import DistillConfig, run_distill
+
+    run_stage(DistillConfig, run_distill, words, "align distill")
+
+
 def _sample(words: list[str]) -> None:
     from align.commands.sample import SampleConfig, run_sample
 
@@ -167,6 +173,7 @@ COMMANDS = {
     "attributes": Command("train a model of several qualities of a response, with a head for each", _attributes),
     "ppo": Command("train a policy against rewards by PPO", _ppo),
     "dpo": Command("train a policy on ranked responses without a reward model", _dpo),
+    "distill": Command("train a smaller model to predict what its teacher predicts", _distill),
     "launch": Command(launch.HELP, launch.main),
     "sample": Command("write a model's responses to a file of prompts", _sample),
     "loop": Command("rounds of sampling, labeling, reward modeling and PPO", _loop),

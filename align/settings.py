@@ -96,6 +96,11 @@ class RunConfig:
     )
     log_to: list[str] = option(["tensorboard"], "trackers in addition to metrics.jsonl: tensorboard, wandb, trackio, none")
     learning_rate: float = option(1e-5, "peak learning rate")
+    layer_decay: float = option(
+        1.0,
+        "rate of a layer as a share of that of the layer above it, and of the last layer as a share of learning_rate, which "
+        "is that of heads (ULMFiT: 0.385, that is 1 / 2.6); 1: all the same",
+    )
     schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
     warmup: float = option(0.03, "share of all updates during which the learning rate rises from 0")
     optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor keeps less state (T5 paper)")
@@ -141,6 +146,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         require_setting(self, "seed", 0 <= self.seed < 2**32, "0 or more and below 2**32")
         require_setting(self, "learning_rate", self.learning_rate > 0, "above 0")
+        require_setting(self, "layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1")
         require_setting(self, "warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
         for name in ("adam_beta1", "adam_beta2"):
             require_setting(self, name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")

@@ -10,6 +10,7 @@ from align.attributes import AttributeConfig
 from align.commands.loop.config import LoopConfig
 from align.commands.plan.config import PlanConfig
 from align.commands.sample import SampleConfig
+from align.distill import DistillConfig
 from align.dpo import DPOConfig
 from align.eval.tasks import TASKS
 from align.ppo import PPOConfig
@@ -86,6 +87,7 @@ def page() -> str:
         "attributes": AttributeConfig,
         "ppo": PPOConfig,
         "dpo": DPOConfig,
+        "distill": DistillConfig,
     }
     for title, config_class in {f"align {name}": made for name, made in stages.items()}.items():
         parts.append(section(title, config_class, shared))

@@ -67,6 +67,11 @@ TASKS = {
         "align.eval.bias.task:BiasConfig",
         "align.eval.bias.task:run_bias",
     ),
+    "tax": EvalTask(
+        "what was lost by alignment: lm-eval's tasks before and after",
+        "align.eval.tax.task:TaxConfig",
+        "align.eval.tax.task:run_tax",
+    ),
     "winrate": EvalTask(
         "which model wins, by blind comparisons, a reward model or a judge",
         "align.eval.winrate.settings:WinrateConfig",
@@ -76,6 +81,11 @@ TASKS = {
         "base, prompted, SFT, PPO, best-of-n: how often each is preferred to one of them, with a picture",
         "align.eval.ladder:LadderConfig",
         "align.eval.ladder:run_ladder",
+    ),
+    "distillation": EvalTask(
+        "a student beside its teacher: size, speed, win rate, share of the reward that is kept",
+        "align.eval.distillation:DistillationConfig",
+        "align.eval.distillation:run_distillation",
     ),
     "reward": EvalTask(
         "a reward model on preferences, best-of-n curves, and reward against KL",

@@ -30,6 +30,7 @@ from align.training.optimization import (
     Optimization,
     build_optimizer,
     complete_groups,
+    rate_scales,
     require_same_weights,
 )
 from align.training.run import Run
@@ -61,7 +62,7 @@ class DeepSpeedOptimization(Optimization):
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
-        optimizer = build_optimizer(run.config, self.trainable, self.groups)
+        optimizer = build_optimizer(run.config, self.trainable, self.groups, rate_scales(run.config, module))
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
         self._make_states()
         self.average = WeightAverage(self._shards(), average_decay) if average_decay else None

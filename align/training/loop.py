@@ -13,7 +13,7 @@ from align.runtime.clock import Clock
 from align.runtime.sequence import sequence_size
 from align.settings import ModelConfig
 from align.training.checkpoint import load_checkpoint, save_checkpoint
-from align.training.epochs import Epochs
+from align.training.epochs import Batches, Epochs
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
 from align.training.optimization import NotFiniteError, Optimization, Sums
 from align.training.run import Run, StopRequestedError
@@ -29,7 +29,7 @@ class Task(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens of each training example."""
+        """Tokens of each training example by its row; those that are read or made for an update change with it."""
 
     evaluate_before_training: bool
     """Whether to evaluate before the first update, too: with a new head, those metrics mean nothing."""
@@ -50,7 +50,7 @@ class Task(Protocol):
         """The examples of a batch, for finding the cause of a NaN."""
 
 
-def train(run: Run, optimization: Optimization, task: Task, epochs: Epochs, evaluate_every: int) -> None:
+def train(run: Run, optimization: Optimization, task: Task, epochs: Batches, evaluate_every: int) -> None:
     """Train for `optimization.total` updates; evaluate, keep the best model and write checkpoints in between.
 
     Args:
@@ -60,11 +60,14 @@ def train(run: Run, optimization: Optimization, task: Task, epochs: Epochs, eval
     total, evaluate_every = optimization.total, evaluate_every or epochs.updates_per_epoch
     done, progress = load_checkpoint(run, optimization)
     best = progress.get("best", math.inf)
+    epochs.load_state(progress.get("batches", {}))
     if not done and task.evaluate_before_training:
         run.log(0, task.evaluate())
 
+    place = epochs.state()  # after the last update that has ended
+
     def save(update: int) -> None:
-        save_checkpoint(run, optimization, update, {"best": best})
+        save_checkpoint(run, optimization, update, {"best": best, "batches": place})
 
     for update in run.updates(done + 1, total, save):
         rows = epochs.rows(update)
@@ -91,6 +94,7 @@ def train(run: Run, optimization: Optimization, task: Task, epochs: Epochs, eval
                 task.save(metrics)
             clock.lap("validate")
         metrics |= clock.shares()
+        place = epochs.state()
         run.log(update, metrics)
         run.note(f"loss {metrics['loss']:.3f}" + (f", best validation {best:.3f}" if math.isfinite(best) else ""))
 
@@ -124,6 +128,7 @@ def check_memory(
     held_out: Sequence[Example],
     token_counts: Callable[[Sequence[Example]], list[int]],
     batch_shape: Callable[[Sequence[Example]], BatchShape],
+    teachers: Sequence[RolePass] = (),
 ) -> None:
     """Tell how much memory a run of this loop will need.
 
@@ -133,23 +138,26 @@ def check_memory(
         epochs: which examples each update learns from.
         token_counts: tokens that each example holds in memory.
         batch_shape: the shape of a micro-batch of some examples.
+        teachers: frozen models that read each micro-batch too.
 
     Raises:
         UserError: if that is more than there is.
     """
-    updates = range(1, min(MEMORY_ESTIMATE_UPDATES, epochs.updates_per_epoch) + 1)
+    first = len(epochs.ramp) + 1  # the largest batches
+    updates = range(first, first + min(MEMORY_ESTIMATE_UPDATES, epochs.updates_per_epoch))
     batches = map(epochs.rows, updates)
     sized = ((rows, token_counts([examples[row] for row in rows])) for rows in batches)
     rows, accumulates = largest_micro_batch(run, sized)
     largest = [examples[row] for row in rows]
+    passes = [*teachers, role_pass]
     # Processes that share rows hold a part of them each.
     sharing = sequence_size(run.accelerator)
-    phases = {"learning": lambda: pass_bytes([role_pass], batch_shape(largest), backward=True) // sharing}
+    phases = {"learning": lambda: pass_bytes(passes, batch_shape(largest), backward=True) // sharing}
     if held_out:
         rows, _ = largest_micro_batch(run, [(list(range(len(held_out))), token_counts(held_out))])
         largest_held_out = [held_out[row] for row in rows]
-        phases["validation"] = lambda: pass_bytes([role_pass], batch_shape(largest_held_out), backward=False) // sharing
-    run.say(run.memory.check(config, module, [], phases, accumulates))
+        phases["validation"] = lambda: pass_bytes(passes, batch_shape(largest_held_out), backward=False) // sharing
+    run.say(run.memory.check(config, module, [teacher.backbone for teacher in teachers], phases, accumulates))
 
 
 def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[str, object]]) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.optimization import Adafactor
 
 from align.batches.micro_batches import MicroBatch
 from align.errors import UserError
+from align.models.backbone import weight_depths
 from align.runtime.distributed import sum_across_processes
 from align.runtime.sharding import whole_shape
 from align.settings import RunConfig
@@ -65,7 +67,7 @@ class Optimization:
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: _master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.optimizer = build_optimizer(run.config, self.masters, self.groups)
+        self.optimizer = build_optimizer(run.config, self.masters, self.groups, rate_scales(run.config, module))
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
         self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
         if self.accelerator.num_processes > 1:
@@ -134,7 +136,7 @@ class Optimization:
         """
         rates = {group.metric: group.rate(self.run.config, update, self.total) for group in self.groups}
         for group in self._optimizer_groups():
-            group["lr"] = rates[group["metric"]]
+            group["lr"] = rates[group["metric"]] * group["scale"]
         self.run.untouched = False
         load = self.expert_load.metrics if self.expert_load else {}
         return rates | {"gradient_norm": self._apply()} | load
@@ -247,22 +249,41 @@ def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[
     return [group for group in (rest, *groups) if group.weights]
 
 
-def build_optimizer(config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[RateGroup]) -> torch.optim.Optimizer:
+def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
+    """What the rate of each weight in a layer is multiplied by: `layer_decay` once for each layer above it, and once more.
+
+    Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
+    """
+    scales: dict[str, float] = {}
+    if config.layer_decay == 1:
+        return scales
+    for prefix, model in module.named_modules():
+        if isinstance(model, PreTrainedModel) and not any(name.startswith(f"{prefix}.") for name in scales):
+            depths, layers = weight_depths(model)
+            scales |= {f"{prefix}.{name}": config.layer_decay ** (layers + 1 - depth) for name, depth in depths.items()}
+    return scales
+
+
+def build_optimizer(
+    config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[RateGroup], scales: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
     """AdamW or Adafactor over some weights, with weight decay on matrices only.
 
     Args:
         weights: by their names in the module.
-        groups: each weight is in one of them. The optimizer's own groups carry their `metric`.
+        groups: each weight is in one of them. The optimizer's own groups carry their `metric`, and the `scale` of its rate.
+        scales: by the names of weights whose rate is not their group's, a factor.
     """
-    parts: list[dict[str, Any]] = []
+    parts: dict[tuple[str, float, bool], dict[str, Any]] = {}
     for group in groups:
-        listed = [weight for name, weight in weights.items() if name in group.weights]
-        matrices = [weight for weight in listed if len(whole_shape(weight)) >= 2]
-        others = [weight for weight in listed if len(whole_shape(weight)) < 2]
-        parts.append({"params": matrices, "weight_decay": config.weight_decay, "metric": group.metric})
-        parts.append({"params": others, "weight_decay": 0.0, "metric": group.metric})
-    parts = [part for part in parts if part["params"]]
+        for name, weight in weights.items():
+            if name in group.weights:
+                scale, is_matrix = (scales or {}).get(name, 1.0), len(whole_shape(weight)) >= 2
+                decay = config.weight_decay if is_matrix else 0.0
+                part = {"params": [], "weight_decay": decay, "metric": group.metric, "scale": scale}
+                parts.setdefault((group.metric, -scale, not is_matrix), part)["params"].append(weight)
+    ordered = [parts[key] for key in sorted(parts)]
     if config.optimizer == "adafactor":
-        return Adafactor(parts, lr=config.learning_rate, scale_parameter=False, relative_step=False)
+        return Adafactor(ordered, lr=config.learning_rate, scale_parameter=False, relative_step=False)
     betas = (config.adam_beta1, config.adam_beta2)
-    return torch.optim.AdamW(parts, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
+    return torch.optim.AdamW(ordered, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)

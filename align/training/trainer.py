@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import MixedExamples, TrainingData, data_name
 from align.models.loading import LoadedModel
 from align.settings import MixtureConfig
-from align.training.epochs import EpochConfig, Epochs
+from align.training.epochs import Batches, EpochConfig, Epochs, parse_ramp
 from align.training.factory import make_optimization
 from align.training.loop import Task, check_memory, train
 from align.training.memory_dry_run import BatchShape, RolePass
@@ -43,12 +43,14 @@ class EpochTrainer:
         loaded: the model that is trained.
         config: the stage's settings.
         epochs: which examples each update learns from.
+        batches: where they come from: `epochs`, unless they are read or made for the update.
         task: its examples, loss and evaluation.
     """
 
     run: Run
     loaded: LoadedModel
     epochs: Epochs
+    batches: Batches
     task: StageTask
 
     def __init__(
@@ -71,6 +73,8 @@ class EpochTrainer:
         token_counts: Callable[[Sequence[Example]], list[int]],
         batch_shape: Callable[[Sequence[Example]], BatchShape],
         takes_logits: bool,
+        teachers: Sequence[RolePass] = (),
+        stream: Batches | None = None,
     ) -> Optimization:
         """The optimization of all epochs, once it is known that there is the memory.
 
@@ -81,21 +85,25 @@ class EpochTrainer:
             token_counts: tokens that each example holds in memory.
             batch_shape: the shape of a micro-batch of some examples.
             takes_logits: whether tokens are predicted.
+            teachers: frozen models that read each micro-batch too.
+            stream: examples that are read while the model learns; `mixed` are then as large as they may be.
 
         Raises:
             UserError: if there is not.
         """
         config = self.config
         mixing = config if isinstance(config, MixtureConfig) else None
-        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing)
+        ramp = parse_ramp(config.batch_ramp)
+        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing, ramp)
+        self.batches = stream or self.epochs
         role_pass = RolePass(self.loaded.backbone, self.loaded.adapter, takes_logits)
-        parts = (self.epochs, mixed.examples, held_out, token_counts, batch_shape)
+        parts = (self.epochs, mixed.examples, held_out, token_counts, batch_shape, teachers)
         check_memory(self.run, self.run.config, module, role_pass, *parts)
-        return make_optimization(self.run, module, config.epochs * self.epochs.updates_per_epoch)
+        return make_optimization(self.run, module, self.batches.updates(config.epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; returns the folder of the best model."""
-        train(self.run, self.task.optimization, self.task, self.epochs, self.config.evaluate_every)
+        train(self.run, self.task.optimization, self.task, self.batches, self.config.evaluate_every)
         self.run.close()
         return self.task.folder
 

@@ -12,6 +12,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DeepSpeedPlugin
 
 from align.builtin.zoo import list_builtin
+from align.distill import DistillConfig
 from align.dpo import DPOConfig
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
@@ -30,7 +31,7 @@ HUB = {
 }
 LAUNCHERS = ("cpu", "cpu2", "one-gpu", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "two-nodes")
 SMALL = ("tiny-llama", "tiny-gpt2", "tiny-t5", "smollm2-135m")
-ALL_STAGES = STAGES | {"dpo": DPOConfig}
+ALL_STAGES = STAGES | {"dpo": DPOConfig, "distill": DistillConfig}
 FILES = [(stage, name) for stage in ALL_STAGES for name in (NAMES if stage in STAGES else SMALL)]
 each_stage = pytest.mark.parametrize("stage", ALL_STAGES)
 each_file = pytest.mark.parametrize(("stage", "name"), FILES)
@@ -72,7 +73,7 @@ def test_the_data_is_there(stage, name):
         for field in fields(config)
         if field.name in ("train_data", "validation_data", "demonstrations", "prompts", "validation_prompts")
     }
-    expected = {"sft": 2, "reward": 3, "ppo": 2, "dpo": 2}[stage]
+    expected = {"sft": 2, "reward": 3, "ppo": 2, "dpo": 2, "distill": 2}[stage]
     assert len(sources) == expected
     for source in sources.values():
         assert (ROOT / source).is_file(), source
@@ -95,6 +96,13 @@ def test_dpo_starts_from_the_fine_tuned_model_and_has_the_reward_models_rankings
     dpo, reward = settings("dpo", name), settings("reward", name)
     assert dpo.output_dir == f"runs/{name}/dpo"
     assert (dpo.model, dpo.train_data, dpo.validation_data) == (reward.model, reward.train_data, reward.validation_data)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_policy_is_the_teacher_that_is_distilled(name):
+    distill, ppo = settings("distill", name), settings("ppo", name)
+    assert distill.output_dir == f"runs/{name}/distill"
+    assert distill.model == f"{ppo.output_dir}/model"
 
 
 def test_the_7b_fits_one_gpu():

@@ -22,6 +22,7 @@ STAGES = {
     "attributes": "Attribute model",
     "ppo": "PPO",
     "dpo": "DPO",
+    "distill": "Distillation",
 }
 
 
@@ -48,6 +49,7 @@ def code_in(text):
 def configs():
     """The settings' class of each stage."""
     from align.attributes import AttributeConfig
+    from align.distill import DistillConfig
     from align.dpo import DPOConfig
     from align.ppo import PPOConfig
     from align.reward import RewardConfig
@@ -61,6 +63,7 @@ def configs():
         "attributes": AttributeConfig,
         "ppo": PPOConfig,
         "dpo": DPOConfig,
+        "distill": DistillConfig,
     }
 
 
@@ -90,6 +93,7 @@ def test_files_that_are_named_exist(path):
 def runs(tmp_path_factory, serve):
     """The folders of two updates of each stage on tiny-llama, with everything on that writes a metric."""
     from align.attributes import run_attribute_model
+    from align.distill import run_distill
     from align.dpo import run_dpo
     from align.ppo import run_ppo
     from align.reward import run_reward
@@ -125,6 +129,7 @@ def runs(tmp_path_factory, serve):
     demonstrations, rankings = data["demonstrations"], data["rankings"]
     learned = {"train_data": demonstrations, "validation_data": demonstrations, "batch_size": 1}
     start = str(run_sft(config["sft"](model="tiny-llama", **learned)))
+    run_distill(config["distill"](model=start, student_share=0.5, **learned))
     learned = {"train_data": rankings, "validation_data": rankings, "batch_size": 1}
     terms = {"demonstrations": demonstrations, "centering_weight": 0.01, "lm_loss_weight": 0.5}
     scorer = str(run_reward(config["reward"](model=start, **terms, **learned)))
@@ -239,7 +244,7 @@ def test_each_detail_has_a_source_and_a_function_that_exists():
 
 def test_each_setting_that_is_named_has_that_default():
     classes = configs()
-    settings = re.findall(r"`(sft|reward|ppo|dpo)\.(\w+): ([^`]+)`", page("details"))
+    settings = re.findall(r"`(sft|reward|ppo|dpo|distill)\.(\w+): ([^`]+)`", page("details"))
     assert len(settings) > 20
     for stage, key, value in settings:
         default = {item.name: item.default for item in dataclasses.fields(classes[stage])}[key]

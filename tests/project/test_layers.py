@@ -18,7 +18,7 @@ LAYERS = (
     {"sampling", "reward", "sft"},
     {"rules"},
     {"attributes"},
-    {"dpo", "ppo"},
+    {"distill", "dpo", "ppo"},
     {"eval"},
     {"commands"},
     {"cli"},

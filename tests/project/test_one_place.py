@@ -19,6 +19,7 @@ KNOWS_ARCHITECTURES = {f"align/models/backbone/{name}.py" for name in ("decoder"
 BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {"align/builtin/tiny.py", "align/builtin/smollm2.py"}
 PURE = (
     "align/tensor_ops.py",
+    "align/distill/loss.py",
     "align/dpo/loss.py",
     "align/sft/loss.py",
     "align/reward/loss.py",
@@ -104,7 +105,7 @@ def test_no_stages_file_is_named_like_a_package():
     """Launching a script puts its folder first on the path: a file called like a package would hide it."""
     taken = {"datasets", "types", "logging", "evaluate", "trl", "peft", "torch", "transformers", "accelerate", "tokenizers"}
     launched = [path.parent for path in SOURCES if path.name == "train.py"] + [ROOT / "align" / "eval"]
-    assert len(launched) == 1 + 6
+    assert len(launched) == 1 + 7
     found = {file.stem for folder in launched for file in folder.glob("*.py")}
     assert not found & (taken | set(sys.stdlib_module_names))
 

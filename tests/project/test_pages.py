@@ -47,6 +47,7 @@ def settings_of(words):
     from align.cli import COMMANDS
     from align.commands.plan.config import PlanConfig
     from align.commands.sample import SampleConfig
+    from align.distill import DistillConfig
     from align.dpo import DPOConfig
     from align.eval.tasks import TASKS
     from align.ppo import PPOConfig
@@ -64,6 +65,7 @@ def settings_of(words):
         "attributes": AttributeConfig,
         "ppo": PPOConfig,
         "dpo": DPOConfig,
+        "distill": DistillConfig,
         "sample": SampleConfig,
         "plan": PlanConfig,
     }

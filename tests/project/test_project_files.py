@@ -107,6 +107,7 @@ def test_the_page_of_settings_has_every_setting_of_every_command():
         "align attributes",
         "align ppo",
         "align dpo",
+        "align distill",
         "align sample",
         "align loop",
         "align plan",

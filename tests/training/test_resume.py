@@ -46,11 +46,14 @@ STAGES = {
     "--held_out_share 0.2 --batch_size 6 --max_response_tokens 32 --evaluate_every 5 --heads rating hallucination",
     "dpo": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
     "--max_response_tokens 32 --evaluate_every 5",
+    "distill": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 6 "
+    "--max_response_tokens 24 --student_share 0.5 --responses teacher --evaluate_every 5",
     "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.examples:share_of_e "
     "--updates 14 --rollout_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_eos keep "
     "--kl_target 1 --evaluate_every 5 --critic_warmup 1 --value_learning_rate 2e-3 --value_start mean "
     "--normalize_scores standardize --score_clip 2 --length_limit 6 --length_penalty 0.1 --ema_decay 0.9 "
-    "--value_lam 1 --entropy_weight 0.01 --kl_penalty k3 --reference_refresh 3",
+    "--value_lam 1 --entropy_weight 0.01 --kl_penalty k3 --reference_refresh 3 --ptx_data data/demonstrations.jsonl "
+    "--ptx_stream_block 7 --ptx_weight 0.1",
 }
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from accelerate import Accelerator
+
 from align.batches.encoding import Limits, encode_mixture, encode_prompts, encode_rankings
 from align.batches.shared_prompts import prompt_groups
 from align.builtin.zoo import resolve_model
@@ -28,7 +30,7 @@ from align.sampling.generation import Sampling
 from align.settings import ModelConfig
 from align.sft.config import SFTConfig
 from align.sft.trainer import encode, example_flops
-from align.training.epochs import Epochs
+from align.training.epochs import Epochs, parse_ramp
 from align.training.memory import weights_bytes
 from align.training.memory_dry_run import BatchShape, RolePass
 
@@ -70,6 +72,8 @@ def sft_work(config: SFTConfig, devices: int) -> StageWork:
     Raises:
         UserError: for anything that the settings, the model or the data have wrong.
     """
+    if config.stream_updates:
+        raise UserError("a plan reads all of the data: plan a streamed run on a part of it, with stream_updates 0")
     loaded = load_shapes(config, compute_dtype(config.dtype))
     examples, epochs = _mixture(config, partial(encode, config, loaded))
     held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
@@ -83,7 +87,7 @@ def sft_work(config: SFTConfig, devices: int) -> StageWork:
     batch = _batch(config.micro_batch_tokens, config.batch_size / devices, len(longest.prompt), [len(longest.response)])
     roles = {"model": trained_model(loaded.backbone)}
     passes = [RolePass(loaded.backbone, loaded.adapter, takes_logits=True)]
-    return StageWork(phases, config.epochs * epochs.updates_per_epoch, roles, config, passes, batch)
+    return StageWork(phases, epochs.updates(config.epochs), roles, config, passes, batch)
 
 
 def reward_work(config: RewardConfig, devices: int) -> StageWork:
@@ -108,7 +112,7 @@ def reward_work(config: RewardConfig, devices: int) -> StageWork:
     )
     roles = {"model": trained_model(loaded.backbone)}
     passes = [RolePass(loaded.backbone, loaded.adapter, takes_logits=config.lm_loss_weight > 0)]
-    return StageWork(phases, config.epochs * epochs.updates_per_epoch, roles, config, passes, batch)
+    return StageWork(phases, epochs.updates(config.epochs), roles, config, passes, batch)
 
 
 def ppo_work(config: PPOConfig, devices: int, response_tokens: int = 0, response_share: float = 1.0) -> StageWork:
@@ -143,7 +147,7 @@ def ppo_work(config: PPOConfig, devices: int, response_tokens: int = 0, response
     work = [group for update in groups for group in update]
     phases = {name: flops * config.updates / counted for name, flops in phase_flops(profiles, work, config.epochs).items()}
     if config.ptx_data:
-        ptx = PtxLoss(config, loaded)
+        ptx = PtxLoss(config, loaded, Accelerator(cpu=True))
         mean = sum(map(ptx.flops, ptx.draw(DRAWN_EXAMPLES, (0,)))) / DRAWN_EXAMPLES
         phases["ptx"] = mean * config.ptx_per_response * config.rollout_size * config.epochs * config.updates
     rollouts = {"sampling": [config.rollout_size] * config.updates}
@@ -184,7 +188,7 @@ def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, Loa
 
 def _mixture(config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]) -> tuple[list[Example], Epochs]:
     examples, sizes, weights = encode_mixture(config.train_data, read)
-    return examples, Epochs(config.seed, config.batch_size, sizes, weights, config)
+    return examples, Epochs(config.seed, config.batch_size, sizes, weights, config, parse_ramp(config.batch_ramp))
 
 
 def _epoch_sum(epochs: Epochs, flops: Sequence[float]) -> float:
@@ -197,7 +201,7 @@ def _epoch_sum(epochs: Epochs, flops: Sequence[float]) -> float:
 
 
 def _evaluations(config: SFTConfig | RewardConfig, epochs: Epochs) -> int:
-    updates = config.epochs * epochs.updates_per_epoch
+    updates = epochs.updates(config.epochs)
     every = config.evaluate_every or epochs.updates_per_epoch
     return updates // every + (updates % every > 0)
 

@@ -92,7 +92,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
     if loaded is not None and loaded.adapter is None:
         loaded.backbone.requires_grad_(False)
     epochs = Epochs(config.seed, config.batch_size, [len(training)])
-    optimization = make_optimization(run, model, config.epochs * epochs.updates_per_epoch)
+    optimization = make_optimization(run, model, epochs.updates(config.epochs))
     run.say(f"judge of {config.asks}: {len(training)} answers to learn from, {len(held_out)} to other questions held out")
     task = JudgeTask(run, config, loaded, optimization, model, training, held_out)
     train(run, optimization, task, epochs, 0)

@@ -9,7 +9,13 @@ from align.eval.report.summary import Summary, TableRow, rate_change
 from align.eval.report.text import format_number, format_percent
 from align.reward.metrics import ranking_metrics
 
-STAGE_NAMES = {"sft": "supervised fine-tuning", "reward": "the reward model", "dpo": "DPO", "ppo": "PPO"}
+STAGE_NAMES = {
+    "sft": "supervised fine-tuning",
+    "reward": "the reward model",
+    "dpo": "DPO",
+    "ppo": "PPO",
+    "distill": "distillation",
+}
 LENGTH_LIMIT = 0.4
 """Correlation of reward with length above which the report warns that length is rewarded."""
 CALIBRATION_LIMIT = 0.1
@@ -26,6 +32,8 @@ def summarize_run(run: RunData) -> Summary:
         _add_reward_findings(summary, run)
     if "dpo" in run.stages:
         _add_dpo_findings(summary, run)
+    if "distill" in run.stages:
+        _add_distill_findings(summary, run.stages["distill"])
     if "ppo" in run.stages:
         add_ppo_findings(summary, run)
     add_evaluation_findings(summary, run.evaluations)
@@ -54,6 +62,17 @@ def _add_sft_findings(summary: Summary, sft: StageRun) -> None:
     if losses.values[-1] > best * 1.02:
         end = format_number(losses.values[-1])
         summary.add_finding("note", f"Fine-tuning overfits after update {at}: its validation loss ends at {end}.")
+
+
+def _add_distill_findings(summary: Summary, distill: StageRun) -> None:
+    kl = distill.series("validation/kl")
+    if kl:
+        first, best = kl.values[0], min(kl.values)
+        at = kl.updates[kl.values.index(best)]
+        note = f"nats per token, 0 is the teacher; best at update {at}"
+        summary.add_row(
+            "Distillation: KL to the teacher", first, best, note=note, rating=rate_change(best - first, rising_is_good=False)
+        )
 
 
 def _add_reward_findings(summary: Summary, run: RunData) -> None:

@@ -15,7 +15,13 @@ from align.eval.report.runs import BASELINES, STAGES, RunData, Sample, StageRun,
 from align.eval.report.text import visible_text
 from align.reward.metrics import ScoredRanking
 
-OWN_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "label_smoothing": "dpo", "rollout_size": "ppo"}
+OWN_SETTING = {
+    "prompt_loss_weight": "sft",
+    "centering_weight": "reward",
+    "label_smoothing": "dpo",
+    "rollout_size": "ppo",
+    "layer_step": "distill",
+}
 """A setting that only one stage has: tells which stage a run folder of another name belongs to."""
 EVALUATIONS_FOLDER = "eval"
 """The subfolder in which a run keeps the results of `align eval`."""
@@ -24,7 +30,7 @@ Parsed = TypeVar("Parsed")
 
 
 def load_run(folder: Path) -> RunData:
-    """Read `folder` with its subfolders sft, reward, dpo and ppo, or the folder of a single stage.
+    """Read `folder` with its subfolders sft, reward, dpo, ppo and distill, or the folder of a single stage.
 
     Raises:
         UserError: if the folder does not exist or holds no run.

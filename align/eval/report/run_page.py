@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from align.eval.core.results import notes
+from align.eval.report.distill_plots import distill_plots
 from align.eval.report.dpo_plots import dpo_plots
 from align.eval.report.drawing import Plot
 from align.eval.report.evaluation_plots import evaluation_plots
@@ -18,7 +19,13 @@ from align.eval.report.summary import Summary, table_row
 from align.eval.report.template import MAX_SAMPLES, evaluation_tables, fill_template
 from align.eval.report.text import visible_text
 
-STAGE_TITLES = {"sft": "Supervised fine-tuning", "reward": "Reward model", "dpo": "DPO", "ppo": "PPO"}
+STAGE_TITLES = {
+    "sft": "Supervised fine-tuning",
+    "reward": "Reward model",
+    "dpo": "DPO",
+    "ppo": "PPO",
+    "distill": "Distillation",
+}
 
 
 @dataclass
@@ -72,6 +79,8 @@ def _section(stage: StageRun, run: RunData, summary: Summary) -> Section:
         plots = reward_plots(stage, run.rankings)
     elif stage.stage == "dpo":
         plots = dpo_plots(stage)
+    elif stage.stage == "distill":
+        plots = distill_plots(stage)
     else:
         plots = ppo_plots(stage, summary.pairs, summary.kept)
     settings = [(visible_text(name), visible_text(_format_setting(value))) for name, value in stage.config.items()]

@@ -9,9 +9,9 @@ from align.eval.core.results import Evaluation
 from align.ppo.rollout_files import RolloutRow
 from align.reward.metrics import ScoredRanking
 
-STAGES = ("sft", "reward", "dpo", "ppo")
-BASELINES = ("dpo",)
-"""Stages that a run has only if somebody wants to compare."""
+STAGES = ("sft", "reward", "dpo", "ppo", "distill")
+BASELINES = ("dpo", "distill")
+"""Stages that a run has only if somebody wants them: to compare, or a smaller model."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StageRun:
     """One stage's folder; what could not be read is empty.
 
     Attributes:
-        stage: `sft`, `reward`, `dpo` or `ppo`.
+        stage: `sft`, `reward`, `dpo`, `ppo` or `distill`.
         config: resolved settings.
         environment: versions and machine, see `align.runtime.environment`.
         metrics: from an update to its figures.

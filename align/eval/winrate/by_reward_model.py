@@ -1,5 +1,6 @@
 """Comparisons that a reward model decides: the answer with the higher reward wins."""
 
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -18,8 +19,36 @@ from align.reward.scoring import RewardModelScorer
 from align.runtime.console import console
 
 
+@dataclass(frozen=True)
+class RewardedAnswers:
+    """What models answered and the rewards, by model and by the prompt's number.
+
+    Attributes:
+        scorer: the reward model's name.
+    """
+
+    answers: dict[str, dict[str, list[SampledResponse]]]
+    rewards: dict[str, dict[str, list[float]]]
+    scorer: str
+
+    @property
+    def prompts(self) -> list[str]:
+        """Numbers of the prompts that every model answered."""
+        return answered_by_all(list(self.answers.values()))
+
+    def of(self, model: str) -> list[float]:
+        """A model's reward for each of `prompts`."""
+        return [self.rewards[model][number][0] for number in self.prompts]
+
+
 def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
     """Let all models answer the prompts and compare their rewards; returns the scorer's name too."""
+    found = reward_answers(config, accelerator)
+    return compare_rewards(found), found.scorer
+
+
+def reward_answers(config: WinrateConfig, accelerator: Accelerator) -> RewardedAnswers:
+    """Let all models answer the prompts, and the reward model score what they say."""
     folder = str(resolve_model(config.reward_model))
     reward, reward_fingerprint = load_reward_model(folder, config.dtype), fingerprint(folder)
     answers: dict[str, dict[str, list[SampledResponse]]] = {}
@@ -37,13 +66,18 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
         rewards[name] = score_answers(path, settings, scorer, answers[name], accelerator)
         if training_reward_fingerprint(subject.source) == reward_fingerprint:
             console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
+    return RewardedAnswers(answers, rewards, f"reward model {Path(folder).name} {reward_fingerprint}".strip())
+
+
+def compare_rewards(found: RewardedAnswers) -> list[PairwiseComparison]:
+    """Every pair of models on every prompt that all answered: the higher reward wins."""
     comparisons = []
-    for number in answered_by_all(list(answers.values())):
-        for first, second in combinations(answers, 2):
-            outcome = outcome_of_rewards(rewards[first][number][0], rewards[second][number][0])
-            lengths = (len(answers[first][number][0].text), len(answers[second][number][0].text))
+    for number in found.prompts:
+        for first, second in combinations(found.answers, 2):
+            outcome = outcome_of_rewards(found.rewards[first][number][0], found.rewards[second][number][0])
+            lengths = (len(found.answers[first][number][0].text), len(found.answers[second][number][0].text))
             comparisons.append(PairwiseComparison(number, first, second, outcome, lengths))
-    return comparisons, f"reward model {Path(folder).name} {reward_fingerprint}".strip()
+    return comparisons
 
 
 def training_reward_fingerprint(model: str) -> str:

@@ -23,6 +23,7 @@ from align.models.backbone.kinds import (
     wrap,
 )
 from align.models.backbone.prefix_lm import is_prefix_lm
+from align.models.backbone.stacks import weight_depths, with_every_layer
 
 __all__ = [
     "Backbone",
@@ -44,5 +45,7 @@ __all__ = [
     "require_classifier",
     "require_language_model",
     "save_classifier",
+    "weight_depths",
+    "with_every_layer",
     "wrap",
 ]

@@ -136,6 +136,21 @@ def test_a_run_of_dpo_is_a_section_and_its_absence_is_no_problem(run: Path, tmp_
     assert "Implicit rewards" in page.text
 
 
+def test_a_run_of_distillation_is_a_section(run: Path, tmp_path: Path) -> None:
+    assert not any("distill" in problem for problem in load_run(run).problems)
+    row = {"loss": 9.0, "loss/ce": 2.0, "loss/lm": 0.5, "loss/cosine": 0.1, "kl": 0.4}
+    rows = [row | {"update": n, "validation/kl": kl} for n, kl in ((1, 0.8), (2, 0.3), (3, 0.35))]
+    write_lines(tmp_path / "distill/metrics.jsonl", rows)
+    (tmp_path / "distill/config.yaml").write_text("model: tiny-llama\nlayer_step: 2\n")
+    found = load_run(tmp_path)
+    assert list(found.stages) == list(load_run(tmp_path / "distill").stages) == ["distill"]
+    row = next(row for row in summarize_run(found).rows if row.name == "Distillation: KL to the teacher")
+    assert (row.before, row.after, row.rating) == ("0.8", "0.3", "good")
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert sum(tag == "svg" for tag, _ in page.elements) == 2  # KL, losses
+    assert "KL from teacher to student" in page.text
+
+
 @pytest.mark.parametrize(
     "missing", ["sft", "reward", "ppo", "ppo/samples.jsonl", "reward/validation.json", "ppo/metrics.jsonl"]
 )

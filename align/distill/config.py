@@ -1,0 +1,66 @@
+"""Settings of distillation."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from align.settings import MixtureConfig, option, require_setting
+from align.training.epochs import EpochConfig
+
+
+@dataclass(kw_only=True)
+class DistillConfig(MixtureConfig, EpochConfig):
+    """A student that learns from a teacher's predictions, by default as DistilBERT did (Sanh et al. 2019)."""
+
+    model: str = option("smollm2-135m", "the teacher: a folder, a LoRA adapter, a hub name or a built-in model")
+    student: str = option("", "model to start the student from, with the teacher's tokenizer; empty: layers of the teacher")
+    layer_step: int = option(
+        2, "without a student: it has the teacher's first layer and every so many-th after it (DistilBERT: 2)"
+    )
+    student_start: Literal["layers", "random"] = option(
+        "layers", "without a student: whether it starts from those layers of the teacher, or has their shape alone"
+    )
+    learning_rate: float = option(1e-4, "peak learning rate")
+    train_data: str = option(
+        "data/demonstrations.jsonl",
+        "demonstrations; prompts are enough where all responses are sampled: file, folder or hub name; several are "
+        "separated by commas, each as NAME or NAME=WEIGHT",
+    )
+    validation_data: str = option("", "demonstrations to choose the best student by; empty: none")
+    responses: Literal["data", "teacher"] = option(
+        "data", "what is learned from: the responses in the data, or new ones of the teacher in each update"
+    )
+    student_share: float = option(
+        0.0,
+        "share of examples whose response the student writes itself in each update (on-policy; lambda of GKD, Agarwal et "
+        "al. 2023)",
+    )
+    sampling_temperature: float = option(1.0, "temperature of the responses that are written")
+    batch_size: int = option(32, "examples in one update, over all processes")
+    max_response_tokens: int = option(256, "longest response, in tokens; also of those that are written")
+    temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)")
+    ce_weight: float = option(
+        5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)"
+    )
+    lm_weight: float = option(
+        2.0, "weight of the language-model loss on responses that the student did not write (DistilBERT: 2)"
+    )
+    cosine_weight: float = option(
+        1.0, "weight of 1 - the cosine between the last hidden states of student and teacher (DistilBERT: 1)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "lora_rank", self.lora_rank == 0, "0: all weights of a student are trained")
+        require_setting(self, "layer_step", self.layer_step >= 2, "2 or more")
+        require_setting(self, "student_share", 0 <= self.student_share <= 1, "from 0 to 1")
+        for name in ("temperature", "sampling_temperature"):
+            require_setting(self, name, getattr(self, name) > 0, "above 0")
+        weights = ("ce_weight", "lm_weight", "cosine_weight")
+        for name in weights:
+            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
+        require_setting(self, "ce_weight", any(getattr(self, name) for name in weights), "above 0 unless another weight is")
+
+    @property
+    def all_written(self) -> bool:
+        """Whether every response is written in training, so that prompts are enough."""
+        return self.responses == "teacher" or self.student_share == 1

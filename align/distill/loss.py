@@ -1,0 +1,69 @@
+"""The losses of distillation; imports only torch.
+
+n is the number of response tokens that count, V the vocabulary, H the width of hidden states.
+"""
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 2**22
+"""Logits that are in float32 at once: 16 MB for each of the model pair."""
+
+
+class LossWeights(NamedTuple):
+    """How the three losses are added up: DistilBERT's (Sanh et al. 2019) are 5, 2 and 1 at temperature 2."""
+
+    ce: float
+    lm: float
+    cosine: float
+    temperature: float
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy [n] of the student's distribution with the teacher's, both at `temperature`; float32, in nats.
+
+    Where both agree it is the teacher's entropy, its least value. A few rows are computed at a time, and again for their
+    gradient, so that no float32 copy of all logits is kept.
+
+    Args:
+        student: logits [n, V].
+        teacher: logits [n, V], without gradient.
+    """
+    rows = max(1, CHUNK // max(1, student.shape[-1]))
+    parts = [
+        cast(Tensor, checkpoint(_soft_cross_entropy, *pair, temperature, use_reentrant=False, preserve_rng_state=False))
+        for pair in zip(student.split(rows), teacher.split(rows), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    wanted = torch.softmax(teacher.float() / temperature, dim=-1)
+    return -(wanted * torch.log_softmax(student.float() / temperature, dim=-1)).sum(-1)
+
+
+def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
+    """1 - the cosine between hidden states [n, H], in [n] float32; 0 where they point the same way."""
+    return 1 - torch.cosine_similarity(student.float(), teacher.float(), dim=-1)
+
+
+def distillation_loss(
+    ce: Tensor, negative_log_probs: Tensor, distances: Tensor, counts: tuple[int, int], weights: LossWeights
+) -> Tensor:
+    """The weighted sum of the three losses, each a mean over the tokens of the global batch that it counts.
+
+    The cross-entropy is multiplied by the temperature squared: its gradient shrinks by that (Hinton et al. 2015, section
+    2), so that the weights mean the same at any temperature. DistilBERT's code does so too.
+
+    Args:
+        ce: [n], of `soft_cross_entropy`.
+        negative_log_probs: [m] of the tokens that the language-model loss counts.
+        distances: [n], of `cosine_distance`; [0] if that has no weight.
+        counts: n and m of the global batch.
+    """
+    tokens, learned = (max(1, count) for count in counts)
+    loss = weights.ce * weights.temperature**2 * ce.sum() / tokens
+    return loss + weights.lm * negative_log_probs.sum() / learned + weights.cosine * distances.sum() / tokens

@@ -1,0 +1,93 @@
+"""The responses that a student learns from: those of the data, or new ones of the teacher and of itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accelerate import Accelerator
+
+from align.batches.micro_batches import map_rows
+from align.distill.config import DistillConfig
+from align.examples import EncodedDemonstration
+from align.models.loading import LoadedModel
+from align.sampling.generation import Sampling, row_uniforms, sample
+from align.seeds import Stream, generator
+from align.training.epochs import Epochs
+
+
+class WrittenBatches:
+    """The batches of passes over prompts, with the responses that are written for each batch.
+
+    Args:
+        epochs: which prompts each update has.
+        examples: prompts with their responses, which are empty where all are written.
+
+    Attributes:
+        current: the examples of the update, by their rows.
+        own: rows of the update whose response the student wrote.
+        written: rows of the update whose response anybody wrote.
+    """
+
+    def __init__(
+        self,
+        config: DistillConfig,
+        epochs: Epochs,
+        examples: Sequence[EncodedDemonstration],
+        teacher: LoadedModel,
+        student: LoadedModel,
+        accelerator: Accelerator,
+    ) -> None:
+        self.config, self.epochs, self.examples, self.accelerator = config, epochs, examples, accelerator
+        self.teacher, self.student = teacher, student
+        self.updates_per_epoch = epochs.updates_per_epoch
+        self.sampling = Sampling(
+            config.max_response_tokens,
+            config.sampling_temperature,
+            batch_tokens=max(config.micro_batch_tokens, config.max_response_tokens),
+        )
+        self.current: dict[int, EncodedDemonstration] = {}
+        self.own: frozenset[int] = frozenset()
+        self.written: frozenset[int] = frozenset()
+
+    def updates(self, epochs: int) -> int:
+        """Updates of so many epochs."""
+        return self.epochs.updates(epochs)
+
+    def rows(self, update: int) -> list[int]:
+        """The examples of an update; their responses are written now."""
+        rows, config = self.epochs.rows(update), self.config
+        draws = generator(config.seed, Stream.DISTILLED_RESPONSES, update).random(len(rows))
+        own = [row for row, draw in zip(rows, draws, strict=True) if draw < config.student_share]
+        self.own = frozenset(own)
+        of_teacher = [row for row in rows if row not in self.own] if config.responses == "teacher" else []
+        self.written = frozenset([*own, *of_teacher])
+        self.current.clear()
+        self.current |= {row: self.examples[row] for row in rows}
+        self.current |= self._write(self.student, own, update, 0)
+        self.current |= self._write(self.teacher, of_teacher, update, 1)
+        return rows
+
+    def _write(self, writer: LoadedModel, rows: list[int], update: int, number: int) -> dict[int, EncodedDemonstration]:
+        """A new response to each prompt; the noise depends on the update and the place in it alone."""
+        if not rows:
+            return {}
+        prompts = [self.examples[row].prompt for row in rows]
+        key = (self.config.seed, Stream.DISTILLED_RESPONSES, update, number)
+        uniforms = row_uniforms(len(rows), self.sampling, *key)
+
+        def respond(part: list[int]) -> list[list[int]]:
+            asked = [prompts[i] for i in part]
+            return sample(writer.backbone, asked, uniforms[part], self.sampling, writer.tokenization.end_ids).ids
+
+        costs = [len(prompt) + self.sampling.max_new_tokens for prompt in prompts]
+        responses = map_rows(costs, self.sampling.batch_tokens, self.accelerator, respond)
+        return {
+            row: EncodedDemonstration(prompt, ids, [True] * len(ids))
+            for row, prompt, ids in zip(rows, prompts, responses, strict=True)
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: the update and the weights decide what is written."""
+        return self.epochs.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Nothing is to be done."""

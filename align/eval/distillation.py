@@ -1,0 +1,129 @@
+"""`align eval distillation`: what a student is worth beside its teacher: size, speed, win rate, reward that is kept.
+
+From a launcher: `accelerate launch align/eval/distillation.py --config FILE`.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from align.eval.core.answers import read_prompts
+from align.eval.core.results import Evaluation, Figure, mean_figure, publish
+from align.eval.core.subjects import Subject, open_accelerator, short_names, subjects
+from align.eval.winrate.by_judge import compare_by_judge
+from align.eval.winrate.by_reward_model import compare_rewards, reward_answers
+from align.eval.winrate.pairwise import win_rate
+from align.eval.winrate.settings import WinrateConfig
+from align.launch import run_stage
+from align.sampling.generation import Sampling, row_uniforms, sample
+from align.seeds import Stream
+from align.settings import option, require_setting
+from align.statistics import statistic_interval
+
+TASK = "distillation"
+TIMED_ROWS, TIMED_TOKENS, TIMED_PASSES = 16, 64, 3
+"""The speed is that of so many responses of so many tokens in one batch; of so many passes the fastest counts."""
+
+
+@dataclass(kw_only=True)
+class DistillationConfig(WinrateConfig):
+    """A teacher and its students. One of `reward_model`, `judge` and `endpoint` decides who wins."""
+
+    models: list[str] = option([], "the teacher, its students, and the baseline if there is one")
+    baseline: str = option(
+        "", "the model, by its name in the table, whose mean reward counts as 0 kept, such as the policy before PPO"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "comparisons", not self.comparisons, "empty: the models answer")
+        require_setting(self, "models", len(self.models) >= 2, "a teacher and at least one student")
+        names = short_names(self.models)
+        require_setting(self, "baseline", self.baseline in ("", *names[1:]), f"one of {', '.join(names[1:])}")
+        named = not self.baseline or bool(self.reward_model)
+        require_setting(self, "baseline", named, "empty without reward_model")
+
+
+def run_distillation(config: DistillationConfig) -> list[Evaluation]:
+    """Compare students with their teacher and write `distillation.json`; returns an evaluation for each model.
+
+    Raises:
+        UserError: for a mistake in the settings or the data, or a judge that fails; what was judged is kept.
+    """
+    accelerator = open_accelerator(config)
+    names = short_names(config.models)
+    figures = {subject.name: size_and_speed(config, subject, accelerator) for subject in subjects(config, accelerator)}
+    rewards: dict[str, list[float]] = {}
+    if config.reward_model:
+        found = reward_answers(config, accelerator)
+        comparisons, scorer = compare_rewards(found), found.scorer
+        rewards = {name: found.of(name) for name in names}
+    else:
+        comparisons, scorer = compare_by_judge(config, accelerator)
+    teacher = names[0]
+    for name in names:
+        own = [each for each in comparisons if {each.first, each.second} == {name, teacher}]
+        if own:
+            rate = win_rate(own, name, config.resamples)
+            figures[name].append(Figure(f"preferred to {teacher}", *rate, len(own), scorer, "a tie counts as half"))
+        if rewards:
+            figures[name].append(mean_figure("reward", rewards[name], config.resamples, scorer))
+        if config.baseline:
+            figures[name].append(reward_kept(rewards, name, teacher, config.baseline, config.resamples, scorer))
+    evaluations = [Evaluation(TASK, name, asdict(config), figures[name]) for name in names]
+    return publish(config, evaluations, accelerator)
+
+
+def size_and_speed(config: DistillationConfig, subject: Subject, accelerator: Accelerator) -> list[Figure]:
+    """Parameters, and how fast a model samples on one process of this machine."""
+    model = subject.loaded.backbone.model
+    count = sum(weight.numel() for weight in model.parameters())
+    prompts = [numbered.prompt.ids for numbered in read_prompts(config, subject.loaded).values()]
+    rows = (prompts * TIMED_ROWS)[:TIMED_ROWS]
+    speed = max(sampling_speed(subject, rows) for _ in range(TIMED_PASSES))
+    accelerator.wait_for_everyone()
+    note = f"sampled, {TIMED_ROWS} responses of {TIMED_TOKENS} tokens in one batch, the fastest of {TIMED_PASSES}"
+    return [
+        Figure("million parameters", count / 1e6, None, None, 1),
+        Figure("tokens/s", speed, None, None, TIMED_PASSES, "", note),
+    ]
+
+
+def sampling_speed(subject: Subject, prompts: Sequence[list[int]]) -> float:
+    """Tokens a second of one batch of responses, none of which ends early."""
+    sampling = Sampling(TIMED_TOKENS, batch_tokens=10**9)
+    uniforms = row_uniforms(len(prompts), sampling, 0, Stream.EVALUATION_ANSWERS)
+    begun = time.perf_counter()
+    sample(subject.loaded.backbone, list(prompts), uniforms, sampling, frozenset())
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return len(prompts) * TIMED_TOKENS / (time.perf_counter() - begun)
+
+
+def reward_kept(
+    rewards: dict[str, list[float]], name: str, teacher: str, baseline: str, resamples: int, scorer: str
+) -> Figure:
+    """The share of the teacher's gain over the baseline that a model has: 1 is the teacher, 0 the baseline.
+
+    The interval is over prompts, which all three models share.
+    """
+    own, best, zero = (np.array(rewards[model]) for model in (name, teacher, baseline))
+    label, note = "share of reward kept", f"of the gain of {teacher} over {baseline}"
+    if best.mean() <= zero.mean():
+        return Figure(label, None, None, None, len(own), scorer, f"{teacher} gains nothing over {baseline}")
+
+    def shares(drawn: np.ndarray) -> np.ndarray:
+        gain = (best - zero)[drawn].mean(1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(gain > 0, (own - zero)[drawn].mean(1) / gain, np.nan)
+
+    value = float((own - zero).mean() / (best - zero).mean())
+    return Figure(label, value, *statistic_interval(shares, len(own), resamples), len(own), scorer, note)
+
+
+if __name__ == "__main__":
+    run_stage(DistillationConfig, run_distillation)

@@ -1,0 +1,213 @@
+"""Distillation: losses by hand, students of every kind, responses that are written, the worth of a start from layers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from align import cli
+from align.distill import DistillConfig, DistillTrainer
+from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
+from align.distill.responses import WrittenBatches
+from align.distill.students import make_student, parameter_count
+from align.distill.trainer import DistillTask, Predictor
+from align.errors import UserError
+from align.examples import EncodedDemonstration
+from align.models.loading import load
+from align.settings import ModelConfig
+from align.training.epochs import Epochs
+from align.training.factory import make_optimization
+from tests.models.test_heads_roles import assert_invariant
+
+ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]
+
+# ------------------------------------------------------------------------------------------------------------ the losses
+
+
+def test_cross_entropy_at_a_temperature_by_hand():
+    # At temperature 2: teacher (2, 0) / 2 is sigmoid(1) = 0.7310586, student (0, 0) is one half everywhere: log 2.
+    teacher, student = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+    assert float(soft_cross_entropy(student, teacher, 2.0)) == pytest.approx(math.log(2), abs=1e-6)
+    # Student (0, 2): -(0.7310586 log 0.2689414 + 0.2689414 log 0.7310586) = 0.9601192 + 0.0842497... by hand:
+    expected = -(0.7310586 * math.log(0.2689414) + 0.2689414 * math.log(0.7310586))
+    assert float(soft_cross_entropy(torch.tensor([[0.0, 2.0]]), teacher, 2.0)) == pytest.approx(expected, abs=1e-6)
+    # Its gradient is (student - teacher) / temperature.
+    logits = torch.tensor([[0.0, 2.0]], requires_grad=True)
+    soft_cross_entropy(logits, teacher, 2.0).sum().backward()
+    assert logits.grad.tolist()[0] == pytest.approx([(0.2689414 - 0.7310586) / 2, (0.7310586 - 0.2689414) / 2], abs=1e-6)
+
+
+def test_many_rows_are_computed_in_parts_to_the_same_numbers(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits, wanted = (torch.randn(7, 5, generator=generator) for _ in range(2))
+    whole = soft_cross_entropy(logits, wanted, 1.5)
+    monkeypatch.setattr("align.distill.loss.CHUNK", 10)
+    assert torch.equal(soft_cross_entropy(logits, wanted, 1.5), whole)
+    assert soft_cross_entropy(logits[:0], wanted[:0], 1.5).shape == (0,)
+
+
+def test_cosine_by_hand():
+    states = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [3.0, 4.0]])
+    others = torch.tensor([[5.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [4.0, 3.0]])
+    assert cosine_distance(states, others).tolist() == pytest.approx([0, 1, 2, 1 - 24 / 25], abs=1e-6)
+
+
+def test_the_sum_by_hand():
+    # 5 * 4 * (1 + 2) / 3 + 2 * (0.5 + 0.7) / 2 + (0.1 + 0.2) / 3
+    weights = LossWeights(5.0, 2.0, 1.0, 2.0)
+    found = distillation_loss(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]), (3, 2), weights)
+    assert float(found) == pytest.approx(20 + 1.2 + 0.1)
+
+
+# ------------------------------------------------------------------------------------------------------------- the stage
+
+
+@pytest.fixture
+def make_task(make_run):
+    """`make_task(teacher, student, examples, **settings)`: the task around models that are loaded."""
+
+    def make(teacher, student, examples, **settings):
+        run = make_run(DistillConfig, "distill", **{"max_response_tokens": 8, **settings})
+        teacher.backbone.eval().requires_grad_(False)
+        optimization = make_optimization(run, Predictor(student.backbone), 1)
+        responses = WrittenBatches(run.config, Epochs(0, 64, [len(examples)]), examples, teacher, student, run.accelerator)
+        responses.rows(1)
+        return DistillTask(run, run.config, teacher, student, optimization, responses, list(examples))
+
+    return make
+
+
+def examples_of(rollout):
+    """Every third response token of every other example does not count."""
+    return [
+        EncodedDemonstration(prompt.ids, ids, [bool(i % 3) or row % 2 == 0 for i in range(len(ids))])
+        for row, (prompt, ids) in enumerate(zip(rollout.prompts, rollout.responses, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"student_share": 0.5}, {"cosine_weight": 0.0, "lm_weight": 0.0}], ids=str)
+def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_task, hand_rollout, settings):
+    teacher = load_sharp(tiny_name)
+    student = make_student(DistillConfig(), teacher)
+    task = make_task(teacher, student, examples_of(hand_rollout), **settings)
+    lengths = [task.lengths[row] for row in range(len(task.lengths))]
+    assert_invariant(task.optimization, lengths, task.loss)
+
+
+def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_name, load_sharp, make_task, hand_rollout):
+    task = make_task(load_sharp(tiny_name), load_sharp(tiny_name), examples_of(hand_rollout), temperature=3.0)
+    _, sums = task.loss(list(range(6)))(list(range(6)))
+    assert float(sums["ce"]) == pytest.approx(float(sums["entropy"]), rel=1e-5)
+    assert float(sums["entropy"]) > 1
+    found = task.evaluate()
+    assert found["validation/loss/cosine"] == pytest.approx(0.0, abs=1e-5)
+    assert found["validation/kl"] == pytest.approx(0.0, abs=1e-5)
+    half = make_task(load_sharp(tiny_name), make_student(DistillConfig(), load_sharp(tiny_name)), examples_of(hand_rollout))
+    assert half.evaluate()["validation/kl"] > 0.01
+
+
+def test_the_language_model_loss_leaves_out_what_the_student_wrote(load_sharp, make_task, hand_rollout):
+    teacher = load_sharp("tiny-llama")
+    task = make_task(teacher, make_student(DistillConfig(), teacher), examples_of(hand_rollout), student_share=1.0)
+    loss, sums = task.loss(list(range(6)))(list(range(6)))
+    assert (float(sums["lm"]), float(sums["learned"])) == (0.0, 0.0)
+    assert float(sums["tokens"]) > 6
+    found = task.metrics({name: float(value) for name, value in sums.items()} | {"loss": float(loss.detach())})
+    assert (found["written/student"], found["written"], found["loss/lm"]) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "written"), [({"responses": "teacher"}, 0, 40), ({"student_share": 0.4}, 16, 16)]
+)
+def test_who_writes(load_sharp, make_task, settings, own, written):
+    examples = [EncodedDemonstration([9, 10 + n], [20], [True]) for n in range(40)]
+    teacher = load_sharp("tiny-llama")
+    task = make_task(teacher, make_student(DistillConfig(), teacher), examples, **settings)
+    responses = task.responses
+    assert abs(len(responses.own) - own) <= 8  # of 40 draws, 2.6 standard deviations
+    assert abs(len(responses.written) - written) <= 8
+    assert all(responses.current[row] is examples[row] for row in range(40) if row not in responses.written)
+    first = dict(responses.current)
+    responses.rows(1)
+    assert responses.current == first  # the update decides
+    responses.rows(2)
+    assert responses.current != first
+
+
+def test_students(load_sharp, sharp_folders, tmp_path):
+    teacher = load_sharp("tiny-llama")
+    half = make_student(DistillConfig(), teacher)
+    layers = [weight.numel() for name, weight in teacher.backbone.model.named_parameters() if ".layers.1." in name]
+    assert parameter_count(teacher.backbone) - parameter_count(half.backbone) == sum(layers) > 0
+    assert half.tokenization is teacher.tokenization
+    fresh = make_student(DistillConfig(student_start="random"), teacher)
+    assert parameter_count(fresh.backbone) == parameter_count(half.backbone)
+    same = "model.layers.0.mlp.up_proj.weight"
+    weights = [each.backbone.model.get_parameter(same) for each in (teacher, half, fresh)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    named = make_student(DistillConfig(student=sharp_folders["tiny-gpt2"], dtype="float32"), teacher)
+    assert named.backbone.model.config.model_type == "gpt2"
+
+
+def test_layers_are_a_better_start_than_random_weights(tmp_path, load_sharp, sharp_folders):
+    losses = {}
+    for start in ("layers", "random"):
+        config = DistillConfig(
+            output_dir=str(tmp_path / start), student_start=start, dtype="float32", log_to=["none"], epochs=4, batch_size=4,
+            max_response_tokens=16, learning_rate=1e-3,
+        )  # fmt: skip
+        trainer = DistillTrainer(sharp_folders["tiny-llama"], ROWS, config, ROWS[:4])
+        trainer.train()
+        rows = [json.loads(line) for line in (tmp_path / start / "metrics.jsonl").read_text().splitlines()]
+        losses[start] = [row["validation/kl"] for row in rows if "validation/kl" in row]
+    assert losses["layers"][-1] < losses["layers"][0]
+    assert losses["layers"][-1] < losses["random"][-1]
+
+
+def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
+    config = tmp_path / "prompts.jsonl"
+    config.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in ROWS))
+    words = (
+        f"--model {tiny_name} --train_data {config} --responses teacher --student_share 0.5 --batch_size 6 --dtype float32"
+    )
+    words += f" --max_response_tokens 8 --log_to none --output_dir {tmp_path / 'run'}"
+    cli.main(["distill", *words.split()])
+    told = capsys.readouterr().err
+    assert "student of 0.1 million parameters" in told
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows] == [0, 1, 2]  # 0 is the evaluation before the first
+    assert all(row["written"] == 1 for row in rows[1:])
+    loaded = load(ModelConfig(model=str(tmp_path / "run" / "model"), dtype="float32"), torch.float32)
+    assert loaded.backbone.model.config.num_hidden_layers == 1
+    assert "| teacher |" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"student": "tiny-t5"}, "another vocabulary"),
+        ({"lora_rank": 4}, "lora_rank is 4, but must be 0"),
+        ({"layer_step": 1}, "layer_step is 1, but must be 2 or more"),
+        ({"student_share": 1.5}, "student_share is 1.5"),
+        ({"ce_weight": 0.0, "lm_weight": 0.0, "cosine_weight": 0.0}, "above 0 unless another weight is"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, load_sharp, settings, complaint):
+    teacher = load_sharp("tiny-llama")
+    if settings.get("student"):
+        tokenizer = teacher.tokenization.tokenizer
+        tokenizer.add_tokens(["<another>"])
+    with pytest.raises(UserError, match=complaint) as caught:
+        make_student(DistillConfig(**settings), teacher)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_from_python_needs_no_adapter_on_the_teacher(tmp_path, load_sharp):
+    config = DistillConfig(output_dir=str(tmp_path), dtype="float32", log_to=["none"])
+    with pytest.raises(UserError, match="must have no adapter"):
+        DistillTrainer(load_sharp("tiny-llama", lora_rank=4), ROWS, config)
+    assert not Path(tmp_path, "metrics.jsonl").exists()
