@@ -146,7 +146,7 @@ def test_a_change_that_is_never_made_leaves_the_judgment_and_its_slot(database: 
     judgments.reopen(ann, mine.id)
     assert judgments.load(ann, mine.id).assignment.draft == {"state": "half done"}
     assert submit(judgments, ann, mine, "two", {"ranks": [4, 3, 2, 1]}).kind == "edit"
-    assert [judgment.answer["ranks"] for judgment, _, _ in judgments.history(ann)] == [[4, 3, 2, 1]]  # type: ignore[index]
+    assert [judgment.answer["ranks"] for judgment, *_ in judgments.history(ann)] == [[4, 3, 2, 1]]  # type: ignore[index]
     assert judgments.history(bob) == []
 
 

@@ -43,6 +43,7 @@ def test_help_has_one_line_for_each_command(capsys):
         "attributes",
         "ppo",
         "dpo",
+        "distill",
         "launch",
         "sample",
         "loop",
