@@ -113,7 +113,7 @@ def test_the_checkpoint_holds_all_that_decides(settings):
         rules.adapt(broken)
     again.load_state(json.loads(json.dumps(rules.state())))
     broken = violations([0.3, 0.1], [0.2, 0.6])
-    for step in ("compared", "learned"):
+    for step in ("score_to_compare", "score_to_learn"):
         ours, theirs = (getattr(each, step)(torch.tensor([0.5, 2.0]), broken) for each in (rules, again))
         assert torch.equal(ours, theirs)
     assert rules.metrics() == again.metrics()

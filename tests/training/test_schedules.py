@@ -77,9 +77,15 @@ def test_a_group_rests_and_then_runs_through_its_whole_schedule():
 # ---------------------------------------------------------------------------------------------------- micro-batches
 
 
+class Process:
+    """What micro-batches ask of an Accelerator."""
+
+    def __init__(self, rank, count):
+        self.process_index, self.num_processes, self.device = rank, count, SimpleNamespace(type="cpu")
+
+
 def processes(count):
-    cpu = SimpleNamespace(type="cpu")
-    return [SimpleNamespace(num_processes=count, process_index=rank, device=cpu) for rank in range(count)]
+    return [Process(rank, count) for rank in range(count)]
 
 
 def test_micro_batches_by_hand():
