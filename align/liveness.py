@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
@@ -86,19 +87,19 @@ class Peer:
             self.connection.sendall(f"{word} {rest}\n".encode())
 
 
-class Watch:
+class Watch(ABC):
     """This process's part of the watch; the two kinds of it are below."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.over = rank, False
 
+    @abstractmethod
     def peers(self) -> list[Peer]:
         """The processes that this one hears from."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self) -> None:
         """Hear from them until one is lost, in a thread."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Begin to watch."""

@@ -6,18 +6,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from align.attributes import AttributeConfig
 from align.commands.loop.config import LoopConfig
 from align.commands.plan.config import PlanConfig
 from align.commands.sample import SampleConfig
-from align.distill import DistillConfig
-from align.dpo import DPOConfig
+from align.commands.stage_configs import STAGE_CONFIGS
 from align.eval.tasks import TASKS
-from align.ppo import PPOConfig
-from align.reward import RewardConfig
-from align.rules import RuleConfig
 from align.settings import ModelConfig, RunConfig
-from align.sft import SFTConfig
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
@@ -80,17 +74,8 @@ def page() -> str:
     """The whole page."""
     shared = {field.name for config_class in (ModelConfig, RunConfig) for field in dataclasses.fields(config_class)}
     parts = [HEAD]
-    stages = {
-        "sft": SFTConfig,
-        "reward": RewardConfig,
-        "rules": RuleConfig,
-        "attributes": AttributeConfig,
-        "ppo": PPOConfig,
-        "dpo": DPOConfig,
-        "distill": DistillConfig,
-    }
-    for title, config_class in {f"align {name}": made for name, made in stages.items()}.items():
-        parts.append(section(title, config_class, shared))
+    for name, config_class in STAGE_CONFIGS.items():
+        parts.append(section(f"align {name}", config_class, shared))
     parts.append(section("align sample", SampleConfig, set()))
     parts.append(section("align loop", LoopConfig, set()))
     parts.append(section("align plan", PlanConfig, set()))

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from align.commands.stage_configs import STAGE_CONFIGS
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ("metrics", "details", "data", "clusters", "evaluation")
@@ -46,27 +48,6 @@ def code_in(text):
     return re.findall(r"`([^`\n]+)`", text)
 
 
-def configs():
-    """The settings' class of each stage."""
-    from align.attributes import AttributeConfig
-    from align.distill import DistillConfig
-    from align.dpo import DPOConfig
-    from align.ppo import PPOConfig
-    from align.reward import RewardConfig
-    from align.rules import RuleConfig
-    from align.sft import SFTConfig
-
-    return {
-        "sft": SFTConfig,
-        "reward": RewardConfig,
-        "rules": RuleConfig,
-        "attributes": AttributeConfig,
-        "ppo": PPOConfig,
-        "dpo": DPOConfig,
-        "distill": DistillConfig,
-    }
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_lines_are_short_and_table_rows_are_whole(name):
     width = None
@@ -89,19 +70,8 @@ def test_files_that_are_named_exist(path):
 # ------------------------------------------------------------------------------------------------------ docs/metrics.md
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, serve):
-    """The folders of two updates of each stage on tiny-llama, with everything on that writes a metric."""
-    from align.attributes import run_attribute_model
-    from align.distill import run_distill
-    from align.dpo import run_dpo
-    from align.ppo import run_ppo
-    from align.reward import run_reward
-    from align.rules import run_rule_model
-    from align.sft import run_sft
-
-    root = tmp_path_factory.mktemp("docs")
-    data = {name: str(root / f"{name}.jsonl") for name in ("demonstrations", "rankings", "judgments", "ratings", "prompts")}
+def write_data(folder):
+    """Small data of every kind; the path of each file by its kind."""
     verdicts = (("Yo", "violates"), ("I am 7.", "follows"))
     rows = {
         "judgments": [
@@ -120,11 +90,28 @@ def runs(tmp_path_factory, serve):
         "rankings": [{"prompt": f"{n}?", "responses": ["a", "bb", "c c"], "ranks": [1, 2, 3]} for n in range(2)],
         "prompts": [{"prompt": "Hi"}, {"prompt": "Count."}],
     }
-    for name, listed in rows.items():
-        Path(data[name]).write_text("".join(json.dumps(row) + "\n" for row in listed))
+    data = {name: folder / f"{name}.jsonl" for name in rows}
+    for name, path in data.items():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
+    return {name: str(path) for name, path in data.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, serve):
+    """The folders of two updates of each stage on tiny-llama, with everything on that writes a metric."""
+    from align.attributes import run_attribute_model
+    from align.distill import run_distill
+    from align.dpo import run_dpo
+    from align.ppo import run_ppo
+    from align.reward import run_reward
+    from align.rules import run_rule_model
+    from align.sft import run_sft
+
+    root = tmp_path_factory.mktemp("docs")
+    data = write_data(root)
     config = {
         stage: partial(made, dtype="float32", log_to=["none"], save_every=1, output_dir=str(root / stage))
-        for stage, made in configs().items()
+        for stage, made in STAGE_CONFIGS.items()
     }
     demonstrations, rankings = data["demonstrations"], data["rankings"]
     learned = {"train_data": demonstrations, "validation_data": demonstrations, "batch_size": 1}
@@ -243,7 +230,7 @@ def test_each_detail_has_a_source_and_a_function_that_exists():
 
 
 def test_each_setting_that_is_named_has_that_default():
-    classes = configs()
+    classes = STAGE_CONFIGS
     settings = re.findall(r"`(sft|reward|ppo|dpo|distill)\.(\w+): ([^`]+)`", page("details"))
     assert len(settings) > 20
     for stage, key, value in settings:
@@ -353,4 +340,4 @@ def test_the_launch_commands_are_taken():
             given = _validate_launch_command(launch_command_parser().parse_args(words))[0]
             stage = Path(given.training_script).parent.name
             assert Path(given.training_script).exists()
-            parse(configs()[stage], given.training_script_args)
+            parse(STAGE_CONFIGS[stage], given.training_script_args)

@@ -43,32 +43,16 @@ def commands(inline):
 
 def settings_of(words):
     """The settings class of a command and the words that are left, or None where the command has no such class."""
-    from align.attributes import AttributeConfig
     from align.cli import COMMANDS
     from align.commands.plan.config import PlanConfig
     from align.commands.sample import SampleConfig
-    from align.distill import DistillConfig
-    from align.dpo import DPOConfig
+    from align.commands.stage_configs import STAGE_CONFIGS
     from align.eval.tasks import TASKS
-    from align.ppo import PPOConfig
-    from align.reward import RewardConfig
-    from align.rules import RuleConfig
-    from align.sft import SFTConfig
 
     assert words[0] in COMMANDS
     if words[0] == "eval":
         return TASKS[words[1]].load()[0], words[2:]
-    known = {
-        "sft": SFTConfig,
-        "reward": RewardConfig,
-        "rules": RuleConfig,
-        "attributes": AttributeConfig,
-        "ppo": PPOConfig,
-        "dpo": DPOConfig,
-        "distill": DistillConfig,
-        "sample": SampleConfig,
-        "plan": PlanConfig,
-    }
+    known = STAGE_CONFIGS | {"sample": SampleConfig, "plan": PlanConfig}
     return known.get(words[0]), words[1:]
 
 
