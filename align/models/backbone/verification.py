@@ -74,8 +74,13 @@ def _tolerance(backbone: Backbone, states: Tensor) -> float:
 
 
 def _rows(backbone: Backbone, *rows: list[int]) -> Padded:
+    """Rows of tokens from the middle of the vocabulary.
+
+    At its beginning many models have special tokens that they hardly ever read in training. On those SmolLM2-135M's states
+    are so unstable that in bfloat16 the rounding of another kernel changes them by more than their size.
+    """
     size = backbone.model.config.vocab_size
-    return Padded.from_lists([[token % size for token in row] for row in rows]).to(backbone.device)
+    return Padded.from_lists([[(size // 2 + token) % size for token in row] for row in rows]).to(backbone.device)
 
 
 def _name(backbone: Backbone) -> str:
