@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
 from statistics import fmean
@@ -62,8 +62,13 @@ def progress(session: Session) -> list[Json]:
     return rows
 
 
-def per_day(session: Session, task: str, days: int = 30) -> list[Json]:
-    """Judgments submitted, by day (UTC) and labeler."""
+def per_day(session: Session, task: str, days: int = 30, most: int = 6) -> list[Json]:
+    """Judgments submitted, by day (UTC) and labeler.
+
+    Args:
+        days: how far back.
+        most: labelers who are told apart, the busiest ones; all others count as one.
+    """
     number = cast(Judgment.created_at, Integer) // DAY
     query = (
         select(number, User.name, func.count())
@@ -73,9 +78,17 @@ def per_day(session: Session, task: str, days: int = 30) -> list[Json]:
         .group_by(number, User.name)
         .order_by(number)
     )
+    rows = session.execute(query).all()
+    totals: Counter[str] = Counter()
+    for _, name, count in rows:
+        totals[name] += count
+    named = {name for name, _ in totals.most_common(most)}
+    counts: Counter[tuple[int, str]] = Counter()
+    for day, name, count in rows:
+        counts[day, name if name in named else f"{len(totals) - most} others"] += count
     return [
         {"day": datetime.fromtimestamp(day * DAY, UTC).strftime("%Y-%m-%d"), "labeler": name, "judgments": count}
-        for day, name, count in session.execute(query)
+        for (day, name), count in counts.items()
     ]
 
 

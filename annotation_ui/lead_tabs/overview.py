@@ -28,7 +28,8 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
     with gr.Row(equal_height=False):
         agreement = table("Agreement")
         wins = table("Win rates (Compare two)")
-    speed = gr.BarPlot(x="day", y="judgments", color="labeler", title="Judgments per day", height=260, visible=False)
+    look: dict[str, Any] = {"title": "Judgments per day", "height": 260, "elem_classes": "chart"}
+    speed = gr.BarPlot(x="day", y="judgments", color="labeler", visible=False, **look)
 
     def read_overview(task: str) -> list[Any]:
         with services.database.read() as session:

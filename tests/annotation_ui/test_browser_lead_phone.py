@@ -49,9 +49,10 @@ def add_real_work(server: Server) -> str:
     models = [f"runs/model-{k}/step-1000" for k in range(4)]
     row = {"prompt": "Write " + "a-long-word" * 9, "responses": responses, "model": models}
     rows = [("t", {**row, "id": f"an-item-with-a-long-name-{n}"}) for n in range(3)]
-    batch = server.add_batch(rows, overlap=2, name=f"round-{secrets.token_hex(24)}")
+    batch = server.add_batch(rows, overlap=10, name=f"round-{secrets.token_hex(24)}")
     judgments = Judgments(Leases(server.database))
-    for name, ranks in (("ann" * 12, [1, 2, 3, 4]), ("bob", [4, 3, 2, 1])):
+    others = [(f"cleopatra-{n}", [1, 2, 2, 3]) for n in range(8)]  # more than a legend has room for
+    for name, ranks in (("ann" * 12, [1, 2, 3, 4]), ("bob", [4, 3, 2, 1]), *others):
         user = labeler(server, name)
         do(judgments, user, "rank", {"ranks": ranks, "ratings": [1, 7, 4, None], "flags": [["hallucination"], [], [], []]})
         waiting = judgments.leases.next(user, "rank")

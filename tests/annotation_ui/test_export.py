@@ -127,6 +127,16 @@ def test_gold_time_and_batches_select(database: Database, judgments: Judgments) 
         assert overview.per_day(session, "rank")[0]["judgments"] == 3
 
 
+def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(database: Database, judgments: Judgments) -> None:
+    add_batch(database, rank_rows(3, 2), overlap=4)
+    for labeler, count in zip(add_users(database, "ann", "bob", "cem", "dee"), (1, 3, 2, 1), strict=True):
+        for _ in range(count):
+            do(judgments, labeler, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
+    with database.read() as session:
+        rows = overview.per_day(session, "rank", most=2)
+    assert {row["labeler"]: row["judgments"] for row in rows} == {"bob": 3, "cem": 2, "2 others": 2}
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
 def test_files_manifest_and_hash(database: Database, judgments: Judgments, tmp_path: Path, kind: str) -> None:
     hostile = '=HYPERLINK("http://x","y")'

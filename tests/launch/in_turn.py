@@ -18,7 +18,9 @@ if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and os.environ.get("ALIG
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # A script leaves the process group at its end, but the next one needs it.
 leave, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_: None
-for words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-    sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
-leave()
+try:
+    for words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+finally:  # also of a script that exits: a process that ends within the group may be aborted by the threads of the exchange
+    leave()
