@@ -100,7 +100,7 @@ def load_shapes(
 ) -> LoadedModel:
     """A model as `load` would have it, but its weights have shapes and no data: for estimates of models of any size.
 
-    Responses are taken to share a prompt's row wherever a row holds prompt and response; loading would find that out.
+    Responses are taken to share the reading of their prompt, unless an encoder reads them; loading would find that out.
 
     Args:
         allow_reward_model: whether to accept what only judges text.
@@ -124,7 +124,7 @@ def load_shapes(
     tokenization = load_tokenization(source, config.chat_template, of_pairs=is_encoder(model.config))
     with torch.device("meta"):
         loaded = _with_fresh_adapter(model, tokenization, base, config, adapter, check=False)
-    loaded.backbone.shares_prompts = loaded.backbone.prompt_in_row
+    loaded.backbone.shares_prompts = not is_encoder(model.config)
     return loaded
 
 

@@ -32,7 +32,7 @@ from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine
 from align.training.factory import make_optimization
 from align.training.optimization import Optimization
-from align.training.start import Model, open_run
+from align.training.start import Model, open_run, say_if_prompts_are_repeated
 
 Reward = str | LoadedReward | RewardFunction | WeightedFunction
 """A part of the reward: the folder of a reward model, a loaded one, or a function (with a weight of its own, or 1)."""
@@ -100,6 +100,7 @@ class PPOTrainer:
         rules = self._rule_scorer(scoring.rules, rule_texts, roles) if scoring.rules else None
         counts = f"{len(encoded)} prompts, {len(held_out)} held out"
         self.run.say(f"ppo: {counts}; model {self.run.config.model}")
+        say_if_prompts_are_repeated(self.run, self.loaded.backbone, [config.samples_per_prompt])
         if held_out and not judge:
             self.run.say(
                 "the best policy is chosen by the reward that it is trained on; judge_model lets another one choose"

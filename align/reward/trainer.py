@@ -82,8 +82,6 @@ class RewardTrainer(HeadTrainer):
         demonstrated = encode_demonstrated(config, self.loaded, demonstrations) if demonstrations else []
         name = self.run.config.model
         self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
-        if self.loaded.backbone.prompt_in_row and not self.loaded.backbone.shares_prompts:
-            self.run.say("the model cannot read several responses in one row: each is read with its prompt, which is slower")
         head = initial_head(name, self.loaded.backbone, read_layers=config.read_layers)
         module = build_module(config, self.loaded, head)
         predicted = predicted_tokens if config.lm_loss_weight else None

@@ -1,5 +1,6 @@
 """The beginning that all stages share: a run's folder, and the model that it trains."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import resolve_model
 from align.errors import UserError
+from align.models.backbone import Backbone
 from align.models.loading import LoadedModel, from_objects, load
 from align.runtime.sharding import sharded_loading
 from align.settings import ModelConfig, RunConfig
@@ -58,3 +60,13 @@ def open_run(
         raise UserError(f"the model is in {dtype}: convert it to float32 or bfloat16")
     config = replace(config, model=name, dtype=dtype)  # type: ignore[call-arg]
     return Run(config, stage), from_objects(model, tokenizer, config, adapter)
+
+
+def say_if_prompts_are_repeated(run: Run, backbone: Backbone, responses: Iterable[int]) -> None:
+    """Tell that prompts are read again for each of their responses: a run is then slower than its user may expect.
+
+    Args:
+        responses: how many each prompt has.
+    """
+    if not backbone.shares_prompts and max(responses, default=0) > 1:
+        run.say("the model cannot read several responses in one row: each is read with its prompt, which is slower")

@@ -17,7 +17,7 @@ from align.training.loop import Task, check_memory, train
 from align.training.memory_dry_run import BatchShape, RolePass
 from align.training.optimization import Optimization
 from align.training.run import Run
-from align.training.start import Model, open_run
+from align.training.start import Model, open_run, say_if_prompts_are_repeated
 
 Example = TypeVar("Example")
 Config = TypeVar("Config", bound=EpochConfig)
@@ -92,6 +92,8 @@ class EpochTrainer:
             UserError: if there is not.
         """
         config = self.config
+        responses = (len(batch_shape([example]).response_tokens) for example in mixed.examples)
+        say_if_prompts_are_repeated(self.run, self.loaded.backbone, responses)
         mixing = config if isinstance(config, MixtureConfig) else None
         ramp = parse_ramp(config.batch_ramp)
         self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing, ramp)

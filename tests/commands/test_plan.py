@@ -19,6 +19,7 @@ from align.models.loading import load, load_shapes
 from align.runtime.flops import FlopsProfile, Matrices, Stack
 from align.settings import ModelConfig
 from align.training.run import read_metrics
+from tests.models.encoders import write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -146,6 +147,13 @@ def test_shapes_are_those_of_the_loaded_model():
         assert shapes.backbone.device.type == "meta"
         for some, other in zip(shapes.backbone.parameters(), real.backbone.parameters(), strict=True):
             assert (some.shape, some.dtype, some.requires_grad) == (other.shape, other.dtype, other.requires_grad)
+
+
+def test_what_shares_a_prompt_in_an_estimate_shares_it_when_it_is_loaded(tiny_name, sharpen, tmp_path):
+    for name, shares in ((tiny_name, True), (write_encoder("bert", tmp_path, sharpen), False)):
+        config = ModelConfig(model=name, dtype="float32")
+        loaded = (make(config, torch.float32, allow_reward_model=True) for make in (load_shapes, load))
+        assert [each.backbone.shares_prompts for each in loaded] == [shares, shares]
 
 
 # ------------------------------------------------------------------------------------------- runs count the same FLOPs

@@ -1,0 +1,118 @@
+"""However many answers to a prompt are scored, the reward model reads the prompt's tokens once: counted at its embedding."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from align.commands.sample import EncodedPrompt, score
+from align.eval.core.subjects import Subject
+from align.eval.reward.curves import best_of_n
+from align.eval.reward.preferences import evaluate_on_preferences
+from align.eval.reward.reward_models import NamedRewardModel
+from align.eval.reward.rewardbench import evaluate_on_benchmark
+from align.eval.reward.settings import RewardEvalConfig
+from align.models.heads import ScalarHead
+from align.models.roles import RewardModel
+from align.reward.checkpoint import LoadedReward
+
+PROMPT = "How many fish are there in the sea, and who has counted them?"
+ANSWERS = ["Many.", "Nobody has counted them all.", "Three", "I do not know!"]
+
+
+@pytest.fixture
+def reward(load_sharp, tiny_name):
+    loaded = load_sharp(tiny_name)
+    torch.manual_seed(1)
+    model = RewardModel(loaded.backbone, ScalarHead(loaded.backbone.hidden_size, bias=False)).eval().requires_grad_(False)
+    return LoadedReward(model, loaded, 0.0)
+
+
+@contextmanager
+def tokens_read(reward):
+    """A list of how many tokens go into each pass, those of padding too; of T5, its encoder's and its decoder's apart."""
+    read, model = [], reward.loaded.backbone.model
+    tokens = model.get_input_embeddings().weight  # which T5's halves share
+    embeddings = [each for each in model.modules() if getattr(each, "weight", None) is tokens and each is not model.lm_head]
+    hooks = [each.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel())) for each in embeddings]
+    try:
+        yield read
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def once(reward, answers):
+    """What reading the prompt once costs: the answers behind it, or each behind a decoder's start token."""
+    lengths, prompt = list(map(len, answers)), len(reward.loaded.tokenization.prompt_ids(conversation()))
+    assert prompt > 50
+    if reward.loaded.backbone.prompt_in_row:
+        return [prompt + sum(lengths)]
+    return [prompt, len(answers) * (1 + max(lengths))]
+
+
+def conversation():
+    return ({"role": "user", "content": PROMPT},)
+
+
+def answer_ids(reward):
+    return [reward.loaded.tokenization.response_ids(text) for text in ANSWERS]
+
+
+def settings(folder, **more):
+    given = {"reward_model": "in memory", "output": str(folder / "out"), "dtype": "float32", "resamples": 100}
+    return RewardEvalConfig(**given | {"preferences": ""} | more)
+
+
+def named(reward):
+    return NamedRewardModel("tiny", "0", "reward", reward)
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_of_a_ranking(reward, tmp_path):
+    rankings = write(tmp_path / "r.jsonl", {"prompt": PROMPT, "responses": ANSWERS, "ranks": [1, 2, 3, 4]})
+    with tokens_read(reward) as read:
+        evaluate_on_preferences(settings(tmp_path, preferences=rankings), named(reward), Accelerator(cpu=True))
+    assert read == once(reward, answer_ids(reward))
+
+
+def test_of_a_row_of_a_benchmark(reward, tmp_path):
+    row = {"id": "7", "prompt": PROMPT, "chosen": ANSWERS[:1], "rejected": ANSWERS[1:], "subset": "Math"}
+    rows = write(tmp_path / "rows.jsonl", row)
+    with tokens_read(reward) as read:
+        evaluate_on_benchmark(settings(tmp_path, benchmark=rows), named(reward), Accelerator(cpu=True))
+    assert read == once(reward, answer_ids(reward))
+
+
+def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
+    prompts = write(tmp_path / "prompts.jsonl", {"prompt": PROMPT})
+    config = settings(tmp_path, prompts=prompts, models=["a policy"], samples=8, max_new_tokens=5, seed=3)
+    subject = Subject("policy", load_sharp(tiny_name))
+    with tokens_read(reward) as read:
+        best_of_n(config, subject, [named(reward)], Accelerator(cpu=True))
+    (row,) = map(json.loads, (tmp_path / "out" / "best-of-n-policy.jsonl").read_text().splitlines()[1:])
+    assert len(row["ids"]) == 8
+    assert read == once(reward, row["ids"])
+
+
+def test_of_candidates_of_align_sample(reward):
+    ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
+    with tokens_read(reward) as read:
+        rewards = score(reward.loaded, reward, [encoded] * 4, ids, ANSWERS, 4096)
+    assert read == once(reward, ids)
+    assert len(set(rewards)) == 4
+
+
+@pytest.mark.parametrize("tiny_name", ["tiny-llama", "tiny-gpt2"])
+def test_the_count_tells_of_a_model_that_lost_the_ability(reward, monkeypatch):
+    monkeypatch.setattr(reward.loaded.backbone, "shares_prompts", False)
+    ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
+    with tokens_read(reward) as read:
+        score(reward.loaded, reward, [encoded] * 4, ids, ANSWERS, 4096)
+    assert sum(read) >= 4 * len(encoded.ids)
