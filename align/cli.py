@@ -105,7 +105,8 @@ def _distill(words: list[str]) -> None:
 
 
 def _sample(words: list[str]) -> None:
-    from align.commands.sample import SampleConfig, run_sample
+    from align.commands.sample import run_sample
+    from align.commands.sample_config import SampleConfig
 
     run_stage(SampleConfig, run_sample, words, "align sample")
 

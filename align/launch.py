@@ -77,7 +77,7 @@ def run_stage(
         arguments: `--config FILE` and `--key value` pairs; None: this process's command line.
         program: what `--help` calls the program.
     """
-    from align.settings import parse
+    from align.settings_parser import parse
 
     with one_line_errors(), stopped_by_signals():
         config = parse(config_class, sys.argv[1:] if arguments is None else arguments, program)

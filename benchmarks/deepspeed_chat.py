@@ -19,7 +19,7 @@ from align.builtin.zoo import resolve_model
 from align.files import new_folder
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
-from align.training.run import read_metrics
+from align.training.metrics_file import read_metrics
 from benchmarks.data import words
 
 TOKENS = 256

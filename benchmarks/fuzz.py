@@ -28,7 +28,7 @@ from align.data.records import Demonstration, Prompt, Ranking
 from align.errors import UserError
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
-from align.settings import parse
+from align.settings_parser import parse
 from align.sft.config import SFTConfig
 
 ROOT = Path(__file__).resolve().parents[1]

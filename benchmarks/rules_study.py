@@ -21,7 +21,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from align.commands.sample import SampleConfig, run_sample
+from align.commands.sample import run_sample
+from align.commands.sample_config import SampleConfig
 from align.commands.stages import run_unless_finished
 from align.data.conversation import to_json
 from align.data.judgments import RuleJudgment
@@ -37,8 +38,8 @@ from align.rules import RuleConfig, run_rule_model
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.runtime.distributed import computes_on_cpu
 from align.seeds import Stream, generator
-from align.settings import parse
-from align.training.run import read_metrics
+from align.settings_parser import parse
+from align.training.metrics_file import read_metrics
 from benchmarks.rules_tables import PLANTED, Scored, has_digit, write_report
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 from align.commands.loop.config import LoopConfig
 from align.commands.plan.config import PlanConfig
-from align.commands.sample import SampleConfig
+from align.commands.sample_config import SampleConfig
 from align.commands.stage_configs import STAGE_CONFIGS
 from align.eval.tasks import TASKS
 from align.settings import ModelConfig, RunConfig

@@ -23,7 +23,7 @@ from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import Sampling
-from align.settings import parse
+from align.settings_parser import parse
 from align.sft import SFTConfig, run_sft
 from align.shipped import shipped_root
 

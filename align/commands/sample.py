@@ -1,136 +1,30 @@
 """`align sample`: a model's responses to a file of prompts, as rows that the labeling app imports."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import torch
-from accelerate import Accelerator
 from rich.progress import Progress
 
 from align.attributes.expressions import Condition, Expression
 from align.attributes.model import heads_of
-from align.attributes.scoring import AttributeScorer
 from align.batches.encoding import Limits, encode_prompts
+from align.commands.sample_config import SampleConfig
+from align.commands.sample_scoring import Scored, inference_device, score_all
 from align.data.conversation import to_json
 from align.errors import UserError
-from align.examples import EncodedPrompt, SampledResponse
+from align.examples import EncodedPrompt
 from align.files import write_text
 from align.models.loading import LoadedModel, load
-from align.reward.checkpoint import RULE, LoadedReward, load_reward_model, require_reward_model
-from align.reward.scoring import RewardModelScorer
-from align.rules.reranking import RuleUse, best_response
-from align.rules.rubric_judges import load_rubrics
-from align.rules.rubric_settings import RubricSettings
-from align.rules.rubrics import Rubric
-from align.rules.scoring import RuleScorer, rules_of_model
+from align.reward.checkpoint import require_reward_model
+from align.rules.scoring import rules_of_model
 from align.runtime.console import console
-from align.runtime.distributed import compute_dtype, computes_on_cpu
+from align.runtime.distributed import compute_dtype
 from align.sampling.generation import row_uniforms, sample
-from align.sampling.settings import AnsweringConfig, PrimerSettings
 from align.seeds import Stream
-from align.settings import ModelConfig, option, require_setting
-
-
-@dataclass(kw_only=True)
-class SampleConfig(PrimerSettings, RubricSettings, AnsweringConfig):
-    """Settings of `align sample`."""
-
-    model: str = option("", "model to sample from: a folder, a hub name or a built-in model")
-    prompts: str = option("data/prompts.jsonl", "prompts: file, folder or hub name")
-    output: str = option("", "JSON Lines file to write; it must not exist yet")
-    samples_per_prompt: int = option(1, "responses that are kept for each prompt")
-    best_of: int = option(
-        1,
-        "responses drawn for each one that is kept, the best by reward_model, rule_model and rubrics; 1: no selection",
-    )
-    reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
-    rule_model: str = option("", "folder of a rule model whose verdicts are written too; empty: none")
-    rules: list[str] = option(
-        [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
-    )
-    rule_use: RuleUse = option(
-        "filter",
-        "how rules choose with best_of: filter keeps responses whose geometric mean of P(follows) is at least "
-        "rule_threshold, then the best reward; multiply takes the product of that mean with the reward's probability",
-    )
-    rule_threshold: float = option(0.5, "see rule_use; where no response is left, the one that obeys most is kept")
-
-    attribute_model: str = option("", "folder of an attribute model whose attributes are written too; empty: none")
-    filter: str = option(
-        "", "what its attributes must be for a candidate of best_of, such as unsafe<0.2, sensible>0.5; empty: anything"
-    )
-    rank: str = option(
-        "", "what is highest for the best candidate, such as 3*sensible+specific; empty: the reward and rules"
-    )
-    fallback: str = option("", "what is written where filter leaves no candidate; empty: the prompt is left out and counted")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("filter", "rank"):
-            given = bool(self.attribute_model) or not getattr(self, name)
-            require_setting(self, name, given, "empty without attribute_model")
-        for name in ("model", "output"):
-            require_setting(self, name, bool(getattr(self, name)), "given")
-        for name in ("samples_per_prompt", "best_of"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        chooses = bool(self.reward_model or self.rule_model or self.rubrics or self.attribute_model)
-        by = "unless reward_model, rule_model, rubrics or attribute_model is given"
-        require_setting(self, "best_of", self.best_of == 1 or chooses, f"1, {by}")
-        require_setting(self, "rules", bool(self.rule_model) or not self.rules, "empty without rule_model")
-        require_setting(self, "rule_threshold", 0 <= self.rule_threshold <= 1, "a share from 0 to 1")
-        require_setting(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")
-
-
-@dataclass
-class Scored:
-    """Responses [N] with what reward model and rule model say of them.
-
-    Attributes:
-        rewards: [N]; empty without a reward model.
-        violates: by rule, [N] how likely each response violates it.
-        rubrics: each with the reward of each response [N].
-        attributes: of each response [N], by name; empty without an attribute model.
-    """
-
-    texts: list[str]
-    rewards: list[float] = field(default_factory=list)
-    violates: dict[str, list[float]] = field(default_factory=dict)
-    rubrics: list[tuple[Rubric, list[float]]] = field(default_factory=list)
-    attributes: list[dict[str, float]] = field(default_factory=list)
-
-    def best(self, config: SampleConfig, group: Sequence[int]) -> int | None:
-        """The response of a group that is kept; None if no candidate passes the filter."""
-        names = list(self.attributes[0]) if self.attributes else []
-        if config.filter:
-            condition = Condition(config.filter, names, "filter")
-            group = [i for i in group if condition.holds(self.attributes[i])]
-        if not group:
-            return None
-        if config.rank:
-            rank = Expression(config.rank, names, "rank")
-            return max(group, key=lambda i: rank(self.attributes[i]))
-        rewards = [self.rewards[i] if self.rewards else 0.0 for i in group]
-        for rubric, probabilities in self.rubrics:
-            rewards = [reward + rubric.weight * probabilities[i] for reward, i in zip(rewards, group, strict=True)]
-        follows = [[1 - probabilities[i] for probabilities in self.violates.values()] for i in group]
-        return group[best_response(rewards, follows, config.rule_use, config.rule_threshold)]
-
-    def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        """What the row of a prompt says of the responses that were kept."""
-        found: dict[str, object] = {}
-        if self.rewards:
-            found["rewards"] = [round(self.rewards[i], 6) for i in kept]
-        if self.violates:
-            found["violates"] = {rule: [round(given[i], 6) for i in kept] for rule, given in self.violates.items()}
-        if self.rubrics:
-            found["rubrics"] = {rubric.name: [round(given[i], 6) for i in kept] for rubric, given in self.rubrics}
-        if self.attributes:
-            names = self.attributes[0]
-            found["attributes"] = {name: [round(self.attributes[i][name], 6) for i in kept] for name in names}
-        return found
+from align.settings import ModelConfig
 
 
 def run_sample(config: SampleConfig) -> Path:
@@ -157,7 +51,7 @@ def run_sample(config: SampleConfig) -> Path:
         require_reward_model(config.reward_model)
     rules = rules_of_model(config.rule_model, config.rules) if config.rule_model else {}
     _check_expressions(config)
-    device = _device()
+    device = inference_device()
     settings = ModelConfig(model=config.model, chat_template=config.chat_template, dtype=config.dtype)
     loaded = load(settings, compute_dtype(config.dtype))
     loaded.backbone.to(device).eval().requires_grad_(False)
@@ -166,7 +60,7 @@ def run_sample(config: SampleConfig) -> Path:
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
     responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
-    scored = _score_all(config, loaded, rules, drawn, responses)
+    scored = score_all(config, loaded, rules, drawn, responses)
     found = [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
         for number, prompt in enumerate(prompts)
@@ -177,41 +71,6 @@ def run_sample(config: SampleConfig) -> Path:
     left_out = f"; {len(found) - len(rows)} prompts left out by the filter" if len(rows) < len(found) else ""
     console.print(f"{target}: {len(rows)} prompts, {written} responses{left_out}", highlight=False)
     return target
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _score_all(
-    config: SampleConfig,
-    loaded: LoadedModel,
-    rules: Mapping[str, str],
-    drawn: Sequence[EncodedPrompt],
-    responses: Sequence[list[int]],
-) -> Scored:
-    """What all models that the settings name say of the responses; `rules` are texts by id."""
-    texts = [loaded.tokenization.text(ids) for ids in responses]
-    scored, device = Scored(texts), _device()
-    if config.reward_model:
-        reward = load_reward_model(config.reward_model, config.dtype)
-        reward.model.to(device)
-        scored.rewards = score(loaded, reward, drawn, responses, texts, config.batch_tokens)
-    if rules:
-        judge = load_reward_model(config.rule_model, config.dtype, kind=RULE)
-        judge.model.to(device)
-        scorer = scorer_of(loaded, judge, config.batch_tokens)
-        given = RuleScorer(scorer, rules, judge.loaded.tokenization)(sampled(drawn, responses, texts))
-        scored.violates = dict(zip(rules, given.tolist(), strict=True))
-    for judged in load_rubrics(config, Accelerator(cpu=computes_on_cpu()), config.dtype, config.batch_tokens):
-        categories, conversations = [prompt.category for prompt in drawn], [prompt.conversation for prompt in drawn]
-        scored.rubrics.append((judged.rubric, judged(conversations, texts, categories)))
-    if config.attribute_model:
-        place = (loaded.tokenization, Accelerator(cpu=computes_on_cpu()), config.batch_tokens)
-        scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(
-            sampled(drawn, responses, texts)
-        )
-    return scored
 
 
 def _check_expressions(config: SampleConfig) -> None:
@@ -255,41 +114,6 @@ def primed(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedP
         )
         found.append(replace(prompt, ids=ids))
     return found
-
-
-def score(
-    loaded: LoadedModel,
-    reward: LoadedReward,
-    drawn: Sequence[EncodedPrompt],
-    responses: Sequence[list[int]],
-    texts: Sequence[str],
-    batch_tokens: int,
-) -> list[float]:
-    """The reward of each response, minus the reward model's mean over demonstrations.
-
-    Args:
-        loaded: the model that wrote the responses.
-        reward: the reward model.
-        drawn: the prompt of each response [N].
-        responses: token ids in the vocabulary of `loaded` [N].
-        texts: the responses as text [N], for a reward model with another tokenizer.
-        batch_tokens: tokens in one forward pass.
-
-    Raises:
-        UserError: if the reward model cannot read a prompt with its response.
-    """
-    return scorer_of(loaded, reward, batch_tokens)(sampled(drawn, responses, texts))
-
-
-def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
-    """What scores responses of `loaded`."""
-    return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=computes_on_cpu()), batch_tokens)
-
-
-def sampled(drawn: Sequence[EncodedPrompt], responses: Sequence[list[int]], texts: Sequence[str]) -> list[SampledResponse]:
-    """Responses as reward models take them; arguments as `score` has."""
-    rows = zip(drawn, responses, texts, strict=True)
-    return [SampledResponse(prompt.conversation, prompt.ids, ids, text) for prompt, ids, text in rows]
 
 
 def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Scored, drawn: range) -> dict[str, object] | None:

@@ -54,6 +54,16 @@ def required_field(row: Mapping[str, Any], field: str, remedy: str) -> Any:
     return value
 
 
+def text_or_none(value: object) -> str | None:
+    """A value if it is text that is not blank, else None: an odd category is no reason to refuse another project's row."""
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def id_or_none(value: object) -> str | None:
+    """An id, given as text or as a whole number, or None if it is neither."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text_or_none(value)
+
+
 def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse a field whose name is similar to that of a known one: ignoring it would silently lose a judgment.
 

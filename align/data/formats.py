@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from align.data import converters as convert
-from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
-from align.data.fields import check_row
+from align.data.fields import check_row, id_or_none, text_or_none
 from align.data.judgments import AttributeJudgment, RuleJudgment
+from align.data.layouts import instructions, pairs, votes
+from align.data.layouts import open_assistant as oasst
 from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.errors import UserError
 
@@ -55,7 +55,7 @@ def _is_hh(row: Row) -> bool:
 
 
 def _is_whole_pair(row: Row) -> bool:
-    return convert.is_whole_conversation(row.get("chosen"))
+    return pairs.is_whole_conversation(row.get("chosen"))
 
 
 def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
@@ -65,8 +65,8 @@ def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
 def _prompt_from_messages(row: Row) -> list[Record]:
     turns = check_conversation(row["messages"], "messages")
     first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), len(turns))
-    category = convert.text_or_none(row.get("category"))
-    return [Prompt(prompt=turns[:first], id=convert.id_or_none(row.get("id")), category=category)]
+    category = text_or_none(row.get("category"))
+    return [Prompt(prompt=turns[:first], id=id_or_none(row.get("id")), category=category)]
 
 
 _is_ultrafeedback = _has("instruction", "completions")
@@ -84,25 +84,25 @@ FORMATS: tuple[Format, ...] = (
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _own(Demonstration)),
     Format("messages", Demonstration, "messages", _has("messages"), _own(Demonstration)),
-    Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, convert.alpaca),
-    Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, convert.dolly),
+    Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, instructions.alpaca),
+    Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, instructions.dolly),
     Format("OpenAssistant messages", Demonstration, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
     Format("ranking", Ranking, "prompt, responses, ranks", _has_any("responses", "ranks"), _own(Ranking)),
-    Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, convert.hh_pair),
-    Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), convert.pair),
-    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, convert.ultrafeedback),
+    Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, pairs.hh_pair),
+    Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), pairs.pair),
+    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, instructions.ultrafeedback),
     Format(
         "UltraFeedback pair",
         Ranking,
         "instruction, chosen_response, rejected_response",
         _is_ultrafeedback_pair,
-        convert.ultrafeedback_pair,
+        instructions.ultrafeedback_pair,
     ),
-    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, convert.shp),
-    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, convert.scored_answers),
-    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, convert.stack_pair),
+    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, votes.shp),
+    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, votes.scored_answers),
+    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, votes.stack_pair),
     Format("OpenAssistant messages", Ranking, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
     # Rule judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
@@ -112,23 +112,23 @@ FORMATS: tuple[Format, ...] = (
     ),
     # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
-    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, convert.pair_prompt),
+    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, pairs.pair_prompt),
     Format("prompt", Prompt, "prompt", _has("prompt"), _own(Prompt)),
-    Format("HH-RLHF", Prompt, "chosen (transcript)", _is_hh, convert.hh_prompt),
+    Format("HH-RLHF", Prompt, "chosen (transcript)", _is_hh, pairs.hh_prompt),
     Format("messages", Prompt, "messages", _has("messages"), _prompt_from_messages),
-    Format("UltraFeedback", Prompt, "instruction, completions", _is_ultrafeedback, convert.ultrafeedback_prompt),
+    Format("UltraFeedback", Prompt, "instruction, completions", _is_ultrafeedback, instructions.ultrafeedback_prompt),
     Format(
         "UltraFeedback pair",
         Prompt,
         "instruction, chosen_response",
         _is_ultrafeedback_pair,
-        convert.ultrafeedback_prompt,
+        instructions.ultrafeedback_prompt,
     ),
-    Format("Alpaca", Prompt, "instruction, input, output", _is_alpaca, convert.alpaca_prompt),
-    Format("Dolly", Prompt, "instruction, context, response", _is_dolly, convert.dolly_prompt),
-    Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, convert.shp_prompt),
-    Format("scored answers", Prompt, "question, answers", _is_scored, convert.scored_prompt),
-    Format("StackExchange pair", Prompt, "question, response_j", _is_stack_pair, convert.scored_prompt),
+    Format("Alpaca", Prompt, "instruction, input, output", _is_alpaca, instructions.alpaca_prompt),
+    Format("Dolly", Prompt, "instruction, context, response", _is_dolly, instructions.dolly_prompt),
+    Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, votes.shp_prompt),
+    Format("scored answers", Prompt, "question, answers", _is_scored, votes.scored_prompt),
+    Format("StackExchange pair", Prompt, "question, response_j", _is_stack_pair, votes.scored_prompt),
     Format("OpenAssistant messages", Prompt, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
 )
 
@@ -153,7 +153,7 @@ def convert_row(row: object, kind: type[Record]) -> tuple[Format, list[Record]]:
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
-    row = convert.parse_prompt_transcript(check_row(row))
+    row = pairs.parse_prompt_transcript(check_row(row))
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)

@@ -12,7 +12,8 @@ from align.eval.core.settings import EvalConfig
 from align.eval.tasks import TASKS
 from align.files import write_text
 from align.launch import run_stage
-from align.settings import option, parse, require_setting
+from align.settings import option, require_setting
+from align.settings_parser import parse
 
 
 @dataclass(kw_only=True)

@@ -13,8 +13,8 @@ from align.ppo.config import PPOConfig
 from align.ppo.rollout_files import RolloutRow, RolloutWriter, read_rollout, rollout_path, rows_of
 from align.ppo.trainer import PPOTrainer, make_trainer
 from align.runtime.environment import environment
-from align.settings import parse
-from align.training.run import checkpoints
+from align.settings_parser import parse
+from align.training.checkpoint_files import checkpoints_by_update
 
 
 class Replay(NamedTuple):
@@ -106,7 +106,7 @@ def _state_before(run: Path, update: int, learn_again: int) -> tuple[int, Path |
     Raises:
         UserError: if more than `learn_again` updates lie between.
     """
-    kept: dict[int, Path | None] = {0: None, **checkpoints(run)}
+    kept: dict[int, Path | None] = {0: None, **checkpoints_by_update(run)}
     start = max(done for done in kept if done < update)
     missing = update - 1 - start
     if missing > learn_again:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,9 +27,10 @@ from align.runtime.environment import environment
 from align.runtime.flops import peak_flops
 from align.settings import ModelConfig, RunConfig, dump
 from align.signals import Stopped, StopRequest
-from align.training.checkpoint_files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside
+from align.training.checkpoint_files import keep_newest, last_whole_checkpoint, set_aside
 from align.training.lock import refuse_other_run, release_lock, take_lock
 from align.training.memory import GIB, Memory
+from align.training.metrics_file import update_of
 
 # A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
 SAME_ON_RESUME = (
@@ -149,7 +149,7 @@ class Run:
         done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1
         if self.metrics_file.exists():  # updates after the checkpoint will be logged again
             lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
-            write_text(self.metrics_file, "".join(line for line in lines if _update_of(line) <= done))
+            write_text(self.metrics_file, "".join(line for line in lines if update_of(line) <= done))
 
     @contextmanager
     def _naming_disk_errors(self, path: Path) -> Iterator[None]:
@@ -206,7 +206,7 @@ class Run:
             return
         path = self.folder / f"{name}.jsonl"
         old = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in old if _update_of(line) < update]
+        kept = [line for line in old if update_of(line) < update]
         new = [json.dumps({"update": update, **row}, ensure_ascii=False) + "\n" for row in rows]
         write_text(path, "".join(kept + new))
 
@@ -281,11 +281,6 @@ class Run:
         release_lock(self.folder)
 
 
-def checkpoints(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints in a run's folder by the update after which they were written, in its order."""
-    return {int(path.name.removeprefix("update-")): path for path in checkpoints_in(folder)}
-
-
 def _require_writable(folder: Path) -> None:
     """Refuse a folder that cannot be written, before a large model is loaded.
 
@@ -297,24 +292,3 @@ def _require_writable(folder: Path) -> None:
         raise UserError(f"output_dir {folder}: {nearest} is a file, not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"output_dir {folder}: no permission to write in {nearest}")
-
-
-def _update_of(line: str) -> float:
-    """The update of a line of metrics; infinity for a line that was cut short by a kill, so that it is dropped as well."""
-    try:
-        return int(json.loads(line)["update"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.jsonl.
-
-    Raises:
-        UserError: if the file is missing or is not JSON.
-    """
-    path = folder / "metrics.jsonl"
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not the metrics of a run ({error})") from error

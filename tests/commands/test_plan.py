@@ -18,7 +18,7 @@ from align.errors import UserError
 from align.models.loading import load, load_shapes
 from align.runtime.flops import FlopsProfile, Matrices, Stack
 from align.settings import ModelConfig
-from align.training.run import read_metrics
+from align.training.metrics_file import read_metrics
 from tests.models.encoders import write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from align import cli
-from align.commands.sample import score
+from align.commands.sample_scoring import score
 from align.data import Prompt
 from align.examples import EncodedPrompt
 from align.models.loading import load

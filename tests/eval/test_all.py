@@ -11,7 +11,7 @@ from align.eval.all import AllConfig, run_all, task_arguments
 from align.eval.core.results import Evaluation, Figure, grids
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.tasks import TASKS
-from align.settings import parse
+from align.settings_parser import parse
 
 ROOT = Path(__file__).parents[2]
 

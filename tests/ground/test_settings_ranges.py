@@ -13,7 +13,8 @@ from align.errors import UserError
 from align.ppo import run_ppo
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
-from align.settings import dump, parse
+from align.settings import dump
+from align.settings_parser import parse
 from align.sft.config import SFTConfig
 
 QUICK = settings(deadline=None, max_examples=40)

@@ -10,7 +10,7 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 
 from align.ppo import PPOConfig
-from align.settings import parse
+from align.settings_parser import parse
 from align.signals import EXIT_STOPPED, GRACE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]

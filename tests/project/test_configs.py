@@ -16,7 +16,7 @@ from align.distill import DistillConfig
 from align.dpo import DPOConfig
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
-from align.settings import parse
+from align.settings_parser import parse
 from align.sft import SFTConfig
 
 ROOT = Path(__file__).resolve().parents[2]

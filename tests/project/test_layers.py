@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    {"errors", "files", "shipped", "settings", "seeds", "tensor_ops", "statistics", "plugins", "signals", "liveness"},
+    {"errors", "files", "shipped", "settings", "settings_parser", "seeds", "tensor_ops", "statistics", "plugins"}
+    | {"signals", "liveness"},
     {"data", "runtime", "launch"},
     {"builtin", "examples"},
     {"tokenization"},

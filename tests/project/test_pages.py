@@ -45,7 +45,7 @@ def settings_of(words):
     """The settings class of a command and the words that are left, or None where the command has no such class."""
     from align.cli import COMMANDS
     from align.commands.plan.config import PlanConfig
-    from align.commands.sample import SampleConfig
+    from align.commands.sample_config import SampleConfig
     from align.commands.stage_configs import STAGE_CONFIGS
     from align.eval.tasks import TASKS
 
@@ -58,7 +58,7 @@ def settings_of(words):
 
 @pytest.mark.parametrize("words", commands(inline=False))
 def test_commands_parse(words, monkeypatch):
-    from align.settings import parse
+    from align.settings_parser import parse
     from annotation_ui.cli import _parser
 
     monkeypatch.chdir(ROOT)

@@ -15,7 +15,8 @@ from align.commands.loop.config import LoopConfig
 from align.commands.loop.labelers import AnswerScorer, ModelScorer, SimulatedLabeler, make_labeler
 from align.commands.loop.rows import Row, merge_answers, read_rows, write_rows
 from align.commands.loop.state import LoopState
-from align.commands.sample import SampleConfig, run_sample
+from align.commands.sample import run_sample
+from align.commands.sample_config import SampleConfig
 from align.commands.stages import run_unless_finished
 from align.data.readers import read_records
 from align.data.records import Prompt
@@ -29,9 +30,9 @@ from align.reward.checkpoint import load_reward_model
 from align.runtime.console import console
 from align.sampling.generation import Sampling
 from align.seeds import Stream, generator
-from align.settings import parse
+from align.settings_parser import parse
 from align.statistics import mean_interval
-from align.training.run import read_metrics
+from align.training.metrics_file import read_metrics
 
 
 class Loop:

@@ -23,7 +23,8 @@ from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import training_flops
-from align.settings import ModelConfig, parse
+from align.settings import ModelConfig
+from align.settings_parser import parse
 from align.sft.config import SFTConfig
 from align.training.memory_dry_run import pass_bytes
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import yaml
 
 from align.errors import UserError
-from align.training.run import read_metrics
+from align.training.metrics_file import read_metrics
 
 OWN_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
 """A setting that only one of the planned stages has: tells which stage a run belongs to."""

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from align.commands.sample import SampleConfig, run_sample
+from align.commands.sample import run_sample
+from align.commands.sample_config import SampleConfig
 from align.data.primer import Primer, read_primer
 from align.errors import UserError
 from align.eval.core.answers import draw_answers
