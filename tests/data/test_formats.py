@@ -6,94 +6,14 @@ from align.data.formats import FORMATS, KINDS, convert_row
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.records import Demonstration, Prompt, Ranking
 from align.data.scores import evenly_spaced
-from align.errors import UserError
 
+from .published import ALPACA, BINARIZED, DIALOGUE, DOLLY, HH, HI, SHP, STACK, STACK_PAIR, ULTRAFEEDBACK, UNRATED
 from .rows import assistant, system, user
 
 
 def pair(prompt, best, worst, **fields):
     return Ranking(prompt=prompt, responses=(best, worst), ranks=(1, 2), **fields)
 
-
-HI = (user("Hi"),)
-DIALOGUE = (user("1"), assistant("2"), user("3"))
-HH = {
-    "chosen": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant: yes",
-    "rejected": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:  no ",
-}
-BINARIZED = {
-    "prompt": "Hi",
-    "prompt_id": "8f",
-    "chosen": [user("Hi"), assistant("yes")],
-    "rejected": [user("Hi"), assistant("no")],
-    "messages": [user("Hi"), assistant("yes")],
-    "score_chosen": 8.0,
-    "score_rejected": 5.5,
-}
-# Other people's rows have all fields of the published files, in their types; what they say is written for the test.
-
-
-def completion(model, response, overall, mean):
-    rating = {"Rating": "N/A", "Rationale": "."}
-    return {
-        "model": model,
-        "principle": "helpfulness",
-        "custom_system_prompt": "Be of use.",
-        "response": response,
-        "critique": "Fine.",
-        "annotations": {"honesty": rating, "helpfulness": {**rating, "Type": ["1"], "Rationale For Rating": "."}},
-        "overall_score": overall,
-        "fine-grained_score": mean,
-    }
-
-
-ULTRAFEEDBACK = {
-    "source": "evol_instruct",
-    "instruction": "Hi",
-    "models": ["m1", "m2", "m3"],
-    "completions": [
-        completion("m1", "a", 9.0, 2.5),
-        completion("m2", "b", 1.0, 4.75),
-        completion("m3", "c", 7.0, 4.0),
-    ],
-    "correct_answers": ["None"],
-    "incorrect_answers": ["None"],
-}
-UNRATED = {**ULTRAFEEDBACK, "completions": [*ULTRAFEEDBACK["completions"][:2], completion("m3", "c", 7.0, float("nan"))]}
-SHP = {
-    "post_id": "qt3nxl",
-    "domain": "askculinary_train",
-    "upvote_ratio": 0.98,
-    "history": "Hi",
-    "c_root_id_A": "hkh25sc",
-    "c_root_id_B": "hkh25lp",
-    "created_at_utc_A": 1636822112,
-    "created_at_utc_B": 1636822110,
-    "score_A": 2,
-    "score_B": 9,
-    "human_ref_A": "a",
-    "human_ref_B": "b",
-    "labels": 0,
-    "seconds_difference": 2.0,
-    "score_ratio": 4.5,
-}
-
-
-def answer(text, pm_score, selected=False):
-    who = {"author": "Ann", "author_id": 7, "author_profile": "https://example.org/users/7"}
-    return {"answer_id": 35, **who, "pm_score": pm_score, "selected": selected, "text": text}
-
-
-STACK = {
-    "qid": 31,
-    "question": "Hi",
-    "answers": [answer("a", 1), answer("b", 5, True), answer("c", 1)],
-    "date": "2016/03/24",
-    "metadata": ["https://example.org/questions/31", "https://example.org", "https://example.org/users/9/"],
-}
-STACK_PAIR = {key: STACK[key] for key in ("qid", "question", "date", "metadata")}
-ALPACA = {"instruction": "Sort.", "input": "b a", "output": "a b", "text": "Below is ..."}
-DOLLY = {"instruction": "When?", "context": "", "response": "Now.", "category": "open_qa"}
 
 ROWS = [
     # This project's own rows and TRL's
@@ -270,64 +190,6 @@ def test_spread_keeps_the_ends_and_never_repeats():
         kept = evenly_spaced(count)
         assert kept == sorted(set(kept))
         assert (len(kept), kept[0], kept[-1]) == (9, 0, count - 1)
-
-
-ERRORS = [
-    (Ranking, {**HH, "rejected": "\n\nHuman: other\n\nAssistant: no"},
-     "field 'rejected': differs from 'chosen' before its last turn; give both the same prompt, or remove the row"),
-    (Ranking, {**HH, "rejected": None}, "field 'rejected': is missing; write the transcript"),
-    (Ranking, {**HH, "rejected": HH["chosen"]}, "field 'rejected': is the same text as 'chosen'; remove the row"),
-    (Ranking, {**HH, "chosen": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant: "},
-     "field 'chosen': is empty; write the text, or remove the row"),
-    (Ranking, {**HH, "chosen": "\n\nHuman: 1"}, "field 'chosen': ends with a user turn; end it with the response"),
-    (Ranking, {"chosen": "yes", "rejected": "no"},
-     "field 'chosen': is neither a transcript that begins with 'Human:' nor an answer to a 'prompt'; "
-     "add the field prompt"),
-    (Ranking, {"prompt": "Hi", "chosen": "yes"},
-     "field 'rejected': is missing; a pair has prompt, chosen and rejected"),
-    (Ranking, {"chosen": [assistant("yes")], "rejected": [assistant("no")]},
-     "field 'prompt': is missing; write the text that both responses answer"),
-    (Ranking, {**BINARIZED, "score_rejected": 8.0},
-     "field 'score_rejected': equals score_chosen, so there is nothing to learn; remove the row"),
-    (Ranking, {"prompt": "Hi", "chosen": [assistant("a"), user("b"), assistant("c")], "rejected": "no"},
-     "field 'chosen': has 3 turns; give one assistant turn and put what precedes in prompt"),
-    (Ranking, {"prompt": "Hi", "responses": ["a", "b"]},
-     "field 'ranks': is missing; give one rank for each response, 1 for the best"),
-    (Ranking, {**ULTRAFEEDBACK, "completions": [{"response": "a", "overall_score": "N/A"}]},
-     "field 'completions[0].overall_score': is 'N/A'; give a number"),
-    (Ranking, {**ULTRAFEEDBACK, "completions": ["a"]},
-     "field 'completions[0]': is 'a'; write {response, overall_score, ...}"),
-    (Ranking, {**SHP, "labels": 2}, "field 'labels': is 2; use 1 where A is preferred, 0 where B is"),
-    (Ranking, {**SHP, "human_ref_B": None}, "field 'human_ref_B': must be text, not None; write it in quotes"),
-    (Ranking, {"question": "Hi", "answers": ["a", "b"]}, "field 'answers[0]': is 'a'; write {text, pm_score}"),
-    (Ranking, {"question": "Hi", "answers": [{"text": "a"}]}, "field 'answers[0].pm_score': is None; give a number"),
-    (Ranking, {"question": "Hi", "answers": [{"text": "a", "score": 1}]},
-     "field 'responses': is a list of 1; give from 2 to 9"),
-    (Ranking, {"question": "Hi", "answers": {"text": ["a", "b"], "score": [1]}},
-     "field 'answers': has columns of different lengths; give one entry for each answer"),
-    (Demonstration, {"instruction": " ", "output": "x"},
-     "field 'instruction': is empty; write the text, or remove the row"),
-    (Demonstration, {**DOLLY, "response": ""}, "field 'response': is empty; write the text, or remove the row"),
-    (Demonstration, {"message_id": "m", "parent_id": None, "text": "Hi"},
-     "field 'parent_id': belongs to OpenAssistant's flat message list; use its .trees.jsonl.gz file"),
-    (Demonstration, HH,
-     "the row has the fields chosen, rejected, which is no known form of a demonstration; "
-     "it looks like a ranking (HH-RLHF); use it where those are asked for"),
-    (AttributeJudgment, {"prompt": "Hi", "response": "a", "attributes": {}},
-     "field 'attributes': is empty; give at least one, or remove the row"),
-    (AttributeJudgment, {"prompt": "Hi", "response": "a", "attributes": {"kind": "yes"}},
-     "field 'attributes.kind': is 'yes'; use a finite number"),
-    (RuleJudgment, {"text": "x", "label": None},
-     "the row has the fields text, which is no known form of a rule judgment; "
-     "use one of: prompt, response, rule, verdict"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "row", "message"), ERRORS, ids=range(len(ERRORS)))
-def test_errors_name_the_field_of_the_row(kind, row, message):
-    with pytest.raises(UserError) as caught:
-        convert_row(row, kind)
-    assert str(caught.value) == message
 
 
 def test_every_layout_belongs_to_a_known_kind_and_is_tested_here():

@@ -1,51 +1,19 @@
-"""What docs/ says is held against the code: every metric, setting, function, data example, error and launch file in it."""
+"""What docs/ says is held against the code: settings, functions, data examples, errors and launch files in it."""
 
 import ast
 import contextlib
 import dataclasses
 import json
 import re
-from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from align.commands.stage_configs import STAGE_CONFIGS
+from tests.project.markdown import DOCS, ROOT, code_in, page, section, table
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 PAGES = ("metrics", "details", "data", "clusters", "evaluation")
-STAGES = {
-    "sft": "Supervised fine-tuning",
-    "reward": "Reward model",
-    "rules": "Rule model",
-    "attributes": "Attribute model",
-    "ppo": "PPO",
-    "dpo": "DPO",
-    "distill": "Distillation",
-}
-
-
-def page(name):
-    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
-
-
-def section(text, title):
-    """The text from a heading of the second level to the next."""
-    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S).group(1)
-
-
-def table(text, first):
-    """The rows of the table whose first column is headed `first`, each as a list of cells."""
-    body = re.search(rf"^\| {first} \|.*\n\| ---.*\n((?:\|.*\n?)*)", text, re.M).group(1)
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
-
-
-def code_in(text):
-    """What stands in `code` spans."""
-    return re.findall(r"`([^`\n]+)`", text)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -65,144 +33,6 @@ def test_files_that_are_named_exist(path):
     missing = {name for name in named if not (ROOT / name).exists()}
     assert not missing
     assert all((path.parent / link).exists() for link in re.findall(r"\]\((?!https?:)([^)#]+)", text))
-
-
-# ------------------------------------------------------------------------------------------------------ docs/metrics.md
-
-
-def write_data(folder):
-    """Small data of every kind; the path of each file by its kind."""
-    verdicts = (("Yo", "violates"), ("I am 7.", "follows"))
-    rows = {
-        "judgments": [
-            {"prompt": f"{n}?", "response": text, "rule": rule, "verdict": verdict}
-            for n in range(4)
-            for text, verdict in verdicts
-            for rule in ("no-digits", "no-exclamation-marks")
-        ],
-        "ratings": [
-            {"prompt": f"{n}?", "response": text, "attributes": {"polite": n % 2, "rating": 1 + n}}
-            for n in range(4)
-            for text in ("Yo", "I am 7.")
-        ],
-        "demonstrations": [{"prompt": "Hi", "completion": "Yo"}, {"prompt": "Count.", "completion": "1 2 3"}],
-        # Ranks 1 and 3 apart too, so that more than one distance is written.
-        "rankings": [{"prompt": f"{n}?", "responses": ["a", "bb", "c c"], "ranks": [1, 2, 3]} for n in range(2)],
-        "prompts": [{"prompt": "Hi"}, {"prompt": "Count."}],
-    }
-    data = {name: folder / f"{name}.jsonl" for name in rows}
-    for name, path in data.items():
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
-    return {name: str(path) for name, path in data.items()}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, serve):
-    """The folders of two updates of each stage on tiny-llama, with everything on that writes a metric."""
-    from align.attributes import run_attribute_model
-    from align.distill import run_distill
-    from align.dpo import run_dpo
-    from align.ppo import run_ppo
-    from align.reward import run_reward
-    from align.rules import run_rule_model
-    from align.sft import run_sft
-
-    root = tmp_path_factory.mktemp("docs")
-    data = write_data(root)
-    config = {
-        stage: partial(made, dtype="float32", log_to=["none"], save_every=1, output_dir=str(root / stage))
-        for stage, made in STAGE_CONFIGS.items()
-    }
-    demonstrations, rankings = data["demonstrations"], data["rankings"]
-    learned = {"train_data": demonstrations, "validation_data": demonstrations, "batch_size": 1}
-    start = str(run_sft(config["sft"](model="tiny-llama", **learned)))
-    run_distill(config["distill"](model=start, student_share=0.5, **learned))
-    learned = {"train_data": rankings, "validation_data": rankings, "batch_size": 1}
-    terms = {"demonstrations": demonstrations, "centering_weight": 0.01, "lm_loss_weight": 0.5}
-    scorer = str(run_reward(config["reward"](model=start, **terms, **learned)))
-    run_dpo(config["dpo"](model=start, **learned))
-    rated = {"train_data": data["ratings"], "validation_data": data["ratings"], "batch_size": 4}
-    run_attribute_model(config["attributes"](model=start, form="generative", **rated))
-    judged = {"rules": ["configs/rules/plain-style.yaml"], "held_out_rules": ["no-exclamation-marks"]}
-    judge = run_rule_model(
-        config["rules"](model=start, train_data=data["judgments"], held_out_share=0.5, batch_size=2, **judged)
-    )
-    ppo = config["ppo"](
-        model=start,
-        reward_models=[scorer, scorer],
-        judge_model=scorer,
-        rule_model=str(judge),
-        rule_budgets=["0.1"],
-        kl_penalty="k3",
-        entropy_weight=0.01,
-        reward_functions=["align.ppo.examples:share_of_e"],
-        prompts=data["prompts"],
-        validation_prompts=data["prompts"],
-        ptx_data=demonstrations,
-        updates=2,
-        rollout_size=4,
-        max_new_tokens=4,
-        missing_eos="keep",
-        evaluate_every=1,
-        keep_policies=True,
-        engine="vllm-server",
-        importance_cap=2.0,
-        reference_refresh=1,
-        vllm_url=serve(start).url,
-    )
-    run_ppo(ppo)
-    return {stage: root / stage for stage in STAGES}
-
-
-def defined(stage):
-    """The names that the page defines for a stage: those of all stages and its own."""
-    text = page("metrics")
-    rows = table(section(text, "All stages"), "name") + table(section(text, STAGES[stage]), "name")
-    return [code_in(row[0])[0] for row in rows]
-
-
-def written(folder):
-    """The names in the lines of metrics.jsonl."""
-    return {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_metric_is_defined_and_every_definition_is_of_a_metric(runs, stage):
-    names, seen = defined(stage), written(runs[stage])
-    assert len(names) == len(set(names))
-    exact = {name for name in names if "*" not in name and "<" not in name}
-    patterns = {name: re.sub("<[a-z]+>", "*", name) for name in names if name not in exact}
-    others = [name for name in seen if name not in exact]
-    undefined = [name for name in others if not any(fnmatch(name, pattern) for pattern in patterns.values())]
-    assert not undefined
-    assert exact <= seen
-    assert all(any(fnmatch(name, pattern) for name in others) for pattern in patterns.values())
-
-
-@pytest.mark.parametrize("title", ["All stages", *STAGES.values()])
-def test_a_unit_and_a_formula_for_each_and_advice_on_known_names_alone(title):
-    text = section(page("metrics"), title)
-    rows = table(text, "name")
-    assert all(len(row) == 3 and all(row) for row in rows)
-    names = {code_in(row[0])[0] for row in rows}
-    advised = [name for row in table(text, "how to read it") for name in code_in(row[0])]
-    assert set(advised) <= names
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_files_of_a_run_folder(runs, stage):
-    listed = {}
-    for name, stages, _ in table(section(page("metrics"), "Files of a run folder"), "file"):
-        if stages == "all" or stage in stages.split(", "):
-            listed |= {code.rstrip("/"): code.endswith("/") for code in code_in(name)}
-    found = {path.name: path.is_dir() for path in runs[stage].iterdir()}
-    assert found.items() <= listed.items()
-    # Nothing broke, and nobody asked for a report.
-    assert listed.keys() - found.keys() - {"unscored.jsonl", "unfinished.jsonl"} == {"broken-batch-N.json", "report.html"}
-    checkpoint = runs[stage] / "checkpoints" / "update-000002"
-    assert sorted(path.name for path in checkpoint.parent.iterdir())[-1] == checkpoint.name
-    files = {"checksums.json", "state.safetensors", "trainer.json"}
-    assert {path.name for path in checkpoint.iterdir()} == files | ({"reference.safetensors"} if stage == "ppo" else set())
 
 
 # ------------------------------------------------------------------------------------------------------ docs/details.md
@@ -329,7 +159,7 @@ def test_every_launch_file_is_in_the_table_with_its_deepspeed_file():
 def test_the_launch_commands_are_taken():
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-    from align.settings import parse
+    from align.settings_parser import parse
 
     text = "\n".join([page("clusters"), page("howto/cluster"), (ROOT / "README.md").read_text(encoding="utf-8")])
     joined = re.sub(r" \\\n +", " ", text)  # lines that end in a backslash go on

@@ -1,0 +1,27 @@
+"""The pages of docs/ as text: sections, tables and what stands in code spans."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def page(name):
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def section(text, title):
+    """The text from a heading of the second level to the next."""
+    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S).group(1)
+
+
+def table(text, first):
+    """The rows of the table whose first column is headed `first`, each as a list of cells."""
+    body = re.search(rf"^\| {first} \|.*\n\| ---.*\n((?:\|.*\n?)*)", text, re.M).group(1)
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
+
+
+def code_in(text):
+    """What stands in `code` spans."""
+    return re.findall(r"`([^`\n]+)`", text)

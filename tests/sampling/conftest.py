@@ -1,0 +1,47 @@
+"""PPO with a vLLM server: the settings of its runs, and an engine alone."""
+
+import json
+
+import pytest
+
+from tests.sampling.prompts import PROMPTS
+
+
+@pytest.fixture
+def settings(tmp_path, sharp_folders):
+    """What the runs of these tests share; the rate is so high that an update shows in every weight."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    return {
+        "model": sharp_folders["tiny-llama"],
+        "dtype": "float32",
+        "log_to": ["none"],
+        "reward_functions": ["tests.sampling.rewards:letters"],
+        "prompts": str(path),
+        "validation_prompts": str(path),
+        "evaluate_every": 1,
+        "updates": 2,
+        "rollout_size": 4,
+        "epochs": 1,
+        "max_new_tokens": 6,
+        "temperature": 0.8,
+        "learning_rate": 1e-2,
+        "missing_eos": "keep",
+        "save_every": 1,
+        "seed": 3,
+        "engine": "vllm-server",
+        "vllm_timeout": 20.0,
+        "output_dir": str(tmp_path / "run"),
+    }
+
+
+@pytest.fixture
+def make_engine_of(make_ppo, load_sharp):
+    """`make_engine_of(server, longest)`: an engine alone, around the sharpened tiny-llama."""
+    from align.sampling.engines import make_engine
+
+    def of(url, longest=16, timeout=30.0, **loading):
+        trainer = make_ppo(load_sharp("tiny-llama", **loading), engine="vllm-server", vllm_url=url, vllm_timeout=timeout)
+        return make_engine(trainer.config, trainer.optimization, trainer.loaded, longest)
+
+    return of

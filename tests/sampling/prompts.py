@@ -1,0 +1,3 @@
+"""The prompts of the runs with a vLLM server."""
+
+PROMPTS = ("Hi", "Count to three.", "What?")

@@ -1,0 +1,77 @@
+"""An optimization that is restored from a checkpoint goes on to the same bits; the state of other weights is refused."""
+
+import math
+
+import pytest
+import torch
+
+from align.batches.micro_batches import MicroBatch
+from align.errors import UserError
+from align.training.checkpoint import load_checkpoint, save_checkpoint
+from align.training.optimization import Optimization
+from tests.training.toy_modules import Weights, regression, vector
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_resumed_optimization_goes_on_to_the_bit(toy_run, dtype, optimizer):
+    def go(optimization, loss, first, last):
+        for update in range(first, last + 1):
+            optimization.accumulate([MicroBatch(list(range(update, 12)), 1.0)], loss)
+            optimization.step(update)
+
+    settled = {"optimizer": optimizer, "schedule": "cosine", "warmup": 0.3, "weight_decay": 0.1}
+    module, loss = regression(dtype)
+    through = Optimization(toy_run("through", **settled), module, 8)
+    go(through, loss, 1, 8)
+
+    module, loss = regression(dtype)
+    run = toy_run("broken", **settled)
+    broken = Optimization(run, module, 8)
+    go(broken, loss, 1, 3)
+    save_checkpoint(run, broken, 3, {"beta": 0.1, "best": math.inf})
+    go(broken, loss, 4, 5)  # lost
+
+    module, loss = regression(dtype)
+    run = toy_run("broken", **settled, resume=True)
+    resumed = Optimization(run, module, 8)
+    assert load_checkpoint(run, resumed) == (3, {"beta": 0.1, "best": math.inf})
+    go(resumed, loss, 4, 8)
+    for name, weight in through.trainable.items():
+        assert torch.equal(resumed.trainable[name], weight)
+        assert torch.equal(resumed.masters[name], through.masters[name])
+    tensors, numbers = through.state()
+    again_tensors, again_numbers = resumed.state()
+    assert numbers == again_numbers
+    assert tensors.keys() == again_tensors.keys()
+    assert all(torch.equal(tensor, again_tensors[name]) for name, tensor in tensors.items())
+
+
+def test_without_a_checkpoint_a_run_starts_from_nothing(toy_run):
+    run = toy_run(resume=True)
+    assert load_checkpoint(run, Optimization(run, Weights(vector(1.0)), 5)) == (0, {})
+
+
+def test_only_the_last_checkpoint_stays(toy_run):
+    run = toy_run(keep_checkpoints=1)
+    optimization = Optimization(run, Weights(vector(1.0)), 5)
+    for update in (1, 2, 10):
+        save_checkpoint(run, optimization, update, {})
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["update-000010"]
+
+
+@pytest.mark.parametrize("other", [(vector(1.0),), (vector(1.0), vector(1.0), vector(1.0))])
+def test_the_state_of_other_weights_is_refused(toy_run, other):
+    optimization = Optimization(toy_run(), Weights(vector(1.0), vector(2.0)), 5)
+    state = Optimization(toy_run("other"), Weights(*other), 5).state()
+    with pytest.raises(UserError, match="another model or other settings"):
+        optimization.load_state(*state)
+    assert [weight.item() for weight in optimization.module.w] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,)])
+def test_the_state_of_weights_of_another_shape_is_refused(toy_run, shape):
+    optimization = Optimization(toy_run(), Weights(vector(1.0, 2.0)), 5)
+    state = Optimization(toy_run("other"), Weights(torch.zeros(shape)), 5).state()
+    with pytest.raises(UserError):
+        optimization.load_state(*state)

@@ -1,0 +1,46 @@
+"""Modules small enough to work out by hand, and one update of them."""
+
+import torch
+from torch import nn
+
+from align.batches.micro_batches import MicroBatch
+
+
+class Weights(nn.Module):
+    """Bare weights: a list of tensors, each a parameter."""
+
+    def __init__(self, *tensors):
+        super().__init__()
+        self.w = nn.ParameterList([nn.Parameter(tensor.clone()) for tensor in tensors])
+
+
+def vector(*numbers, dtype=torch.float32):
+    return torch.tensor(numbers, dtype=dtype)
+
+
+def step(optimization, *gradients, update=1):
+    """One update with the given gradients: the loss is the product of weights and gradients."""
+
+    def loss(_):
+        weights = optimization.module.w
+        return sum((w.float() * g).sum() for w, g in zip(weights, gradients, strict=True)), {}
+
+    optimization.accumulate([MicroBatch([0], 1.0)], loss)
+    return optimization.step(update)
+
+
+def regression(dtype):
+    """A small regression: a module, and its loss over rows as a share of the whole."""
+    rng = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randn(12, 3, generator=rng), torch.randn(12, 2, generator=rng)
+    module = nn.Linear(3, 2)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=rng))
+    module = module.to(dtype)
+
+    def loss(rows):
+        errors = module(inputs[rows].to(dtype)).float() - targets[rows]
+        return (errors**2).sum() / 12, {"rows": torch.tensor(float(len(rows)))}
+
+    return module, loss
