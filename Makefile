@@ -48,9 +48,10 @@ annotate: $(VENV)/.ui
 	@$(VENV)/bin/align annotate
 
 test: $(VENV)/.dev
-	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOWEST) $(TESTS)
 
 test-full: export ALIGN_FULL := 1
+test-full: SLOWEST := --durations=25
 test-full: test
 
 test-fast: $(VENV)/.dev
