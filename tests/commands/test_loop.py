@@ -25,7 +25,7 @@ from align.errors import UserError
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
-from align.settings import parse
+from align.settings_parser import parse
 from annotation_ui.database import Database
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
