@@ -7,13 +7,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.commands.sample import EncodedPrompt, score
+from align.commands.sample_scoring import score
 from align.eval.core.subjects import Subject
 from align.eval.reward.curves import best_of_n
 from align.eval.reward.preferences import evaluate_on_preferences
 from align.eval.reward.reward_models import NamedRewardModel
 from align.eval.reward.rewardbench import evaluate_on_benchmark
 from align.eval.reward.settings import RewardEvalConfig
+from align.examples import EncodedPrompt
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
 from align.reward.checkpoint import LoadedReward
