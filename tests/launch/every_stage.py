@@ -13,7 +13,7 @@ from align.sft import SFTConfig, run_sft
 
 MODELS = ("tiny-llama", "tiny-t5")
 CASES = [f"{stage}/{model}/{rank}" for model in MODELS for rank in (0, 4) for stage in ("sft", "reward", "ppo")]
-CASES += ["reward/encoder/0", "reward/encoder/4"]
+CASES += ["reward/encoder/0", "reward/encoder/4", "streamed-sft/tiny-llama/0", "streamed-ptx/tiny-llama/4"]
 ADAM_EPSILON = 1e-4
 """Adam divides by a gradient's size: with a small epsilon, rounding errors of gradients near 0 become whole steps."""
 
@@ -33,12 +33,14 @@ def run_case(case: str, folder: Path, shared: Path) -> None:
         "adam_epsilon": ADAM_EPSILON,
         "micro_batch_tokens": 400,
     }
-    if stage == "ppo":
+    if stage in ("ppo", "streamed-ptx"):
+        texts = {"ptx_data": "data/demonstrations_heldout.jsonl", "ptx_stream_block": 6} if stage == "streamed-ptx" else {}
         critic = {"critic": "separate"} if rank == "0" else {}
         run_ppo(
             PPOConfig(
                 **common,
                 **critic,
+                **texts,
                 prompts="data/prompts_heldout.jsonl",
                 reward_model=str(shared / "reward" / model / rank / "model"),
                 updates=2,
@@ -49,6 +51,11 @@ def run_case(case: str, folder: Path, shared: Path) -> None:
                 missing_eos="keep",
             )
         )
+        return
+    if stage == "streamed-sft":  # two files at different rates, in blocks that a batch does not divide
+        sources = "data/demonstrations_heldout.jsonl,data/demonstrations.jsonl=2"
+        streams = {"train_data": sources, "stream_updates": 4, "stream_block": 7}
+        run_sft(SFTConfig(**common, **streams, batch_size=6, max_response_tokens=32))
         return
     config, run, data, size = {
         "sft": (SFTConfig, run_sft, "demonstrations_heldout", 6),

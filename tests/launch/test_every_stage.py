@@ -18,7 +18,14 @@ from tests.models.encoders import write_encoder
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("every_stage.py")
 CORE = ("reward/tiny-llama/4", "ppo/tiny-llama/4", "reward/encoder/0")
-OF_FOUR = ("sft/tiny-t5/4", "reward/tiny-llama/0", "reward/encoder/4", "ppo/tiny-llama/0", "ppo/tiny-t5/4")
+OF_FOUR = (
+    "streamed-sft/tiny-llama/0",
+    "sft/tiny-t5/4",
+    "reward/tiny-llama/0",
+    "reward/encoder/4",
+    "ppo/tiny-llama/0",
+    "ppo/tiny-t5/4",
+)
 """For four processes, each kind once: they share what two have to themselves."""
 SETTINGS = ("cpu2", "zero1", "zero2", "zero3", "zero3-offload")
 TOLERANCE = 1e-5
