@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,27 +53,53 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
-def empty_database(request: pytest.FixtureRequest, kind: str, folder: Path) -> str:
-    """The URL of a new database."""
+def new_database(request: pytest.FixtureRequest, kind: str, folder: Path, template: str = "template1") -> str:
+    """The URL of a new database: an empty one, or on PostgreSQL a copy of another."""
     if kind == "sqlite":
         return f"sqlite:///{folder / 'annotations.db'}"
     cluster = request.getfixturevalue("postgres_url")
     name = f"test_{secrets.token_hex(4)}"
     with psycopg.connect(f"{cluster}/postgres", autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')  # type: ignore[call-overload]
     return f"{cluster}/{name}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database, on SQLite and on PostgreSQL."""
-    return empty_database(request, request.param, tmp_path)
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """SQLite and PostgreSQL."""
+    return str(request.param)
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    database.upgrade()
+def database_url(request: pytest.FixtureRequest, database_kind: str, tmp_path: Path) -> str:
+    """The URL of an empty database, on SQLite and on PostgreSQL."""
+    return new_database(request, database_kind, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def migrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """`migrated("sqlite")`: a file, or on PostgreSQL a name, of a database with all tables and no rows, to be copied."""
+
+    @cache
+    def make(kind: str) -> str:
+        url = new_database(request, kind, tmp_path_factory.mktemp("migrated"))
+        made = Database(url)
+        made.upgrade()
+        made.close()
+        return url.removeprefix("sqlite:///") if kind == "sqlite" else url.rsplit("/", 1)[1]
+
+    return make
+
+
+@pytest.fixture
+def database(
+    request: pytest.FixtureRequest, database_kind: str, migrated: Callable[[str], str], tmp_path: Path
+) -> Iterator[Database]:
+    """A database with all tables and no rows; each test has a copy of one that was migrated once."""
+    template = migrated(database_kind)
+    if database_kind == "sqlite":
+        shutil.copyfile(template, tmp_path / "annotations.db")
+    database = Database(new_database(request, database_kind, tmp_path, template))
     yield database
     database.close()
 
@@ -95,7 +123,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         def start_server(kind: str) -> Server:
             if kind not in running:
                 folder = tmp_path_factory.mktemp("annotate")
-                running[kind] = stack.enter_context(Server(empty_database(request, kind, folder), folder).started())
+                running[kind] = stack.enter_context(Server(new_database(request, kind, folder), folder).started())
             running[kind].close_all_batches()
             return running[kind]
 

@@ -45,8 +45,9 @@ def cluster() -> Iterator[str]:
     def run(*command: str) -> None:
         subprocess.run([*as_user, *command], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=120)
 
-    run(str(bin_dir / "initdb"), "-D", str(data), "--auth=trust", "--username=align", "--no-instructions")
+    run(str(bin_dir / "initdb"), "-D", str(data), "--auth=trust", "--username=align", "--no-instructions", "--no-sync")
     options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c max_connections=200"
+    options += " -c fsync=off -c full_page_writes=off"  # tests kill the app, never the machine under the database
     run(str(bin_dir / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
     try:
         yield f"postgresql://align@127.0.0.1:{port}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from align.cli import main as align_command
 from annotation_ui.auth import Auth
 from annotation_ui.cli import main
 from annotation_ui.database import Database
@@ -110,12 +109,13 @@ def test_users_are_let_in_again_and_exports_say_what_is_wrong(tmp_path: Path, ca
         assert run(capsys, *here, "export", *words) == (2, "", f"align annotate: {line}\n")
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ["--data-dir", str(tmp_path), "--port", str(taken.getsockname()[1])]
-        command = [sys.executable, "-m", "align.cli", "annotate", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("align annotate: cannot listen on 127.0.0.1:")
-    assert (len(done.stderr.splitlines()), done.stdout) == (1, "")
+        with pytest.raises(SystemExit) as ended:
+            align_command(["annotate", *words])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("align annotate: cannot listen on 127.0.0.1:")
+    assert (len(printed.err.splitlines()), printed.out) == (1, "")
     assert not (tmp_path / "annotations.db").exists()

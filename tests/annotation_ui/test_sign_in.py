@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -12,12 +10,13 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import update
 
+from annotation_ui import cli
 from annotation_ui.auth import FAILURES, Auth
 from annotation_ui.database import Database
 from annotation_ui.schema import SignIn
 
 from .client import Client, form
-from .running import ROOT, Server, add_users
+from .running import Server, add_users
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -82,7 +81,7 @@ def test_sessions_expire_and_end_with_sign_out_a_new_password_or_a_shut_door(ser
     assert auth.sign_in("sec-session", "second-password", "test") is None
 
 
-def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path: Path) -> None:
+def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server(f"sqlite:///{tmp_path / 'new.db'}", tmp_path)
     add_users(server.database, "ann")  # as the quick start does, before there is a lead
     with server.started("--https"):
@@ -93,10 +92,8 @@ def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path: Path) -
         status, headers, _ = nobody("POST", "/login", *form(name="lead", password=printed[1]))
         assert status == 303
         assert "secure" in headers["set-cookie"].lower()
-    command = [sys.executable, "-m", "annotation_ui.cli", "--database", server.database_url, "create-user", "lead"]
-    again = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert again.returncode == 2
-    assert again.stderr == "align annotate: there is a user 'lead' already\n"
+    assert cli.main(["--database", server.database_url, "create-user", "lead"]) == 2
+    assert capsys.readouterr().err == "align annotate: there is a user 'lead' already\n"
     stored = Database(server.database_url)
     with stored.read() as session:
         hashed = session.connection().exec_driver_sql("SELECT password_hash FROM users WHERE role = 'lead'").scalar_one()
