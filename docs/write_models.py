@@ -66,12 +66,13 @@ ENCODER_HEAD = """
 ## Encoders
 
 They read prompt and response as a pair in both directions: each is a reward model and a judge of answers, in PPO beside a
-policy with another tokenizer too, and refused as a policy. As a rule model (`align rules`), tried with BERT, an encoder
-reads prompt and response as the first text and the rule as the second. See [Use your own
-model](howto/own-model.md#an-encoder-as-reward-model).
+policy with another tokenizer too, and refused as a policy. Attribute models (`align attributes`, form heads) and rule
+models (`align rules`), learned, saved, loaded and obeyed by a GPT-2 in PPO, are in
+`tests/rules/test_judges_on_encoders.py`; a rule model reads prompt and response as the first text and the rule as the
+second. See [Use your own model](howto/own-model.md#an-encoder-as-reward-model).
 
-| architecture | such as | SFT and policy | reward model | judge |
-| --- | --- | --- | --- | --- |
+| architecture | such as | SFT and policy | reward model | attributes, rules | judge |
+| --- | --- | --- | --- | --- | --- |
 """
 TAIL = """
 ## Refused
@@ -85,6 +86,8 @@ logits are not a plain function of its last state, or if a later token changes a
 | Mamba and other recurrent models | their cache cannot drop rows that ended |
 | an encoder-decoder whose config has no `decoder_start_token_id` | nothing says what a response begins after |
 | a decoder of which transformers has no classifier, as a reward model | other libraries could not load what is saved |
+| a classifier with several labels, as a reward model | nothing says which of them is the reward |
+| a reward model whose class comes with its weights, as the published ArmoRM's | no code of a model's folder is run |
 """
 
 
@@ -106,7 +109,7 @@ def yes(is_so: bool) -> str:
 def page() -> str:
     """The whole page."""
     decoders, pairs = ("".join(map(row, rows)) for rows in (DECODERS, ENCODER_DECODERS))
-    encoders = "".join(f"| {EXAMPLES[name]} | refused | full, LoRA | frozen, LoRA |\n" for name in CONFIGS)
+    encoders = "".join(f"| {EXAMPLES[name]} | refused | full, LoRA | full, LoRA | frozen, LoRA |\n" for name in CONFIGS)
     head, pairs = HEAD.replace("{registry}", VLLM_REGISTRY), ENCODER_DECODER_HEAD + pairs
     return head + DECODER_HEAD + decoders + pairs + ENCODER_HEAD + encoders + TAIL
 

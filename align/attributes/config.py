@@ -33,6 +33,11 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
         "of form generative: what the attributes of a response must be for it to be learned, such as unsafe<0.5, "
         "sensible>0.5; empty: all responses are",
     )
+    gate: bool = option(
+        False,
+        "of form heads: `preference` weighs the attributes by the prompt and reads no response itself (ArmoRM); rankings "
+        "then teach the weights alone",
+    )
     heads: list[str] = option(
         [],
         "attributes that get a head, each as NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7); empty: all that are judged; "
@@ -46,4 +51,5 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
         require_setting(self, "generator_weight", self.generator_weight >= 0, "0 or more")
         generative = self.form == "generative"
         require_setting(self, "generator_filter", generative or not self.generator_filter, "empty unless form is generative")
+        require_setting(self, "gate", not (generative and self.gate), "false with form generative")
         require_setting(self, "rankings", not (generative and self.rankings), "empty: form generative has no head for them")

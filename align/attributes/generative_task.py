@@ -51,7 +51,7 @@ class GenerativeTask(AttributeTask[RatedText]):
     writes: ClassVar[bool] = True
 
     @staticmethod
-    def build(loaded: LoadedModel, heads: list[Head]) -> GenerativeModel:
+    def build(config: AttributeConfig, loaded: LoadedModel, heads: list[Head]) -> GenerativeModel:
         return GenerativeModel(loaded.backbone, Questions(heads, loaded.tokenization), loaded.adapter)
 
     @staticmethod

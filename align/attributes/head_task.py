@@ -15,6 +15,7 @@ from align.attributes.model import AttributeModel, Head, in_label_units, save_at
 from align.attributes.tasks import AttributeTask, targets_of
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
+from align.errors import UserError
 from align.models.backbone import require_classifier
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
@@ -36,10 +37,12 @@ class HeadTask(AttributeTask[EncodedTask]):
         self.ranking = next((number for number, head in enumerate(self.heads) if head.kind == "ranking"), None)
 
     @staticmethod
-    def build(loaded: LoadedModel, heads: list[Head]) -> AttributeModel:
+    def build(config: AttributeConfig, loaded: LoadedModel, heads: list[Head]) -> AttributeModel:
         require_classifier(loaded.backbone)
+        if config.gate:
+            _require_gate(loaded, heads)
         freeze_unused_lm_head(loaded.backbone)
-        return AttributeModel(loaded.backbone, heads, loaded.adapter)
+        return AttributeModel(loaded.backbone, heads, loaded.adapter, config.gate)
 
     @staticmethod
     def encode(
@@ -105,8 +108,7 @@ class HeadTask(AttributeTask[EncodedTask]):
         return in_label_units(outputs, self.heads), losses, {}
 
     def write_model(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
-        linear = (state["linear.weight"], state["linear.bias"])
-        save_attribute_model(folder, self.loaded, weights, linear, self.heads, card)
+        save_attribute_model(folder, self.loaded, weights, state, self.heads, card)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text = self.loaded.tokenization.text
@@ -119,3 +121,11 @@ class HeadTask(AttributeTask[EncodedTask]):
             }
             for item in (self.examples[row] for row in rows)
         ]
+
+
+def _require_gate(loaded: LoadedModel, heads: list[Head]) -> None:
+    if not loaded.backbone.reads_prompts_alone:
+        name = loaded.backbone.model.config.model_type
+        raise UserError(f"gate: model type '{name}' has no state of a prompt alone (an encoder) to weigh by; leave it off")
+    if heads[-1].kind != "ranking" or len(heads) < 3:
+        raise UserError("gate: give rankings that it can learn from, and at least two attributes that it can weigh")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load_file
@@ -14,6 +14,7 @@ from align.errors import UserError, first_line
 from align.files import read_json
 from align.models.backbone import Backbone
 from align.models.checkpoint import save_model
+from align.models.heads import Float32Linear
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model, save_reward_model
 from align.runtime.distributed import compute_dtype
@@ -23,6 +24,11 @@ from align.tensor_ops import Padded
 HeadKind = Literal["binary", "scale", "ranking"]
 PREFERENCE = "preference"
 """The head that rankings train."""
+GATE = "gate."
+"""Before the names of a gate's weights."""
+GATE_WIDTH = 64
+"""Of the layer between a prompt's state and the weights of attributes. ArmoRM's gate has three of 1024 for 19 attributes
+(`GatingNetwork` in its published code); here are fewer attributes, and rankings to learn it from."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +39,66 @@ class Head:
     kind: HeadKind
 
 
+class Gate(nn.Module):
+    """What each attribute counts for a response to a given prompt (ArmoRM, Wang et al. 2024, arXiv 2406.12845, section 3).
+
+    A small network makes weights of the prompt's state that are above 0 and add up to 1. There, more of an attribute is
+    always better; here, what it is worth is learned too, so that `unsafe` can count against a response.
+
+    Args:
+        width: of the prompt's state.
+        attributes: how many are weighed.
+    """
+
+    def __init__(self, width: int, attributes: int) -> None:
+        super().__init__()
+        self.inner, self.outer = Float32Linear(width, GATE_WIDTH), Float32Linear(GATE_WIDTH, attributes)
+        self.worth = nn.Parameter(torch.ones(attributes))
+
+    def weights(self, prompt: Tensor) -> Tensor:
+        """[R, n] of prompts' states [R, H], in float32."""
+        return torch.softmax(self.outer(torch.relu(self.inner(prompt))), -1)
+
+    def forward(self, prompt: Tensor, scores: Tensor) -> Tensor:
+        """Rewards [R].
+
+        Args:
+            prompt: [R, H] states of prompts.
+            scores: [R, n] of attributes, from 0 to 1.
+        """
+        return (self.weights(prompt) * self.worth.float() * scores).sum(-1)
+
+
 class AttributeModel(nn.Module):
-    """A backbone with several heads that are read after a response's last token.
+    """A backbone with several heads that read the summary of a prompt and its response, as a reward model's head does.
 
     Args:
         heads: what each output means.
         adapter: the adapter to compute with; None: the bare backbone.
+        gated: whether the last head, that of rankings, weighs the others by the prompt and does not read the response.
     """
 
-    def __init__(self, backbone: Backbone, heads: list[Head], adapter: str | None = None) -> None:
+    def __init__(self, backbone: Backbone, heads: list[Head], adapter: str | None = None, gated: bool = False) -> None:
         super().__init__()
         self.backbone, self.heads, self.adapter_name = backbone, heads, adapter
-        self.linear = nn.Linear(backbone.hidden_size, len(heads))
-        nn.init.normal_(self.linear.weight, std=(backbone.hidden_size + 1) ** -0.5)
+        self.binary = [head.kind == "binary" for head in heads if head.kind != "ranking"]
+        self.linear = Float32Linear(backbone.summary_size, len(heads) - gated)
+        nn.init.normal_(self.linear.weight, std=(backbone.summary_size + 1) ** -0.5)
         nn.init.zeros_(self.linear.bias)
+        self.gate = Gate(backbone.hidden_size, len(heads) - 1) if gated else None
 
     def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
         """Outputs [R, n] of n heads for R responses, as they are learned: see `align.attributes.loss`."""
         with self.backbone.adapter(self.adapter_name):
+            if self.gate is None:
+                return cast(Tensor, self.linear(self.backbone.summary(prompt, response, prompt_index)))
             hidden = self.backbone.hidden(prompt, response, prompt_index)
         rows = torch.arange(len(response.lengths), device=hidden.device)
-        last = hidden[rows, response.lengths].float()
-        return nn.functional.linear(last, self.linear.weight.float(), self.linear.bias.float())
+        outputs = self.linear(hidden[rows, response.lengths])
+        # What rankings teach is the gate alone: attributes go on to mean what labelers said of them.
+        judged = outputs.detach()
+        scores = torch.where(torch.tensor(self.binary, device=judged.device), torch.sigmoid(judged), judged)
+        return torch.cat([outputs, self.gate(hidden[:, 0].detach(), scores)[:, None]], dim=1)
 
 
 def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
@@ -69,13 +113,19 @@ def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
 
 
 def save_attribute_model(
-    folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], linear: tuple[Tensor, Tensor], heads: list[Head],
+    folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], heads: list[Head],
     card: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Save an attribute model, whole or not at all. As a classifier of transformers it has its first head alone."""
-    weight, bias = linear
-    facts = _facts(loaded, heads, "heads")
-    save_reward_model(folder, loaded, weights, weight[:1], facts, card, ATTRIBUTE, {"heads": weight, "biases": bias})
+    """Save an attribute model, whole or not at all. As a classifier of transformers it has its first head alone.
+
+    Args:
+        weights: of the backbone's model.
+        state: of the whole `AttributeModel`.
+    """
+    weight, gate = state["linear.weight"], {name: value for name, value in state.items() if name.startswith(GATE)}
+    facts = _facts(loaded, heads, "heads") | {"gate": bool(gate)}
+    more = {"heads": weight, "biases": state["linear.bias"], **gate}
+    save_reward_model(folder, loaded, weights, weight[:1], facts, card, ATTRIBUTE, more)
 
 
 def save_generative_model(
@@ -98,12 +148,13 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
     """
     require_reward_model(folder, ATTRIBUTE)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
-    model = AttributeModel(loaded.backbone, heads_of(folder))
+    gated = bool(read_json(Path(folder) / ATTRIBUTE.facts).get("gate"))
+    model = AttributeModel(loaded.backbone, heads_of(folder), gated=gated)
     try:
         stored = load_file(Path(folder) / HEAD)
-        with torch.no_grad():
-            model.linear.weight.copy_(stored["heads"])
-            model.linear.bias.copy_(stored["biases"])
+        model.linear.load_state_dict({"weight": stored["heads"], "bias": stored["biases"]})
+        if model.gate is not None:
+            model.gate.load_state_dict({name: stored[f"{GATE}{name}"] for name in model.gate.state_dict()})
     except Exception as error:  # safetensors raises a type of its own
         raise UserError(f"{folder}: its {HEAD} is broken ({first_line(error)}); train it again") from error
     return model.eval().requires_grad_(False), loaded

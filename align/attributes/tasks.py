@@ -66,8 +66,8 @@ class AttributeTask(ABC, Generic[Example]):
 
     @staticmethod
     @abstractmethod
-    def build(loaded: LoadedModel, heads: list[Head]) -> nn.Module:
-        """The module that is trained."""
+    def build(config: AttributeConfig, loaded: LoadedModel, heads: list[Head]) -> nn.Module:
+        """The module that is trained. Raises: UserError for a model that cannot be."""
 
     @staticmethod
     @abstractmethod

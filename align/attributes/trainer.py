@@ -56,7 +56,7 @@ class AttributeTrainer(EpochTrainer):
         form = FORMS[config.form]
         super().__init__(config, "attributes", model, tokenizer, form.adapter, allow_reward_model=not form.writes)
         loaded, limits = self.loaded, config.limits
-        module = form.build(loaded, heads)
+        module = form.build(config, loaded, heads)
         encoded = [form.encode(config, now, module, loaded, limits) for now, _ in split]
         mixed: MixedExamples[Any] = MixedExamples(
             [example for part in encoded for example in part], list(map(len, encoded)), weights

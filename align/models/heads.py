@@ -1,7 +1,15 @@
-"""Scalar heads: they turn hidden states into values and rewards."""
+"""Heads: they turn hidden states into values and rewards."""
 
-import torch
 from torch import Tensor, nn
+
+
+class Float32Linear(nn.Linear):
+    """A linear map that is computed in float32 whatever its weights and its input are in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[.., H] -> [.., n] float32."""
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(input.float(), self.weight.float(), bias)
 
 
 class ScalarHead(nn.Module):
@@ -13,7 +21,7 @@ class ScalarHead(nn.Module):
 
     def __init__(self, hidden_size: int, start_at_zero: bool = False, bias: bool = True) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, 1, bias=bias)
+        self.linear = Float32Linear(hidden_size, 1, bias=bias)
         if start_at_zero:
             nn.init.zeros_(self.linear.weight)
         else:
@@ -23,6 +31,5 @@ class ScalarHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., H] -> [..] float32."""
-        weight = self.linear.weight.float()
-        bias = self.linear.bias.float() if self.linear.bias is not None else None
-        return torch.nn.functional.linear(hidden.float(), weight, bias).squeeze(-1)
+        numbers: Tensor = self.linear(hidden)
+        return numbers.squeeze(-1)

@@ -1,5 +1,7 @@
 """A saved reward model: a classifier for transformers, PEFT and TRL, and the same rewards and mean for this package."""
 
+import json
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -179,6 +181,16 @@ def test_any_classifier_with_one_label_is_a_reward_model(name, foreign, load_sha
 def test_a_classifier_of_three_labels_is_no_reward_model(foreign):
     with pytest.raises(UserError, match="it is a classifier of 3 labels; a reward model has one"):
         load_reward_model(foreign("tiny-llama", num_labels=3), "float32")
+
+
+def test_a_classifier_with_code_of_its_own_is_refused_and_its_code_is_not_run(tmp_path):
+    """As the published ArmoRM is: a gate over 19 attributes, in a file beside the weights."""
+    config = {"model_type": "llama", "architectures": ["LlamaForRewardModelWithGating"], "num_labels": 19}
+    auto = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": auto}))
+    (tmp_path / "modeling_custom.py").write_text("raise SystemExit('this code was run')")
+    with pytest.raises(UserError, match=r"neither a reward model of this package .*, nor a transformers classifier"):
+        load_reward_model(str(tmp_path), "float32")
 
 
 def test_a_reward_model_is_no_policy(load_sharp, tmp_path):

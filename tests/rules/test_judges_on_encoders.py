@@ -1,0 +1,115 @@
+"""Attribute models and rule models on encoders of every family: learned, saved, reloaded, and obeyed by a decoder in PPO."""
+
+import json
+
+import pytest
+import torch
+
+from align.attributes import AttributeConfig, AttributeTrainer
+from align.attributes.model import Head, load_attribute_model
+from align.errors import UserError
+from align.ppo import PPOConfig, PPOTrainer
+from align.reward.checkpoint import RULE, load_reward_model
+from align.reward.scoring import reward_rankings
+from align.rules import RuleConfig, RuleTrainer
+from tests.models.encoders import CONFIGS, write_encoder
+
+from .planted import RULES
+
+pytestmark = pytest.mark.slow  # trains models
+
+CASES = [(family, rank) for family in CONFIGS for rank in (0, 4)]
+
+
+def cases(*always):
+    """Every family with all weights and with LoRA; those that `make test` leaves out are marked."""
+    return [pytest.param(*case, marks=[pytest.mark.full] * (case not in always)) for case in CASES]
+
+
+COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 160}
+
+
+def settings(folder, rank):
+    given = {"learning_rate": 3e-3 if rank else 1e-3, "lora_rank": rank, "epochs": 6, "batch_size": 6, "seed": 2}
+    # One evaluation, at the end: the best model is then the last one.
+    return COMMON | given | {"output_dir": str(folder), "held_out_share": 0.25, "evaluate_every": 1000}
+
+
+def texts(count):
+    """Prompts with responses that are all vowels, or have none, by turns."""
+    return [(f"Hi {number}", "aeiou aei" if number % 2 else "zxcvb bcd", number % 2) for number in range(count)]
+
+
+def assert_the_loss_of_single_rows_adds_up(task, rows):
+    """What is learned from rows does not depend on which are read together."""
+    loss = task.loss(rows)
+    with torch.no_grad():
+        together, alone = float(loss(rows)[0]), [float(loss([row])[0]) for row in rows]
+    assert max(alone) > 1e-3
+    assert sum(alone) == pytest.approx(together, abs=1e-5)
+
+
+def assert_the_same_scores(memory, disk, examples):
+    """Of a model in memory and the same from disk."""
+    with torch.no_grad():
+        found, again = (reward_rankings(model, examples, torch.device("cpu")) for model in (memory, disk))
+    assert float(found.std()) > 0.01
+    torch.testing.assert_close(again, found, atol=1e-5, rtol=0)
+    return found
+
+
+def last_row(folder):
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def metrics_of_ppo(folder, reward, **judge):
+    """Of an update of a GPT-2, which reads other token ids than the judge."""
+    config = PPOConfig(**COMMON, **judge, output_dir=str(folder), updates=1, rollout_size=4, minibatches=1, max_new_tokens=6)
+    PPOTrainer("tiny-gpt2", reward, ["Hi", "Why?"], config).train()
+    return last_row(folder)
+
+
+@pytest.mark.parametrize(("family", "rank"), cases(("roberta", 0), ("xlnet", 4)))
+def test_an_encoder_rates_attributes_and_is_a_reward(family, rank, sharpen, tmp_path):
+    rows = [
+        {"prompt": prompt, "response": response, "attributes": {"vowels": vowels, "length": len(response) % 7 + 1}}
+        for prompt, response, vowels in texts(48)
+    ]
+    base = write_encoder(family, tmp_path / "base", sharpen)
+    trainer = AttributeTrainer(base, rows, AttributeConfig(**settings(tmp_path / "run", rank)))
+    assert_the_loss_of_single_rows_adds_up(trainer.task, [0, 1, 2])
+    folder = trainer.train()
+    assert last_row(tmp_path / "run")["validation/head/vowels/auc"] > 0.9
+    model, _ = load_attribute_model(str(folder), "float32")
+    assert model.heads == [Head("length", "scale"), Head("vowels", "binary")]
+    assert_the_same_scores(trainer.task.optimization.module, model, trainer.task.held_out)
+    found = metrics_of_ppo(tmp_path / "ppo", [], attribute_model=str(folder), attribute_reward="length-vowels")
+    assert 0 < found["reward/attributes"] < 7
+
+
+@pytest.mark.parametrize(("family", "rank"), cases(("distilbert", 0), ("electra", 4)))
+def test_an_encoder_judges_by_rules_and_is_obeyed(family, rank, sharpen, tmp_path):
+    rows = [
+        {"prompt": prompt, "response": response, "rule": "no-digits", "verdict": "violates" if vowels else "follows"}
+        for prompt, response, vowels in texts(48)
+    ]
+    base = write_encoder(family, tmp_path / "base", sharpen)
+    trainer = RuleTrainer(base, rows, RuleConfig(**settings(tmp_path / "run", rank), rules=RULES))
+    assert_the_loss_of_single_rows_adds_up(trainer.task, [0, 1, 2])
+    folder = trainer.train()
+    assert last_row(tmp_path / "run")["validation/auc"] > 0.9
+    model = load_reward_model(str(folder), "float32", kind=RULE).model
+    assert_the_same_scores(trainer.task.optimization.module, model, trainer.task.held_out)
+    found = metrics_of_ppo(tmp_path / "ppo", [lambda prompts, given: [0.0] * len(given)], rule_model=str(folder))
+    assert 0 < found["reward/rule/no-digits"] < 1
+
+
+def test_an_encoder_cannot_write_ratings(sharpen, tmp_path):
+    base = write_encoder("bert", tmp_path / "base", sharpen)
+    config = AttributeConfig(**COMMON, output_dir=str(tmp_path / "run"), form="generative")
+    rows = [{"prompt": "Hi", "response": "Ho", "attributes": {"kind": 1}}]
+    with pytest.raises(
+        UserError, match=r"^model '.*base': model type 'bert' reads text in both directions .*judge, not a"
+    ) as told:
+        AttributeTrainer(base, rows, config)
+    assert "\n" not in str(told.value)
