@@ -16,7 +16,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from align import liveness
 from align.errors import UserError
-from align.runtime.heap import keep_freed_memory
+from align.runtime.heap import keep_freed_memory, return_freed_memory
 
 Item = TypeVar("Item")
 
@@ -73,7 +73,6 @@ def make_accelerator(
     Raises:
         UserError: if DeepSpeed was asked for and is not installed.
     """
-    keep_freed_memory()
     # A second run in the same process gets its own settings; the process group stays.
     AcceleratorState._reset_state()
     timeout = timedelta(seconds=collective_timeout)
@@ -91,6 +90,10 @@ def make_accelerator(
         )
     except ImportError as error:
         raise UserError("DeepSpeed is not installed; install the extra: pip install 'align-rlhf[deepspeed]'") from error
+    if zero_stage(accelerator) < 3:
+        keep_freed_memory()
+    else:
+        return_freed_memory()
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:
         # transformers would let the first process read a whole model; align.runtime.sharding loads without that.
@@ -129,9 +132,21 @@ def zero_stage(accelerator: Accelerator) -> int:
     return plugin.zero_stage if plugin is not None else 0
 
 
-def gather_rows(rows: Sequence[Item], accelerator: Accelerator) -> list[Item]:
-    """The rows of all processes, in the order of ranks, on every process. Rows are plain Python objects."""
-    return list(gather_object(list(rows))) if accelerator.num_processes > 1 else list(rows)
+def gather_rows(
+    rows: Sequence[Item], accelerator: Accelerator, group: torch.distributed.ProcessGroup | None = None
+) -> list[Item]:
+    """The rows of all processes, in the order of ranks, on every process. Rows are plain Python objects.
+
+    Args:
+        group: all processes in a group of its own, for threads that exchange something beside the main one; None: the run's.
+    """
+    if accelerator.num_processes == 1:
+        return list(rows)
+    if group is None:
+        return list(gather_object(list(rows)))
+    everywhere: list[Any] = [None] * accelerator.num_processes
+    torch.distributed.all_gather_object(everywhere, list(rows), group=group)
+    return [row for found in everywhere for row in found]
 
 
 def exchange_rows(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from align.runtime.distributed import zero_stage
-from align.runtime.sharding import Sharder, is_sharded, loading_accelerator
+from align.runtime.sharding import Sharder, is_sharded, loading_accelerator, whole_bytes, whole_count, whole_shape
 
 
 @contextmanager
@@ -28,10 +28,50 @@ def whole_weights(weights: Iterable[Tensor], changed: bool = False) -> Iterator[
     if not sharded:
         yield
         return
-    import deepspeed
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters, ZeroParamStatus
 
-    with deepspeed.zero.GatheredParameters(sharded, modifier_rank=0 if changed else None):
+    if changed:
+        with GatheredParameters(sharded, modifier_rank=0):
+            yield
+        return
+    apart: list[Any] = [weight for weight in dict.fromkeys(sharded) if weight.ds_status is not ZeroParamStatus.AVAILABLE]
+    try:
+        for some in _sent_together(apart):
+            for weight, numbers in zip(some, _whole(some), strict=True):
+                weight.data, weight.ds_status = numbers, ZeroParamStatus.AVAILABLE
         yield
+    finally:
+        for weight in apart:
+            weight.data, weight.ds_status = weight.data.new_empty(0), ZeroParamStatus.NOT_AVAILABLE
+
+
+SMALL_BYTES = 2**20
+"""Weights up to this size are sent together, which saves time and takes room for them twice."""
+
+
+def _sent_together(weights: Sequence[Any]) -> Iterator[list[Any]]:
+    """Each large weight by itself, small ones of a number format together."""
+    small: dict[torch.dtype, list[Any]] = {}
+    for weight in weights:
+        if whole_bytes(weight) > SMALL_BYTES:
+            yield [weight]
+        else:
+            small.setdefault(weight.dtype, []).append(weight)
+    yield from small.values()
+
+
+def _whole(weights: Sequence[Any]) -> list[Tensor]:
+    """The numbers of sharded weights from all processes; those of a weight by itself arrive where they stay.
+
+    `GatheredParameters` gathers all that it is given into one buffer and copies each weight out of it: as much memory again.
+    """
+    parts = [weight.ds_tensor.to(weight.device) for weight in weights]
+    own = torch.cat(parts) if len(parts) > 1 else parts[0]
+    numbers = own.new_empty(torch.distributed.get_world_size(), own.numel())
+    torch.distributed.all_gather_into_tensor(numbers, own)
+    columns = numbers.split([part.numel() for part in parts], dim=1)
+    flat = [column.reshape(-1)[: whole_count(weight)] for column, weight in zip(columns, weights, strict=True)]
+    return [numbers.view(whole_shape(weight)) for numbers, weight in zip(flat, weights, strict=True)]
 
 
 NOTHING = 2**31
@@ -137,8 +177,7 @@ def sharded_copies(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     sharder, copies = Sharder(accelerator, weights[0].dtype), list[nn.Parameter]()
     for weight in weights:
         with whole_weights([weight]):
-            copy = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
-        copies.append(sharder.shard(copy))
+            copies.append(sharder.shard(nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)))
     return copies
 
 

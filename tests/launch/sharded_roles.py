@@ -85,6 +85,7 @@ with sharded_loading(run.accelerator):
             "own": own,
             "sharded": all(map(is_sharded, weights)),
             "layer": max([*layers, *map(whole_bytes, weights)]),
+            "weight": max(map(whole_bytes, weights)),
             "peak": peaks[role],
         }
 if len(sys.argv) > 4:

@@ -22,6 +22,8 @@ UNEVEN = Path(__file__).with_name("uneven_sampling.py")
 MODELS = ("tiny-llama", "tiny-t5", "tiny-gpt2")
 PLAIN = {"ALIGN_FULL": "0"}
 """Without the exchange that DeepSpeed compiles on its first use: it changes nothing here."""
+OBJECTS = 16e6
+"""Bytes for what is no tensor of a model: modules, threads, imports."""
 
 
 def write_classifier(model: str, folder: Path) -> None:
@@ -80,8 +82,8 @@ def test_processes_that_end_at_other_times_sample_what_one_samples(sharded: Path
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_four_processes_keep_a_quarter_of_every_role(tmp_path: Path) -> None:
-    """A model of 400 MB, in files of 100. The peak while loading is not asserted: see known limits in docs/clusters.md."""
+def test_four_processes_never_hold_more_than_a_quarter_and_a_layer(tmp_path: Path) -> None:
+    """A model of 400 MB, in files of 100, and at the peak of loading a layer more, with gloo's copy of what it sends."""
     config = LlamaConfig(
         vocab_size=8192,
         hidden_size=1024,
@@ -103,6 +105,7 @@ def test_four_processes_keep_a_quarter_of_every_role(tmp_path: Path) -> None:
             assert 380e6 < part["whole"] < 450e6
             assert part["own"] <= part["whole"] / 4
             assert part["sharded"], (rank, role)
+            assert part["peak"] <= part["whole"] / 4 + part["layer"] + part["weight"] + OBJECTS, (rank, role)
 
 
 @pytest.mark.full

@@ -12,9 +12,9 @@ MEASURE = """
 import resource, sys
 import align  # before torch, as every command does
 import torch
-from align.runtime.heap import release_freed_memory, keep_freed_memory
+from align.runtime.heap import release_freed_memory, return_freed_memory, keep_freed_memory
 
-if sys.argv[1] == "keep":
+if sys.argv[1] != "leave":
     keep_freed_memory()
 
 def resident():
@@ -24,6 +24,8 @@ def use():  # 200 MB, more than the C library keeps of its own accord
     torch.ones(50_000_000)
 
 use()
+if sys.argv[1] == "return":
+    return_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF)
 for _ in range(5):
     use()
@@ -48,7 +50,8 @@ def test_freed_memory_is_used_again_and_given_back():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is glibc that is asked")
-def test_without_it_every_buffer_comes_from_the_kernel():
-    faults, _, given_back = measured("leave")
+@pytest.mark.parametrize("how", ["leave", "return"])
+def test_without_it_every_buffer_comes_from_the_kernel(how):
+    faults, _, given_back = measured(how)
     assert faults >= 5 * 50  # pages of 2 MiB at least, five times
     assert given_back < 50_000_000
