@@ -120,6 +120,11 @@ class RunConfig:
         "newest checkpoints that are kept, of which an older one serves if the newest is damaged; 0: all (align replay "
         "starts from them)",
     )
+    checkpoint_in_background: bool = option(
+        False,
+        "write checkpoints while training goes on, which then waits only until their state is copied (AdamW: 12 bytes of "
+        "main memory for each trained weight)",
+    )
     lost_after: float = option(
         45.0,
         "seconds without a sign of life from another process's machine after which the run ends with a line that names the "

@@ -1,10 +1,13 @@
-"""How long a checkpoint of a sharded state takes, and how much memory: each process its part, against all on the first one.
+"""How long a checkpoint of a sharded state takes, and how much memory.
+
+Three ways: all on the first process, each process its part, and that in the background.
 
     accelerate launch --config_file configs/accelerate/zero3.yaml --num_processes 2 benchmarks/checkpoint_save.py \
         --layers 18 --pairs 3 --folder /tmp/save
 
-A stack of random matrices stands for a model: 16.8 million weights each, 12 bytes a weight in a checkpoint. Both ways write
-the same float32 numbers, read them back, compare them and take their checksums.
+A stack of random matrices stands for a model: 16.8 million weights each, 12 bytes a weight in a checkpoint. All ways write
+the same float32 numbers, read them back, compare them and take their checksums. In the background, "waits" are the seconds
+until training could go on.
 """
 
 import argparse
@@ -60,6 +63,16 @@ def timed(run: Run, work: Callable[[], None]) -> dict[str, float]:
     return {"seconds": round(time.perf_counter() - begun, 2), "peak": round(run.memory.peak() / GIB, 2)}
 
 
+def in_background(run: Run, optimization: DeepSpeedOptimization) -> dict[str, float]:
+    """As `timed`, and how long training waits; nothing else computes meanwhile."""
+    run.config.checkpoint_in_background = True
+    begun = timed(run, lambda: save_checkpoint(run, optimization, 1, {}))
+    written = timed(run, run.background.finish)
+    run.config.checkpoint_in_background = False
+    seconds, peak = begun["seconds"] + written["seconds"], max(begun["peak"], written["peak"])
+    return {"waits": begun["seconds"], "seconds": round(seconds, 2), "peak": peak}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=18)
@@ -74,10 +87,12 @@ def main() -> None:
     for pair in range(options.pairs):
         former = timed(run, lambda: save_on_first(run, optimization, options.folder / "former"))
         in_parts = timed(run, lambda: save_checkpoint(run, optimization, 1, {}))
+        beside = in_background(run, optimization)
         if run.is_main:
             weights = options.layers * WIDTH**2
             row = {"pair": pair + 1, "weights": weights, "first process": former, "each its part": in_parts}
-            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.write(json.dumps(row | {"in the background": beside}) + "\n")
+            sys.stdout.flush()
     if run.is_main:
         shutil.rmtree(options.folder)
     run.accelerator.wait_for_everyone()

@@ -73,8 +73,10 @@ def check_memory(
     }
     accumulates |= bool(config.ptx_data)
     trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)
-    more = {"mean of the weights": FLOAT32_BYTES * trained if config.ema_decay else 0}
-    run.say(run.memory.check(config, module, [model for model in frozen if model], phases, accumulates, more))
+    mean = FLOAT32_BYTES * trained if config.ema_decay else 0
+    moved = trained * loaded.backbone.model.dtype.itemsize if config.reference_refresh else 0
+    held = [model for model in frozen if model]
+    run.say(run.memory.check(config, module, held, phases, accumulates, {"mean of the weights": mean}, mean + moved))
 
 
 def build_actor_critic(

@@ -1,21 +1,46 @@
 """Checkpoints to resume from: float32 master weights, the optimizer's state and a stage's own progress."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from align.errors import UserError, first_line
+from align.errors import UserError, reason
 from align.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
-from align.runtime.distributed import gather_rows, run_on_main
+from align.runtime.distributed import gather_rows
 from align.training.checkpoint_files import checksum, forget_cached, keep_newest, write_checksums
 from align.training.optimization import Optimization
 from align.training.run import Run
 from align.training.stored_state import WHOLE, Part, StoredState, part_file, save_parts
+
+Item = TypeVar("Item")
+
+
+class _Contents(NamedTuple):
+    """What this process writes into a checkpoint."""
+
+    parts: Mapping[str, Part] | None
+    """Its parts of a state that is sharded; None: the state is not."""
+    files: Mapping[str, Mapping[str, Tensor]]
+    """Whole tensors by the names of their files: the first process's."""
+    trainer: Mapping[str, Any]
+
+    def copied(self) -> "_Contents":
+        """The same values in main memory, which no training changes."""
+        parts = self.parts and {name: part._replace(values=_copy(part.values)) for name, part in self.parts.items()}
+        files = {name: {key: _copy(value) for key, value in tensors.items()} for name, tensors in self.files.items()}
+        return _Contents(parts, files, copy.deepcopy(self.trainer))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def save_checkpoint(
@@ -27,53 +52,86 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint to resume from, completely or not at all; of a state that is sharded, each process writes its part.
 
-    All is read back from the disk and compared, and only then are checkpoints beyond `keep_checkpoints` removed.
+    All is read back from the disk and compared, and only then are checkpoints beyond `keep_checkpoints` removed. With
+    `checkpoint_in_background` this returns when the state is copied, and `run.background` has the rest.
 
     Args:
         progress: what the stage needs to go on (the KL coefficient, the best evaluation); JSON values.
         files: further files of tensors by name, the same on every process; no tensor's name is in two files.
     """
+    run.background.finish()  # before there is a second copy
     state, numbers = optimization.state()
     parts = {name: value for name, value in state.items() if isinstance(value, Part)}
     whole = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    if run.is_main:
-        target = run.folder / "checkpoints" / f"update-{update:06d}"
-        with new_folder(target) as folder:
-            known = _write_parts(run, parts, folder) if optimization.keeps_parts else {}
-            for name, tensors in {WHOLE: whole, **(files or {})}.items():
-                save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
-                forget_cached(folder / name)
-                require_equal_file(folder / name, tensors)
-            write_json(folder / "trainer.json", {"update": update, "numbers": numbers, "progress": dict(progress)})
-            write_checksums(folder, known)
-        keep_newest(run.folder, run.config.keep_checkpoints)
-    elif optimization.keeps_parts:
-        _write_parts(run, parts)
-    run.accelerator.wait_for_everyone()
+    contents = _Contents(
+        parts if optimization.keeps_parts else None,
+        {WHOLE: whole, **(files or {})} if run.is_main else {},
+        {"update": update, "numbers": numbers, "progress": dict(progress)},
+    )
+    target = run.folder / "checkpoints" / f"update-{update:06d}"
+    if not run.config.checkpoint_in_background:
+        _write(run, target, contents)
+        return
+    contents, group = contents.copied(), run.background.group()
+    run.background.start(lambda: _write(run, target, contents, group))
 
 
-def _write_parts(run: Run, parts: Mapping[str, Part], folder: Path = Path()) -> dict[str, dict[str, Any]]:
-    """Write this process's part of a state; returns the checksums of the files of all processes, by name.
+def _write(run: Run, target: Path, contents: _Contents, group: ProcessGroup | None = None) -> None:
+    """Write a checkpoint with all processes, in steps of which none begins before the one before it has ended everywhere.
 
     Args:
-        folder: as the first process has made it; the others hear of it.
+        group: as the processes reach each other; None: as the run does.
 
     Raises:
         UserError: on every process, if one of them cannot write.
     """
-    folder = Path(run_on_main(lambda: str(folder.absolute()), run.accelerator))
-    name = part_file(run.accelerator.process_index, run.accelerator.num_processes)
-    fault, written = "", dict[str, Any]()
+
+    def together(step: Callable[[], Item]) -> list[Item]:
+        return _on_all(step, run, target, group)
+
+    with ExitStack() as unnamed:
+        made = together(lambda: str(unnamed.enter_context(new_folder(target)).absolute()) if run.is_main else "")
+        folder = Path(made[0])
+        written = together(lambda: _write_own(run, folder, contents))
+
+        def name_it() -> None:
+            if run.is_main:
+                write_json(folder / "trainer.json", contents.trainer)
+                write_checksums(folder, {name: sums for files in written for name, sums in files.items()})
+                unnamed.close()
+                keep_newest(run.folder, run.config.keep_checkpoints)
+
+        together(name_it)
+
+
+def _on_all(step: Callable[[], Item], run: Run, target: Path, group: ProcessGroup | None) -> list[Item]:
+    """Do a step on every process; returns the results of all of them, or raises the error of any on each."""
+    results, fault, cause = list[Item](), "", None
     try:
-        save_parts(folder / name, parts)
-        written = checksum(folder / name)
-    except (UserError, OSError, SafetensorError) as error:
-        fault = f"{folder.parent}: {name} cannot be written ({first_line(error)})"
-    everywhere = gather_rows([(name, written, fault)], run.accelerator)
-    for _, _, found in everywhere:
+        results.append(step())
+    except Exception as error:  # of whatever kind: the others must not wait for this process
+        what, cause = getattr(error, "strerror", None) or reason(error), error
+        fault = f"{target}: cannot be written ({what}); nothing was changed there"
+        if isinstance(error, UserError):
+            fault = str(error)
+    everywhere = gather_rows([(results, fault)], run.accelerator, group)
+    for _, found in everywhere:
         if found:
-            raise UserError(found)
-    return {name: sums for name, sums, _ in everywhere}
+            raise UserError(found) from cause
+    return [result for results, _ in everywhere for result in results]
+
+
+def _write_own(run: Run, folder: Path, contents: _Contents) -> dict[str, dict[str, Any]]:
+    """Write this process's files, read them back and compare; returns their checksums by name."""
+    names = list(contents.files)
+    if contents.parts is not None:
+        names.append(part_file(run.accelerator.process_index, run.accelerator.num_processes))
+        save_parts(folder / names[-1], contents.parts)
+    for name, tensors in contents.files.items():
+        save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
+        forget_cached(folder / name)
+        require_equal_file(folder / name, tensors)
+    return {name: checksum(folder / name) for name in names}
 
 
 def load_checkpoint(run: Run, optimization: Optimization) -> tuple[int, dict[str, Any]]:

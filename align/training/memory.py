@@ -215,6 +215,7 @@ class Memory:
         phases: Mapping[str, Callable[[], int]],
         accumulates_gradients: bool,
         more: Mapping[str, int] | None = None,
+        in_checkpoints: int = 0,
     ) -> str:
         """Estimate for a run whose models are loaded and whose optimizer is not made yet.
 
@@ -224,6 +225,7 @@ class Memory:
             phases: functions that count the peak of each phase in bytes; `learning` is one of them.
             accumulates_gradients: see `MemoryEstimate`.
             more: other bytes that are held all the time, by name.
+            in_checkpoints: bytes of a checkpoint beside masters and the optimizer's state.
 
         Returns:
             The estimate as a table; "" for a model that fits anywhere.
@@ -237,6 +239,8 @@ class Memory:
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         estimate = self._estimate(config, trained, weights)
         resident = estimate.resident | dict(more or {})
+        if "checkpoint" in resident:
+            resident["checkpoint"] += in_checkpoints
         self.resident_bytes = sum(resident.values())
         peaks = {name: count() for name, count in phases.items()}
         estimate = replace(estimate, resident=resident, phases=peaks, accumulates_gradients=accumulates_gradients)
@@ -258,6 +262,10 @@ class Memory:
         estimate = resident_memory(config.optimizer, trained, weights, self.sharding)
         heap, process = (0.0, 0) if self.device.type == "cuda" else (HEAP_OVERHEAD, PROCESS_OVERHEAD)
         resident = estimate.resident | {"process": self.start_bytes + process}
+        if self.device.type == "cpu" and config.checkpoint_in_background:
+            masters = sum(FLOAT32_BYTES * whole_count(weight) for weight in trained)
+            shares = self.sharding.processes if self.sharding.stage else 1
+            resident["checkpoint"] = masters // shares + resident["optimizer"]
         if self.device.type == "cpu" and compute_dtype(config.dtype) == torch.bfloat16 and "amx_bf16" in cpu_flags():
             resident["AMX kernels"] = AMX_KERNELS
         return replace(estimate, resident=resident, heap_overhead=heap)

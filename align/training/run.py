@@ -27,6 +27,7 @@ from align.runtime.environment import environment
 from align.runtime.flops import peak_flops
 from align.settings import ModelConfig, RunConfig, dump
 from align.signals import Stopped, StopRequest
+from align.training.background import BackgroundWork
 from align.training.checkpoint_files import keep_newest, last_whole_checkpoint, set_aside
 from align.training.lock import refuse_other_run, release_lock, take_lock
 from align.training.memory import GIB, Memory
@@ -39,7 +40,7 @@ SAME_ON_RESUME = (
 )
 FREE_ON_RESUME = (
     *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
-    *("collective_timeout", "lost_after"),
+    *("collective_timeout", "lost_after", "checkpoint_in_background"),
 )
 
 
@@ -78,6 +79,7 @@ class Run:
         )
         watch_other_processes(self.accelerator, config.lost_after)
         self.memory = Memory(self.accelerator, config.memory_limit)
+        self.background = BackgroundWork(self.accelerator, config.collective_timeout)
         self.is_main = self.accelerator.is_main_process
         if torch.backends.mps.is_available():
             self.say("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
@@ -238,6 +240,7 @@ class Run:
                 yield update
                 self.memory.hold_to_estimate()
                 self.progress.update(self.task, completed=update)
+                self.background.look()
                 if self.config.save_every and update % self.config.save_every == 0:
                     save(update)
                     self.saved = update
@@ -252,6 +255,7 @@ class Run:
         """
         if update != self.saved:
             save(update)
+        self.background.finish()
         raise Stopped(f"stopped by {self.stop.signal or 'a signal'} after update {update}; --resume auto goes on from there")
 
     def leave_untouched_update(self) -> None:
@@ -273,7 +277,8 @@ class Run:
         self.progress.update(self.task, note=text)
 
     def close(self) -> None:
-        """Finish the trackers. The process group stays open: it belongs to the process, which may run another stage."""
+        """Finish checkpoint and trackers. The process group stays open: the process, which it belongs to, may run more."""
+        self.background.finish()
         self.accelerator.wait_for_everyone()
         with self._naming_disk_errors(self.folder / self.stage):
             for tracker in self.accelerator.trackers if self.opened and self.trackers else ():

@@ -1,0 +1,46 @@
+"""Saves the same state in the background and in the foreground, then with one process that cannot write.
+
+Usage: background_saves.py FOLDER FAILS: each process writes what it was told to `RANK.json`; FAILS is the rank that cannot.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from align.errors import UserError
+from align.runtime.distributed import sum_across_processes
+from align.sft import SFTConfig
+from align.training.checkpoint import save_checkpoint
+from align.training.factory import make_optimization
+from align.training.run import Run
+
+folder, fails = Path(sys.argv[1]), int(sys.argv[2])
+run = Run(SFTConfig(output_dir=str(folder / "run"), dtype="float32", log_to=["none"]), "sft")
+torch.manual_seed(0)
+optimization = make_optimization(run, nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), 1)
+rank, sums = run.accelerator.process_index, []
+run.config.checkpoint_in_background = True
+save_checkpoint(run, optimization, 1, {"sums": []})
+for _ in range(100):  # of the training, while the threads exchange something else
+    sums.append(float(sum_across_processes(torch.tensor(float(rank + 1)), run.accelerator)))
+    run.background.look()
+run.background.finish()
+run.config.checkpoint_in_background = False
+save_checkpoint(run, optimization, 2, {"sums": []})
+run.config.checkpoint_in_background = True
+if rank == fails:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+told = ""
+try:
+    save_checkpoint(run, optimization, 3, {})
+    run.background.finish()
+except UserError as error:
+    told = str(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+(folder / f"{rank}.json").write_text(json.dumps({"sums": sorted(set(sums)), "told": told}))
+run.close()
+torch.distributed.destroy_process_group()

@@ -1,0 +1,172 @@
+"""Checkpoints that a thread writes while training goes on: what is in them, who waits for them, and how they fail."""
+
+import resource
+import signal
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from align import cli
+from align.errors import UserError
+from align.sft import SFTConfig
+from align.signals import Stopped
+from align.training import checkpoint, memory
+from align.training.checkpoint import load_checkpoint, save_checkpoint
+from align.training.checkpoint_files import fault_of
+from align.training.optimization import Optimization
+from align.training.run import Run
+from tests.forked import forked
+from tests.training.test_resume import metrics, options
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk that keeps whoever syncs a checkpoint's file waiting until this is set."""
+    ready, forget_cached = threading.Event(), checkpoint.forget_cached
+
+    def wait_for_disk(path: Path) -> None:
+        assert ready.wait(60)
+        forget_cached(path)
+
+    monkeypatch.setattr(checkpoint, "forget_cached", wait_for_disk)
+    return ready
+
+
+def run_in(folder: Path, **settings: object) -> tuple[Run, Optimization]:
+    """A run of 65,536 weights that saves in the background: 786 kB a checkpoint."""
+    given = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "dtype": "float32", "log_to": ["none"]}
+    config = SFTConfig(output_dir=str(folder), checkpoint_in_background=True, **(given | settings))  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    run = Run(config, "sft")
+    return run, Optimization(run, nn.Linear(2**16, 1, bias=False), 9)
+
+
+def step(optimization: Optimization) -> None:
+    for weight in optimization.trainable.values():
+        weight.grad = torch.ones_like(weight)
+    optimization.step(1)
+
+
+def test_training_goes_on_and_the_checkpoint_holds_what_was(tmp_path, disk):
+    run, optimization = run_in(tmp_path)
+    step(optimization)
+    saved = {name: value.clone() for name, value in optimization.state()[0].items()}
+    progress = {"beta": [0.1]}
+    save_checkpoint(run, optimization, 1, progress)
+    step(optimization)
+    progress["beta"].append(0.2)
+    run.background.look()  # does not wait
+    assert not list(tmp_path.glob("checkpoints/update-*"))
+    disk.set()
+    run.close()
+    again, resumed = run_in(tmp_path, resume=True)
+    assert load_checkpoint(again, resumed) == (1, {"beta": [0.1]})
+    found = resumed.state()[0]
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    assert not torch.equal(optimization.state()[0]["master/weight"], saved["master/weight"])
+
+
+def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(tmp_path, disk):
+    run, optimization = run_in(tmp_path)
+    threading.Timer(0.3, disk.set).start()
+    updates = run.updates(1, 5, lambda update: save_checkpoint(run, optimization, update, {}))
+    assert next(updates) == 1
+    run.stop.signal = "SIGTERM"
+    with pytest.raises(Stopped, match="after update 1"):
+        next(updates)
+    assert fault_of(tmp_path / "checkpoints" / "update-000001") == ""
+
+
+def test_the_next_save_waits_for_the_one_before(tmp_path, disk):
+    run, optimization = run_in(tmp_path, keep_checkpoints=0)
+    save_checkpoint(run, optimization, 1, {})
+    assert not list(tmp_path.glob("checkpoints/update-*"))
+    threading.Timer(0.3, disk.set).start()
+    save_checkpoint(run, optimization, 2, {})
+    assert (tmp_path / "checkpoints" / "update-000001").exists()
+    run.background.finish()
+    assert [fault_of(path) for path in sorted(tmp_path.glob("checkpoints/*"))] == ["", ""]
+
+
+def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tmp_path):
+    run, optimization = run_in(tmp_path, save_every=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save(update: int) -> None:
+        save_checkpoint(run, optimization, update, {})
+        if update == 1:
+            run.background.finish()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+
+    updates = run.updates(1, 10**6, save)
+    try:
+        assert [next(updates) for _ in range(3)] == [1, 2, 3]
+        run.config.save_every = 0
+        with pytest.raises(UserError) as told:
+            deque((time.sleep(0.01) for _ in zip(updates, range(1000), strict=False)), maxlen=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    target = tmp_path / "checkpoints" / "update-000002"
+    assert str(told.value).startswith(f"{target}: cannot be written (")
+    assert str(told.value).endswith("nothing was changed there")
+    assert [path.name for path in target.parent.iterdir()] == ["update-000001"]
+    assert fault_of(target.with_name("update-000001")) == ""
+
+
+def stuck_in_second(words: list[str]) -> None:
+    """Run a command whose second checkpoint never gets onto the disk."""
+    forget_cached, seen = checkpoint.forget_cached, set[Path]()
+
+    def stick(path: Path) -> None:
+        seen.add(path.parent)
+        while len(seen) > 1:
+            time.sleep(1)
+        forget_cached(path)
+
+    checkpoint.forget_cached = stick
+    cli.main(words)
+
+
+@pytest.mark.slow
+def test_killed_while_a_checkpoint_is_written_a_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, capsys):
+    """The thread is stuck, training goes on until the next save; then the process is killed."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = ["--checkpoint_in_background", "true"]
+    process = forked(stuck_in_second, ["sft", *options("sft", killed, *more)])
+    deadline = time.monotonic() + 60
+    written = killed / "metrics.jsonl"
+    while not (written.exists() and '"update": 6,' in written.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [path.name for path in killed.glob("checkpoints/update-*")] == ["update-000002"]
+    assert len(list(killed.glob("checkpoints/.update-000004*"))) == 1
+    cli.main(["sft", *options("sft", killed, *more, "--resume", "true")])
+    assert f"resumed from {killed / 'checkpoints' / 'update-000002'}" in capsys.readouterr().err
+    cli.main(["sft", *options("sft", whole)])  # in the foreground
+    assert metrics(killed) == metrics(whole)
+    for path in whole.rglob("*.safetensors"):
+        assert (killed / path.relative_to(whole)).read_bytes() == path.read_bytes()
+    assert {path.name for path in killed.rglob(".*")} == {".lock"}
+
+
+@pytest.mark.parametrize(("optimizer", "numbers"), [("adamw", 3 * 30), ("adafactor", 30 + 5 + 6)])
+def test_the_copy_is_in_the_estimate(make_run, monkeypatch, optimizer, numbers):
+    """Masters and the optimizer's state of a matrix of 5 by 6, and 100 bytes of something else."""
+    monkeypatch.setattr(memory, "ALWAYS_FITS_BYTES", 0)
+    held = {}
+    for background in (False, True):
+        config = SFTConfig(optimizer=optimizer, checkpoint_in_background=background)
+        run = make_run(SFTConfig, "sft")
+        run.memory.start_bytes = 0
+        matrix = nn.Linear(6, 5, bias=False)
+        run.memory.check(config, matrix, [], {"learning": lambda: 0}, accumulates_gradients=True, in_checkpoints=100)
+        held[background] = run.memory.resident_bytes
+    assert held[True] - held[False] == 4 * numbers + 100
