@@ -67,9 +67,10 @@ def _whole(weights: Sequence[Any]) -> list[Tensor]:
     """
     parts = [weight.ds_tensor.to(weight.device) for weight in weights]
     own = torch.cat(parts) if len(parts) > 1 else parts[0]
-    numbers = own.new_empty(torch.distributed.get_world_size(), own.numel())
+    processes = torch.distributed.get_world_size()
+    numbers = own.new_empty(processes * own.numel())
     torch.distributed.all_gather_into_tensor(numbers, own)
-    columns = numbers.split([part.numel() for part in parts], dim=1)
+    columns = numbers.view(processes, -1).split([part.numel() for part in parts], dim=1)
     flat = [column.reshape(-1)[: whole_count(weight)] for column, weight in zip(columns, weights, strict=True)]
     return [numbers.view(whole_shape(weight)) for numbers, weight in zip(flat, weights, strict=True)]
 
