@@ -50,6 +50,12 @@ def check_name(name: str) -> str:
     return name
 
 
+def name_taken(batch: Batch) -> UserError:
+    """What is said to whoever wants the name of this batch for another one."""
+    hint = "" if batch.deleted_at is None else ", deleted: restore it on the lead's page and rename it to have the name"
+    return UserError(f"a batch {batch.name!r} exists already{hint}")
+
+
 def check_numbers(overlap: int, priority: int) -> None:
     """Check that the overlap and the priority are in range.
 
@@ -92,8 +98,9 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
         new_name = check_name(new.name)
         if not batch.complete:
             raise UserError(f"{name} is not completely imported: wait, or import it again")
-        if session.scalar(select(Batch.id).where(Batch.name == new_name, Batch.id != batch.id)) is not None:
-            raise UserError(f"a batch {new_name!r} exists already")
+        other = session.scalar(select(Batch).where(Batch.name == new_name, Batch.id != batch.id))
+        if other is not None:
+            raise name_taken(other)
         if new.overlap != batch.overlap:  # labelers who passed an item find it again
             needed = case((Item.taken > new.overlap, Item.taken), else_=new.overlap)
             counted = update(Item).where(Item.batch_id == batch.id, Item.gold.is_(None))

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from align.data.judgments import VERDICTS
 from align.errors import UserError
 from annotation_ui import rule_sets
-from annotation_ui.batches import check_name, check_numbers
+from annotation_ui.batches import check_name, check_numbers, name_taken
 from annotation_ui.database import Database
 from annotation_ui.leases import GOLD_SLOTS, TRAINING_FIRST
 from annotation_ui.schema import TASKS as TASK_NAMES
@@ -143,7 +143,7 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
     with database.read() as session:
         earlier = session.scalar(select(Batch).where(Batch.name == name))
     if earlier is not None and earlier.complete:
-        raise UserError(f"a batch {name!r} exists already")
+        raise name_taken(earlier)
     if earlier is not None:  # an import that was killed; one that still runs ends with an error
         _remove_incomplete(database, earlier.id)
     with database.write() as session:

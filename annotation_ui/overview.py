@@ -63,18 +63,19 @@ def progress(session: Session) -> list[Json]:
 
 
 def per_day(session: Session, task: str, days: int = 30, most: int = 6) -> list[Json]:
-    """Judgments submitted, by day (UTC) and labeler.
+    """Judgments submitted, by day (UTC) and labeler; training is not counted.
 
     Args:
         days: how far back.
-        most: labelers who are told apart, the busiest ones; all others count as one.
+        most: labelers who are told apart, the busiest ones; all others count as one, where they are more than one.
     """
     number = cast(Judgment.created_at, Integer) // DAY
     query = (
         select(number, User.name, func.count())
         .join(User, User.id == Judgment.user_id)
         .join(Assignment, Assignment.current_id == Judgment.id)
-        .where(Assignment.task == task, Judgment.created_at > time.time() - days * DAY)
+        .join(Item, Item.id == Judgment.item_id)
+        .where(Assignment.task == task, Item.purpose != "training", Judgment.created_at > time.time() - days * DAY)
         .group_by(number, User.name)
         .order_by(number)
     )
@@ -82,7 +83,7 @@ def per_day(session: Session, task: str, days: int = 30, most: int = 6) -> list[
     totals: Counter[str] = Counter()
     for _, name, count in rows:
         totals[name] += count
-    named = {name for name, _ in totals.most_common(most)}
+    named = {name for name, _ in totals.most_common(most if len(totals) > most + 1 else None)}
     counts: Counter[tuple[int, str]] = Counter()
     for day, name, count in rows:
         counts[day, name if name in named else f"{len(totals) - most} others"] += count
@@ -142,9 +143,14 @@ def disagreements(session: Session, task: str, batches: tuple[str, ...] = (), li
 
 
 def win_rates(session: Session, batches: tuple[str, ...] = ()) -> list[Json]:
-    """Wins, ties and losses of each model in the Compare task; a tie or "both bad" counts as half a win."""
+    """Wins, ties and losses of each model in the Compare task; a tie or "both bad" counts as half a win.
+
+    Items with a known answer are left out, as in exports: who wins there was decided before.
+    """
     counts: dict[str, dict[str, int]] = defaultdict(lambda: {"wins": 0, "ties": 0, "losses": 0})
     for judgment in current_judgments(session, ("compare",), batches):
+        if judgment.item.gold is not None:
+            continue
         models, choice = judgment.item.content.get("model") or ["first", "second"], judgment.answer["choice"]
         for side, model in zip("AB", models, strict=True):
             outcome = "ties" if choice not in ("A", "B") else "wins" if choice == side else "losses"

@@ -52,7 +52,7 @@ def plain_cell(value: Any) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read.
+    """Write a file: all of it or, after an error, nothing.
 
     Raises:
         UserError: if the disk is full or not writable.

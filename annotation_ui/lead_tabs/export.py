@@ -25,6 +25,7 @@ def export_tab(services: Services) -> None:
         aggregated = gr.Checkbox(label="One row per item (aggregated)")
         gold = gr.Checkbox(label="Include gold items")
         tied = gr.Checkbox(label="Include rankings that tie all responses (training refuses them)")
+        preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)")
         since = gr.DateTime(label="Judged since", type="timestamp", timezone="UTC")
     button = gr.Button("Export", variant="primary")
     files = gr.HTML()
@@ -40,14 +41,17 @@ def export_tab(services: Services) -> None:
         aggregated: bool,
         gold: bool,
         tied: bool,
+        preferences: bool,
         since: float | None,
         request: gr.Request,
     ) -> tuple[str, dict[str, Any]]:
-        selection = Selection(record, aggregated, float(since) if since else None, tuple(batches or ()), gold, tied)
+        moment = float(since) if since else None
+        selection = Selection(record, aggregated, moment, tuple(batches or ()), gold, tied, preferences)
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = services.settings.exports / f"{record}-{stamp}-{secrets.token_hex(4)}.{kind}"
         manifest = export(services.database, selection, path, user_id(services, request))
         return export_links([path, path.with_name(f"{path.name}.manifest.json")]), manifest
 
     batches.focus(list_batches, None, batches, show_progress="hidden")
-    button.click(show_user_errors(write_export), [record, kind, batches, aggregated, gold, tied, since], [files, manifest])
+    fields = [record, kind, batches, aggregated, gold, tied, preferences, since]
+    button.click(show_user_errors(write_export), fields, [files, manifest])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import gradio as gr
-import pandas as pd
 
 from annotation_ui import overview
 from annotation_ui.lead_tabs.common import TASK_CHOICES
+from annotation_ui.lead_tabs.day_chart import day_chart
 from annotation_ui.lead_tabs.first_steps import OPEN_TAB, first_steps_html
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.services import Services
@@ -16,10 +16,11 @@ from annotation_ui.services import Services
 _NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
 _NO_AGREEMENT = "Agreement needs an item of this task that two labelers have judged."
 _NO_WINS = "Win rates appear when somebody has judged an item of Compare two."
+_NO_DAY = "Nobody has judged an item of this task in the last 30 days."
 
 
 def overview_tab(page: gr.Blocks, services: Services) -> None:
-    """Build the tab's tables and plots, which are read again every 30 seconds."""
+    """Build the tab's tables, which are read again every 30 seconds."""
     steps = gr.HTML(js_on_load=OPEN_TAB, apply_default_css=False)
     progress = table("Progress")
     with gr.Row():
@@ -28,20 +29,18 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
     with gr.Row(equal_height=False):
         agreement = table("Agreement")
         wins = table("Win rates (Compare two)")
-    look: dict[str, Any] = {"title": "Judgments per day", "height": 260, "elem_classes": "chart"}
-    speed = gr.BarPlot(x="day", y="judgments", color="labeler", visible=False, **look)
+    days = table("Judgments per day")
 
     def read_overview(task: str) -> list[Any]:
         with services.database.read() as session:
-            days = overview.per_day(session, task)
             coefficients = [row for row in overview.coefficients(session, task) if row["shared items"]]
             return [
                 first_steps_html(session),
                 show(overview.progress(session), _NO_BATCH),
                 show(coefficients, _NO_AGREEMENT),
                 show(overview.win_rates(session), _NO_WINS),
-                gr.BarPlot(pd.DataFrame(days, columns=["day", "labeler", "judgments"]), visible=bool(days)),
+                day_chart(overview.per_day(session, task), _NO_DAY),
             ]
 
-    shown = [steps, progress, agreement, wins, speed]
+    shown = [steps, progress, agreement, wins, days]
     gr.on([page.load, refresh.click, task.input, gr.Timer(30).tick], read_overview, task, shown, show_progress="hidden")

@@ -63,7 +63,7 @@ export class Keys {
 
   replay() {
     for (const key of this.ahead.splice(0)) {
-      if (!isTyping(document.activeElement)) this.workbench.page.key({ key });
+      if (!isTyping(document.activeElement)) this.pressAtItem({ key });
       else if (key.length === 1) document.execCommand("insertText", false, key);
     }
   }

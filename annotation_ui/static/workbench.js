@@ -1,6 +1,6 @@
 // The labelers' page: the chosen task, the open item, drafts, undo, skip, submit, help. Each task has a module of its own
 // for the questions and answers, which exports help, empty(view), missing(state, view) and mount(root, view, context), and
-// if it needs them answer(state), what is submitted, and summary(state), one line about a complete answer.
+// if it needs them answer(state), what is submitted, and summary(state), one line about what is answered so far.
 
 import { RefusedError, call, callUntilAnswered, clone, h, isRaw, onSignedOut, requestId, toggleRaw } from "./dom.js";
 import { SignIn, askForSkip } from "./dialogs.js";
@@ -164,7 +164,8 @@ class Workbench {
 
   showProblem() {
     const { problem } = this.frame;
-    problem.textContent = this.module.missing(this.state, this.item.view) ?? this.module.summary?.(this.state) ?? "";
+    const told = [this.module.summary?.(this.state), this.module.missing(this.state, this.item.view)];
+    problem.textContent = told.filter(Boolean).join(" · ");
   }
 
   async submit() {

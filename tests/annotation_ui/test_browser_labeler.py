@@ -148,7 +148,7 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server: Server, browser: 
     press(page, "Escape")
     held: list[Any] = []
     page.route("**/next", lambda route: held.append(route))  # the next item takes its time
-    press(page, "Enter", *"4321", "Enter")
+    press(page, "Enter", "r", *"4321", "Enter")
     while not held:
         page.wait_for_timeout(20)
     held[0].continue_()
@@ -158,6 +158,7 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server: Server, browser: 
     badges = page.locator(".rank-badge").all_inner_texts()
     assert badges == ["4", "3", "2", "1"]  # typed ahead; an Enter typed ahead decides nothing
     expect(page.locator(".problem")).to_have_text("D > C > B > A")
+    expect(page.locator('[data-action="raw"]')).to_have_attribute("aria-pressed", "true")  # typed ahead, too
     (row,) = exported(server, batch)
     assert (sorted(row["some_rated"], key=str), row["comment"]) == ([5, None, None, None], "close call")
     assert sorted(row["flags"]) == [[], [], [], ["hallucination", "unfit_for_assistant"]]

@@ -123,6 +123,7 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     choose(panel, "Batches (none: all)", "ranked by two")
     page.keyboard.press("Escape")
     panel.get_by_label("One row per item (aggregated)").check()
+    panel.get_by_label("How probable each order is (aggregated rankings)").check()
     panel.get_by_role("button", name="Export", exact=True).click()
     link = panel.locator('a[href*="rankings-"][download]').first
     expect(link).to_be_visible()
@@ -133,4 +134,5 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     assert [row["prompt"] for row in rows] == ["Prompt 0", "Prompt 1", "Prompt 2"]
     # Both put the first before the middle two, which they order differently, and those before the last.
     assert [row["ranks"] for row in rows] == [[1, 2, 2, 3]] * 3
+    assert all(len(row["preferences"]) == 4 and row["preferences"][0][3] > 0.5 for row in rows)
     page.context.close()

@@ -109,7 +109,7 @@ def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server: Server
     phone.keyboard.press("u")  # the flag
     phone.keyboard.press("u")  # the rating
     phone.keyboard.press("u")  # the last drop
-    expect(phone.locator(".problem")).to_have_text("Not placed yet: C, D")
+    expect(phone.locator(".problem")).to_have_text("B > A · Not placed yet: C, D")
     phone.context.close()
     page.context.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from annotation_ui.database import Database
 from annotation_ui.export import RECORDS, Selection, export, rows_to_export
 from annotation_ui.judgments import Judgments
 from annotation_ui.labeler_report import labeler_rows
+from annotation_ui.lead_tabs.day_chart import day_chart
 from annotation_ui.row_files import plain_cell
 
 from .running import add_batch, add_users, do, rank_rows
@@ -134,7 +136,22 @@ def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(databa
             do(judgments, labeler, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
     with database.read() as session:
         rows = overview.per_day(session, "rank", most=2)
+        each = overview.per_day(session, "rank", most=3)  # nobody is "1 others"
+    assert {row["labeler"] for row in each} == {"ann", "bob", "cem", "dee"}
     assert {row["labeler"]: row["judgments"] for row in rows} == {"bob": 3, "cem": 2, "2 others": 2}
+
+
+def test_the_bars_of_a_day_are_as_long_as_its_judgments_and_the_latest_day_is_on_top() -> None:
+    days = [("2026-11-01", "ann", 3), ("2026-11-02", "2 others", 1), ("2026-11-02", "<b>", 5)]
+    html = day_chart([{"day": day, "labeler": name, "judgments": count} for day, name, count in days], "none")
+    assert re.findall(r"<td class=.time.>(.*?)</td>", html) == ["2026-11-02", "2026-11-01"]
+    assert re.findall(r"<td class=.number.>(.*?)</td>", html) == ["6", "3"]
+    assert re.findall(r"width: ([0-9.]+)%", html) == ["100.0", "50.0"]
+    bars = re.findall(r'class="color-(\d)" style="flex: (\d)"', html)
+    assert bars == [("0", "5"), ("2", "1"), ("1", "3")]
+    assert "&lt;b&gt;: 5, 2 others: 1" in html  # read aloud
+    assert "<b>" not in html
+    assert day_chart([], "none") == '<p class="empty">none</p>'
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
@@ -176,9 +193,10 @@ def test_no_cell_is_a_formula(cell: str) -> None:
 
 def test_win_rates_and_disagreement(database: Database, judgments: Judgments) -> None:
     row = {"prompt": "p", "responses": ["a", "b"], "model": ["new", "old"]}
-    add_batch(database, [("t", {**row, "id": str(i)}) for i in range(2)], "compare", overlap=2)
+    known = {**row, "gold": {"choice": "B"}, "training": True}  # it tells nothing of the models
+    add_batch(database, [("t", known), *(("t", {**row, "id": str(i)}) for i in range(2))], "compare", overlap=2)
     ann, bob = add_users(database, "ann", "bob")
-    for user, choices in ((ann, ("A", "A")), (bob, ("A", "B"))):
+    for user, choices in ((ann, ("B", "A", "A")), (bob, ("B", "A", "B"))):
         for choice in choices:
             do(judgments, user, "compare", {"choice": choice})
     with database.read() as session:

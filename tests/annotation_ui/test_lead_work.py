@@ -60,9 +60,11 @@ def test_training_comes_first_and_attention_items_in_between(database: Database,
     assert purposes(database, judgments, late) == ["training"]  # no work is left to mix attention items into
     with database.read() as session:
         rows_by_name = {row["labeler"]: row for row in labeler_rows(session, "rank")}
+        a_day = {row["labeler"]: row["judgments"] for row in overview.per_day(session, "rank")}
     assert (rows_by_name["ann"]["training"], rows_by_name["ann"]["training items"]) == (1.0, 1)
     assert (rows_by_name["ann"]["attention"], rows_by_name["ann"]["attention items"]) == (0.5, 2)
     assert rows_by_name["late"]["judgments"] == 0  # training is not counted as work
+    assert a_day == {"ann": 7, "bob": 7}
     assert len(rows_to_export(database, Selection("rankings"))) == 10
     with pytest.raises(BadInputError, match="known answer was shown"):
         judgments.undo(late, "rank", "undo-late")
@@ -108,6 +110,20 @@ def test_a_batch_for_some_labelers_is_given_only_to_them(database: Database, jud
         change(database, name, labelers=("nobody",))
 
 
+def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(
+    database: Database, judgments: Judgments
+) -> None:
+    name = add_batch(database, 3)
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", BEST_FIRST)
+    change(database, name, open=False)
+    assert judgments.leases.next(ann, "rank") is None
+    ((first, *_),) = judgments.history(ann)
+    opened = judgments.reopen(ann, first.assignment_id)
+    judgments.submit(ann, opened.id, "change-ann", TASKS["rank"].shown(BEST_LAST, opened.shown_order), 1)
+    assert [row["ranks"] for row in rows_to_export(database, Selection("rankings"))] == [[4, 3, 2, 1]]
+
+
 def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(database: Database, judgments: Judgments) -> None:
     judged, empty = add_batch(database, 2, name="judged"), add_batch(database, 2, name="empty", priority=-1)
     ann, bob = add_users(database, "ann", "bob")
@@ -126,6 +142,8 @@ def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(databa
         assert session.scalar(select(func.count()).select_from(Judgment)) == 1
         assert list(session.scalars(select(Batch.name))) == ["better name"]
     assert rows_to_export(database, Selection("rankings")) == []
+    with pytest.raises(UserError, match="exists already, deleted: restore it"):  # nobody sees it in a list of batches
+        import_rows(database, NewBatch("better name", "rank"), rank_rows(1))
     restore_batch(database, "better name")
     assert len(rows_to_export(database, Selection("rankings"))) == 1
     with database.read() as session:

@@ -92,6 +92,10 @@ def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path: Path, c
         status, headers, _ = nobody("POST", "/login", *form(name="lead", password=printed[1]))
         assert status == 303
         assert "secure" in headers["set-cookie"].lower()
+        Auth(server.database).create_user("ben", "labeler")
+        body, kind = form(name="ben", password="wrong")  # behind a proxy, the address is the one that it says
+        for address, says in (("10.0.0.1", [401] * 5 + [429]), ("10.0.0.2", [401])):
+            assert [nobody("POST", "/login", body, {**kind, "X-Forwarded-For": address})[0] for _ in says] == says
     assert cli.main(["--database", server.database_url, "create-user", "lead"]) == 2
     assert capsys.readouterr().err == "align annotate: there is a user 'lead' already\n"
     stored = Database(server.database_url)

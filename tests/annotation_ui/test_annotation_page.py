@@ -1,0 +1,124 @@
+"""docs/annotation.md is held against the app: its commands run, its tables are whole, its numbers are the code's."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import gradio as gr
+import pytest
+from sqlalchemy import select
+
+from annotation_ui import auth, counts, health, importing, render_limits, rule_sets
+from annotation_ui.cli import _parser, main
+from annotation_ui.database import DATA_DIR, Database, sqlite_url
+from annotation_ui.export import RECORDS
+from annotation_ui.judgments import Judgments
+from annotation_ui.lead import lead_page
+from annotation_ui.leases import ATTENTION_EVERY, Leases
+from annotation_ui.schema import User
+from annotation_ui.services import Settings, make_services
+from annotation_ui.tasks import TASKS, base
+
+from .running import ROOT, do
+
+PAGE = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
+FLAT = re.sub(r"\s+", " ", PAGE)
+
+
+def commands(block: int) -> list[list[str]]:
+    """The `align annotate` commands of the page's n-th block that has any; servers are left out."""
+    blocks = [body for _, body in re.findall(r"^```([a-z]*)\n(.*?)^```$", PAGE, re.M | re.S) if "align annotate" in body]
+    words = [shlex.split(line, comments=True) for line in blocks[block].splitlines() if line.startswith("align annotate")]
+    return [each[2:] for each in words if _parser().parse_args(each[2:]).run.__name__ != "_serve"]
+
+
+def rows_of_table(first: str) -> list[list[str]]:
+    """The rows of the table whose first column is headed `first`."""
+    found = re.search(rf"^\| {re.escape(first)} \|.*\n\| ---.*\n((?:\|.*\n)*)", PAGE, re.M)
+    assert found
+    return [[cell.strip(" `") for cell in line.strip("| ").split(" | ")] for line in found[1].splitlines()]
+
+
+def test_the_first_commands_lead_from_samples_to_a_file_for_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = [{"prompt": f"P{n}", "responses": ["a", "b", "c"], "model": ["m"] * 3, "id": f"s{n}"} for n in range(2)]
+    Path("samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    *before, export = commands(1)
+    assert [main(words) for words in before] == [0, 0, 0]
+    assert "new database: " in capsys.readouterr().err
+    database = Database(sqlite_url(DATA_DIR))
+    with database.read() as session:
+        users = list(session.scalars(select(User.id)))
+    for user in users:
+        for _ in samples:
+            do(Judgments(Leases(database)), user, "rank", {"ranks": [1, 2, 3], "ratings": [None] * 3, "flags": [[]] * 3})
+    database.close()
+    assert main(export) == 0
+    rows = [json.loads(line) for line in Path("rankings.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["ranks"]) for row in rows] == [(f"s{n}", [1, 2, 3]) for n in (0, 0, 1, 1)]
+    assert Path("rankings.jsonl.manifest.json").is_file()
+    assert [main(words) for words in commands(3)] == [0, 0]  # a new password, and ann as a lead
+    assert {path.name.split("-")[0] for path in DATA_DIR.iterdir()} == {"annotations.db"}  # and its log
+
+
+def test_the_commands_of_a_team_work_on_its_database_alone(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [[database_url if "://" in word else word for word in words] for words in commands(2)]
+    assert len(given) == 1
+    assert all(main(words) == 0 for words in given)
+    assert main(["--database", database_url, "create-user", "ann"]) == 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_tables_name_every_task_tab_and_record(database: Database, tmp_path: Path) -> None:
+    assert [row[:2] for row in rows_of_table("`--task`")] == [[task.name, task.title] for task in TASKS.values()]
+    for (record, tasks), (named, made_from, _) in zip(RECORDS.items(), rows_of_table("record"), strict=True):
+        assert named == record
+        listed = set(made_from.split(", "))
+        assert listed == ({"all tasks"} if set(tasks) == set(TASKS) else set(tasks))
+    page = lead_page(make_services(Settings(str(database.engine.url), tmp_path)))
+    tabs = [block.label for block in page.blocks.values() if isinstance(block, gr.Tab)]
+    assert [row[0] for row in rows_of_table("tab")] == tabs
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    settings = Settings("", Path())
+    dialogue = rule_sets.read(rule_sets.SHIPPED / "sparrow-dialogue.yaml")["rules"]
+    harms = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
+    assert (len([each for each in harms if each.get("gate")]), len(harms)) == (3, 14)
+    assert (ATTENTION_EVERY, auth.FAILURES, auth.WINDOW_SECONDS, auth.RENEW_SECONDS) == (10, 5, 900, 300)
+    assert (settings.session_hours, counts.MAX_LEFT) == (12, 1000)
+    for told in (
+        f"at most {importing.MAX_ROW:,} characters long with at most {base.MAX_TEXT:,} in one response",
+        f"`.jsonl` up to {importing.MAX_BYTES // 2**20} MiB, rule sets as `.yaml` up to {rule_sets.MAX_BYTES // 2**20} MiB",
+        f"holds {len(dialogue)} dialogue rules after Sparrow",
+        "three gates and eleven harms",
+        "about once in ten items",
+        "Five wrong ones within a quarter of an hour",
+        f"and {auth.NAME_FAILURES} block it from everywhere",
+        f"Passwords have {auth.MIN_PASSWORD} characters or more",
+        "A session ends twelve hours after it was last used (`--session-hours`; give or take five minutes)",
+        f"(`--lease-minutes`, {settings.lease_minutes:g}; an open page renews it)",
+        f"more than {render_limits.MAX_MARKDOWN:,} characters",
+        f"more than {render_limits.MAX_SECONDS} s of computing",
+        f"more than {render_limits.MAX_HTML:,} characters of HTML",
+        f"less than {health.MIN_FREE // 2**20} MiB are free",
+        'above a thousand, "1,000+"',
+    ):
+        assert told in FLAT, told
+
+
+def test_the_rule_files_that_are_shown_are_whole() -> None:
+    plain, form = (rule_sets.parse(text, "f") for text in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S))
+    assert [rule["id"] for rule in plain["rules"]] == ["no-threats"]
+    gate, harm = form["rules"]
+    assert gate["gate"]
+    assert dict(gate["answers"])["violates"] == "No"
+    assert dict(harm["answers"])["violates"] == "Yes"
