@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import yaml
 from sqlalchemy import update
 
+from align import cli
 from align.commands.loop.choice import choose_prompts, most_disputed, ranking_disagreement
 from align.commands.loop.config import LoopConfig
 from align.commands.loop.labelers import AppLabeler, FileLabeler, SimulatedLabeler, make_labeler, make_scorer
@@ -31,6 +30,7 @@ from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
 from annotation_ui.schema import Batch
 from tests.annotation_ui.running import add_users
+from tests.forked import forked
 
 E = "align.ppo.examples:share_of_e"
 
@@ -180,9 +180,9 @@ def contents(folder):
     return found
 
 
-def start(config):
-    words = [word for name, value in vars(config).items() if value != "" for word in (f"--{name}", *as_words(value))]
-    return subprocess.Popen([sys.executable, "-m", "align.cli", "loop", *words], stdout=subprocess.DEVNULL)
+def words_of_loop(config):
+    given = {name: value for name, value in vars(config).items() if value != ""}
+    return ["loop", *(word for name, value in given.items() for word in (f"--{name}", *as_words(value)))]
 
 
 def as_words(value):
@@ -208,12 +208,13 @@ def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_be
     killed = replace(config, output_dir=str(tmp_path / "killed"))
     folder = Path(killed.output_dir)
     for until in ("round-1/ppo/checkpoints/*", "round-2/reward-1/metrics.jsonl"):
-        process = start(killed)
-        while process.poll() is None and not list(folder.glob(until)):
+        process = forked(cli.main, words_of_loop(killed))
+        while process.is_alive() and not list(folder.glob(until)):
             time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, f"the loop ended before {until} was there"
-    assert start(killed).wait() == 0
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, f"the loop ended before {until} was there"
+    cli.main(words_of_loop(killed))
     moved = {name: value.replace(b"/killed/", b"/loop/") for name, value in contents(folder).items()}
     assert moved == contents(whole)
 
