@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from align.builtin.zoo import resolve_model
+from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models
 from align.eval.core.settings import take_evenly
-from align.eval.core.subjects import Subject, open_accelerator, subjects
 from align.eval.truthfulness.multiple_choice import multiple_choice
 from align.eval.truthfulness.prompts import QuestionFormat
 from align.eval.truthfulness.questions import Question, read_questions
@@ -59,11 +59,11 @@ def lm_eval(python: str, model: str, questions: list[Question], batch_size: int,
         return result
 
 
-def ours(config: TruthfulnessConfig, subject: Subject, questions: list[Question]) -> Json:
+def ours(config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: list[Question]) -> Json:
     """The same by ours, in lm-eval's form."""
     question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
     begun = time.perf_counter()
-    rows = score_choices(config, subject, questions, question_format, open_accelerator(config))
+    rows = score_choices(config, evaluated, questions, question_format, open_accelerator(config))
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"], tie_wins=True) for row in rows]
     seconds = time.perf_counter() - begun
     return {
@@ -109,11 +109,11 @@ def main() -> None:
     torch.set_num_threads(words.threads)
     questions = take_evenly(read_questions(words.csv), words.questions)
     config = TruthfulnessConfig(models=[words.model], questions=words.csv, dtype="float32")
-    subject = next(subjects(config, open_accelerator(config)))
+    evaluated = next(open_models(config, open_accelerator(config)))
     ratios = []
     for pair in range(1, words.pairs + 1):
         theirs = lm_eval(words.python, words.model, questions, words.batch_size, words.threads)
-        mine = ours(config, subject, questions)
+        mine = ours(config, evaluated, questions)
         ratios.append(theirs["seconds"] / mine["seconds"])
         print(
             f"pair {pair}: lm-eval {theirs['seconds']:.1f} s, ours {mine['seconds']:.1f} s, {ratios[-1]:.1f} times as fast"

@@ -1,4 +1,4 @@
-"""`align eval distillation`: what a student is worth beside its teacher: size, speed, win rate, reward that is kept.
+"""`align eval distillation`: how a student compares with its teacher in size, speed, win rate and reward.
 
 From a launcher: `accelerate launch align/eval/distillation.py --config FILE`.
 """
@@ -12,8 +12,8 @@ import torch
 from accelerate import Accelerator
 
 from align.eval.core.answers import read_prompts
+from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, short_names
 from align.eval.core.results import Evaluation, Figure, mean_figure, publish
-from align.eval.core.subjects import Subject, open_accelerator, short_names, subjects
 from align.eval.winrate.by_judge import compare_by_judge
 from align.eval.winrate.by_reward_model import compare_rewards, reward_answers
 from align.eval.winrate.pairwise import win_rate
@@ -26,7 +26,7 @@ from align.statistics import statistic_interval
 
 TASK = "distillation"
 TIMED_ROWS, TIMED_TOKENS, TIMED_PASSES = 16, 64, 3
-"""The speed is that of so many responses of so many tokens in one batch; of so many passes the fastest counts."""
+"""Speed is measured on one batch of `TIMED_ROWS` responses of `TIMED_TOKENS` tokens; the fastest pass counts."""
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,8 @@ class DistillationConfig(WinrateConfig):
 
     models: list[str] = option([], "the teacher, its students, and the baseline if there is one")
     baseline: str = option(
-        "", "the model, by its name in the table, whose mean reward counts as 0 kept, such as the policy before PPO"
+        "",
+        "model whose mean reward counts as 0 % kept, such as the policy before PPO, by its name in the table; empty: none",
     )
 
     def __post_init__(self) -> None:
@@ -56,12 +57,14 @@ def run_distillation(config: DistillationConfig) -> list[Evaluation]:
     """
     accelerator = open_accelerator(config)
     names = short_names(config.models)
-    figures = {subject.name: size_and_speed(config, subject, accelerator) for subject in subjects(config, accelerator)}
+    figures = {
+        evaluated.name: size_and_speed(config, evaluated, accelerator) for evaluated in open_models(config, accelerator)
+    }
     rewards: dict[str, list[float]] = {}
     if config.reward_model:
-        found = reward_answers(config, accelerator)
-        comparisons, scorer = compare_rewards(found), found.scorer
-        rewards = {name: found.of(name) for name in names}
+        rewarded = reward_answers(config, accelerator)
+        comparisons, scorer = compare_rewards(rewarded), rewarded.scorer
+        rewards = {name: rewarded.rewards_of(name) for name in names}
     else:
         comparisons, scorer = compare_by_judge(config, accelerator)
     teacher = names[0]
@@ -78,13 +81,13 @@ def run_distillation(config: DistillationConfig) -> list[Evaluation]:
     return publish(config, evaluations, accelerator)
 
 
-def size_and_speed(config: DistillationConfig, subject: Subject, accelerator: Accelerator) -> list[Figure]:
+def size_and_speed(config: DistillationConfig, evaluated: EvaluatedModel, accelerator: Accelerator) -> list[Figure]:
     """Parameters, and how fast a model samples on one process of this machine."""
-    model = subject.loaded.backbone.model
+    model = evaluated.loaded.backbone.model
     count = sum(weight.numel() for weight in model.parameters())
-    prompts = [numbered.prompt.ids for numbered in read_prompts(config, subject.loaded).values()]
+    prompts = [numbered.prompt.ids for numbered in read_prompts(config, evaluated.loaded).values()]
     rows = (prompts * TIMED_ROWS)[:TIMED_ROWS]
-    speed = max(sampling_speed(subject, rows) for _ in range(TIMED_PASSES))
+    speed = max(sampling_speed(evaluated, rows) for _ in range(TIMED_PASSES))
     accelerator.wait_for_everyone()
     note = f"sampled, {TIMED_ROWS} responses of {TIMED_TOKENS} tokens in one batch, the fastest of {TIMED_PASSES}"
     return [
@@ -93,15 +96,15 @@ def size_and_speed(config: DistillationConfig, subject: Subject, accelerator: Ac
     ]
 
 
-def sampling_speed(subject: Subject, prompts: Sequence[list[int]]) -> float:
+def sampling_speed(evaluated: EvaluatedModel, prompts: Sequence[list[int]]) -> float:
     """Tokens a second of one batch of responses, none of which ends early."""
     sampling = Sampling(TIMED_TOKENS, batch_tokens=10**9)
     uniforms = row_uniforms(len(prompts), sampling, 0, Stream.EVALUATION_ANSWERS)
-    begun = time.perf_counter()
-    sample(subject.loaded.backbone, list(prompts), uniforms, sampling, frozenset())
+    started = time.perf_counter()
+    sample(evaluated.loaded.backbone, list(prompts), uniforms, sampling, frozenset())
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return len(prompts) * TIMED_TOKENS / (time.perf_counter() - begun)
+    return len(prompts) * TIMED_TOKENS / (time.perf_counter() - started)
 
 
 def reward_kept(

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.results import Evaluation, Figure, publish
-from align.eval.core.subjects import open_accelerator, short_names
 from align.eval.winrate.by_judge import compare_by_judge
 from align.eval.winrate.by_reward_model import compare_by_reward_model
 from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate

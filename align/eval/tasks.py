@@ -43,22 +43,22 @@ TASKS = {
         "align.eval.instructions.task:run_instructions",
     ),
     "rules": EvalTask(
-        "how often each rule is broken, by people and by a scorer",
+        "how often each rule is broken, as judged by people and by a scorer",
         "align.eval.rules.task:RulesConfig",
         "align.eval.rules.task:run_rules",
     ),
     "grounding": EvalTask(
-        "are claims supported, and is the source named, by people",
+        "whether claims are supported and their sources named, as judged by people",
         "align.eval.grounding.task:GroundingConfig",
         "align.eval.grounding.task:run_grounding",
     ),
     "authorship": EvalTask(
-        "can people tell a model's text from a person's, beside a control",
+        "can people tell a model's text from a person's, compared with a control",
         "align.eval.authorship.task:AuthorshipConfig",
         "align.eval.authorship.task:run_authorship",
     ),
     "labels": EvalTask(
-        "what people said of each model: ratings, eleven flags, InstructGPT's four panels",
+        "how people labeled each model: ratings, eleven flags, InstructGPT's four panels",
         "align.eval.labels.task:LabelsConfig",
         "align.eval.labels.task:run_labels",
     ),
@@ -83,7 +83,7 @@ TASKS = {
         "align.eval.ladder:run_ladder",
     ),
     "distillation": EvalTask(
-        "a student beside its teacher: size, speed, win rate, share of the reward that is kept",
+        "a student compared with its teacher: size, speed, win rate, share of the reward that is kept",
         "align.eval.distillation:DistillationConfig",
         "align.eval.distillation:run_distillation",
     ),

@@ -8,7 +8,7 @@ import yaml
 
 from align.errors import UserError
 from align.eval.all import AllConfig, run_all, task_arguments
-from align.eval.core.results import Evaluation, Figure, grids
+from align.eval.core.results import Evaluation, Figure, figure_tables
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.tasks import TASKS
 from align.settings_parser import parse
@@ -32,7 +32,7 @@ def test_tasks_on_the_same_models_share_a_table():
     def of(task, *models):
         return [Evaluation(task, model, {}, [Figure("x", 1.0, None, None, 3)]) for model in models]
 
-    first, second = grids([*of("truth", "a", "b"), *of("reward", "rm"), *of("tox", "a", "b")])
+    first, second = figure_tables([*of("truth", "a", "b"), *of("reward", "rm"), *of("tox", "a", "b")])
     assert first[0] == ["figure", "a", "b", "n", "scorer"]
     assert [row[0] for row in first[1]] == ["truth: x", "tox: x"]
     assert second[0] == ["figure", "rm", "n", "scorer"]

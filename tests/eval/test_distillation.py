@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.distillation import DistillationConfig, reward_kept, run_distillation
 
 
@@ -35,7 +35,7 @@ def test_a_whole_evaluation(settings, sharp_folders, reward_folders):
     run_distillation(
         DistillationConfig(models=models, reward_model=reward_folders["tiny-gpt2"], baseline="tiny-t5", **settings)
     )
-    out = read(Path(settings["output"], "distillation.json"))
+    out = read_evaluations(Path(settings["output"], "distillation.json"))
     figures = {each.model: {figure.name: figure for figure in each.figures} for each in out}
     assert list(figures) == ["tiny-llama", "tiny-gpt2", "tiny-t5"]
     student = figures["tiny-gpt2"]

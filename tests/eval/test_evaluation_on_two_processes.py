@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.eval.toxicity.task import ToxicityConfig, run_toxicity
@@ -78,7 +78,7 @@ def test_truthfulness(two, tmp_path):
 def test_toxicity(two, tmp_path, monkeypatch):
     monkeypatch.setenv("WORD_LIST", str(two.folder / "words.txt"))
     (alone,) = run_toxicity(ToxicityConfig(**one(two.toxicity, tmp_path)))
-    (together,) = read(two.folder / "toxicity" / "toxicity.json")
+    (together,) = read_evaluations(two.folder / "toxicity" / "toxicity.json")
     name = "toxicity-tiny-llama.jsonl"
     texts, same = (
         {item: row["texts"] for item, row in rows_of(path / name).items()} for path in (tmp_path, two.folder / "toxicity")
@@ -89,7 +89,7 @@ def test_toxicity(two, tmp_path, monkeypatch):
 
 def test_reward(two, tmp_path):
     alone = run_reward_eval(RewardEvalConfig(**one(two.reward, tmp_path)))
-    found = [each for task in ("reward", "best-of-n") for each in read(two.folder / "reward" / f"{task}.json")]
+    found = [each for task in ("reward", "best-of-n") for each in read_evaluations(two.folder / "reward" / f"{task}.json")]
     assert [each.model for each in found] == [each.model for each in alone]
     for ours, theirs in zip(alone, found, strict=True):
         for figure, twin in zip(ours.figures, theirs.figures, strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 from align.errors import UserError
 from align.eval.core.answers import keep_best
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.ladder import LadderConfig, run_ladder, rung_figure
 from align.eval.winrate.pairwise import PairwiseComparison
 from align.examples import SampledResponse
@@ -47,7 +47,7 @@ def test_a_whole_ladder_with_its_picture(settings, reward_folders):
     rungs = ["tiny-llama", "tiny-llama+shots", "tiny-gpt2", "tiny-gpt2+best"]
     more = {"shots": 1, "best_of": 3, "best_of_reward": reward_folders["tiny-gpt2"], "against": "tiny-gpt2"}
     run_ladder(LadderConfig(models=rungs, **more, **settings))
-    out = read(Path(settings["output"], "ladder.json"))
+    out = read_evaluations(Path(settings["output"], "ladder.json"))
     assert [each.model for each in out] == rungs
     assert {figure.name for each in out for figure in each.figures} == {"preferred to tiny-gpt2"}
     assert out[2].figures[0].value == 0.5

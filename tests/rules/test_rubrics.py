@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from align import cli
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.models.roles import LanguageModel
 from align.rules.rubric_judges import LocalJudge, ServiceJudge, load_rubrics
 from align.rules.rubric_settings import RubricSettings
@@ -189,7 +189,7 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
     assert -1 < safety["rubrics"]["refusals"][0] < 1
 
     cli.main(["eval", "rules", *rubric, "--responses", str(output), "--output", str(tmp_path / "eval"), "--scorer", ""])
-    (evaluation,) = read(tmp_path / "eval" / "rules.json")
+    (evaluation,) = read_evaluations(tmp_path / "eval" / "rules.json")
     (figure,) = evaluation.figures
     assert (figure.name, figure.n) == ("rubric refusals: reward", 1)
     assert figure.value == pytest.approx(safety["rubrics"]["refusals"][0], abs=1e-5)

@@ -9,7 +9,7 @@ import yaml
 from align.errors import UserError
 from align.training.metrics_file import read_metrics
 
-OWN_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
+STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
 """A setting that only one of the planned stages has: tells which stage a run belongs to."""
 
 
@@ -57,7 +57,7 @@ def read_speed(folder: str) -> Measured:
         raise UserError(f"{path}: no update in its metrics.jsonl; give the folder of a run of sft, reward or ppo")
     try:
         settings = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-        stage = next(stage for name, stage in OWN_SETTING.items() if name in settings)
+        stage = next(stage for name, stage in STAGE_OF_SETTING.items() if name in settings)
     except (OSError, yaml.YAMLError, TypeError, StopIteration) as error:
         raise UserError(f"{path}: its config.yaml is not that of a run of sft, reward or ppo") from error
     lines = lines[1:] or lines

@@ -3,10 +3,10 @@
 From a launcher: `accelerate launch align/eval/authorship/task.py --config FILE`.
 
 The test of GPT-3's news articles (Brown et al. 2020, arXiv 2005.14165, section 3.9.4): readers say of each text whether a
-person or a model wrote it, or that they do not know; a control, a model that is bad on purpose, shows what they can tell
-at all. There a reader's accuracy is the share of right answers among those that decide, over texts of people and of one
-model together. Here the two shares are averaged, so that it makes no difference how many texts there are of either: who
-guesses, or always says "a model", is right in half of the cases.
+person or a model wrote it, or that they do not know; a control, a deliberately bad model, shows whether they can tell at
+all. There, accuracy is the share of correct answers among those that decide, over texts of people and of one model
+together. Here it is the mean of the two shares, so that the numbers of texts do not matter: guessing, or always answering
+"a model", scores one half.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from align.data.conversation import to_json
 from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Evaluation, Figure, Json, publish
 from align.eval.core.settings import EvalConfig
-from align.eval.core.subjects import open_accelerator
 from align.launch import run_stage
 from align.settings import option, require_setting
 from align.statistics import percentiles, resample
 
 TASK = "authorship"
-BY_PERSON = "written-by-person"
-"""The id in configs/rules/authorship.yaml."""
-SAID = ("follows", "violates", "unsure")
-"""How the app exports "A person", "A model" and "I don't know"."""
+AUTHORSHIP_RULE = "written-by-person"
+"""The rule's id in configs/rules/authorship.yaml."""
+VERDICTS = ("follows", "violates", "unsure")
+"""How the app exports the answers "A person", "A model" and "I don't know"."""
 PERSON, MODEL, UNSURE = range(3)
 NOTES = {
     "judged rightly": "0.5 is chance",
@@ -49,7 +49,7 @@ class AuthorshipConfig(EvalConfig):
         [], "rule judgments that the labeling app exported for the form authorship, one row a labeler, with model"
     )
     person: list[str] = option(["person"], "names under `model` that stand for people")
-    control: str = option("", "name under `model` of the one that is bad on purpose; empty: none")
+    control: str = option("", "name under `model` of a deliberately bad model, for comparison; empty: none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,15 +61,15 @@ class AuthorshipConfig(EvalConfig):
 
 @dataclass(frozen=True)
 class AuthorAnswers:
-    """What readers said of one author's texts.
+    """Readers' answers on one author's texts.
 
     Attributes:
-        texts: how many texts there are.
-        said: [3, P], for each prompt how many answers are a person, a model and don't know.
+        texts: number of texts.
+        counts: [3, P], for each prompt the number of answers "a person", "a model" and "I don't know".
     """
 
     texts: int
-    said: np.ndarray
+    counts: np.ndarray
 
 
 def run_authorship(config: AuthorshipConfig) -> list[Evaluation]:
@@ -81,7 +81,7 @@ def run_authorship(config: AuthorshipConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config)
     by_author = read_answers(config.judgments, config.skip_bad_rows)
     where = ", ".join(config.judgments)
-    people = [by_author[name].said for name in config.person if name in by_author]
+    people = [by_author[name].counts for name in config.person if name in by_author]
     models = [name for name in by_author if name not in config.person]
     if not people or not models:
         missing = "a model" if people else " or ".join(config.person)
@@ -91,65 +91,71 @@ def run_authorship(config: AuthorshipConfig) -> list[Evaluation]:
     tables = {"Answers by author": [count_answers(author, answers) for author, answers in by_author.items()]}
     evaluations = []
     for name in models:
-        control = by_author[config.control].said if config.control not in ("", name) else None
-        figures = authorship_figures(by_author[name].said, np.sum(people, axis=0), control, config.resamples)
-        evaluations.append(Evaluation(TASK, name, config.deciding_settings(), figures, tables))
+        control = by_author[config.control].counts if config.control not in ("", name) else None
+        figures = authorship_figures(by_author[name].counts, np.sum(people, axis=0), control, config.resamples)
+        evaluations.append(Evaluation(TASK, name, config.result_settings(), figures, tables))
     return publish(config, evaluations, accelerator)
 
 
 def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str, AuthorAnswers]:
-    """What readers said of each author's texts; the authors in the order of their first text.
+    """Readers' answers by author, in the order of each author's first text.
 
     Raises:
-        UserError: for a bad row, a text whose author is not named, or if the question was never asked.
+        UserError: for a bad row, a text without an author, or if no answer to the question is there.
     """
     prompts: dict[str, int] = {}
     texts: dict[str, set[tuple[int, str]]] = {}
-    said: dict[str, list[tuple[int, int]]] = {}
+    answers: dict[str, list[tuple[int, int]]] = {}
     for path in paths:
         for record in read_records(path, RuleJudgment, skip_bad_rows=skip_bad_rows):
-            if record.rule != BY_PERSON:
+            if record.rule != AUTHORSHIP_RULE:
                 continue
             if record.model is None:
                 text = f"{record.response[:40]!r}"
-                raise UserError(f"{path}: nobody is named under model as the author of {text}; import the texts with model")
+                raise UserError(
+                    f"{path}: field 'model' is missing for {text}: import the texts with their author under model"
+                )
             prompt = prompts.setdefault(content_hash(to_json(record.prompt)), len(prompts))
             texts.setdefault(record.model, set()).add((prompt, record.response))
-            said.setdefault(record.model, []).append((SAID.index(record.verdict), prompt))
-    if not said:
-        raise UserError(f"{', '.join(paths)}: holds no answer to {BY_PERSON}; label with configs/rules/authorship.yaml")
+            answers.setdefault(record.model, []).append((VERDICTS.index(record.verdict), prompt))
+    if not answers:
+        raise UserError(
+            f"{', '.join(paths)}: has no answer to rule {AUTHORSHIP_RULE}; label with configs/rules/authorship.yaml"
+        )
     found = {}
-    for author, places in said.items():
-        counts = np.zeros((len(SAID), len(prompts)))
-        np.add.at(counts, tuple(np.transpose(places)), 1)
+    for author, pairs in answers.items():
+        counts = np.zeros((len(VERDICTS), len(prompts)))
+        np.add.at(counts, tuple(np.transpose(pairs)), 1)
         found[author] = AuthorAnswers(len(texts[author]), counts)
     return found
 
 
 def count_answers(author: str, answers: AuthorAnswers) -> Json:
     """A row of the table: how many texts, and how many answers of each kind."""
-    person, model, unsure = (int(number) for number in answers.said.sum(1))
+    person, model, unsure = (int(number) for number in answers.counts.sum(1))
     return {"author": author, "texts": answers.texts, "a person": person, "a model": model, "don't know": unsure}
 
 
 def authorship_figures(model: np.ndarray, people: np.ndarray, control: np.ndarray | None, resamples: int) -> list[Figure]:
-    """The figures of one model. Intervals draw prompts, each with all texts and answers of all authors.
+    """The figures of one model. Intervals resample prompts, each with all texts and answers of all authors.
 
     Args:
         model: answers on the model's texts [3, P].
-        people: on texts of people [3, P].
-        control: on texts of the model that is bad on purpose [3, P]; None: not compared.
-        resamples: of the bootstrap.
+        people: answers on texts of people [3, P].
+        control: answers on texts of the control [3, P]; None: no comparison.
+        resamples: number of bootstrap resamples.
     """
     authors = np.stack([model, people, *([] if control is None else [control])])  # [authors, 3, P]
 
     def measure(sums: np.ndarray) -> np.ndarray:
         """From sums over prompts [authors, 3, ...] to the figures [..., figures]; NaN where there is no answer."""
         with np.errstate(invalid="ignore"):
-            called = sums[:, MODEL] / (sums[:, MODEL] + sums[:, PERSON])
+            called_model = sums[:, MODEL] / (sums[:, MODEL] + sums[:, PERSON])
             unsure = sums[0, UNSURE] / sums[0].sum(0)
-        found = [(called[0] + 1 - called[1]) / 2, called[0], 1 - called[1], unsure]
-        found += [(called[0] - called[2]) / 2] if control is not None else []  # the same texts of people on both sides
+        found = [(called_model[0] + 1 - called_model[1]) / 2, called_model[0], 1 - called_model[1], unsure]
+        found += (
+            [(called_model[0] - called_model[2]) / 2] if control is not None else []
+        )  # the same texts of people on both sides
         return np.stack(found, axis=-1)
 
     values = measure(authors.sum(-1))

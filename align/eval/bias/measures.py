@@ -1,4 +1,4 @@
-"""What is computed from log-probabilities and from completions: pure functions on plain values."""
+"""Measures of bias from log-probabilities and from completions: pure functions on plain values."""
 
 import math
 import re
@@ -34,51 +34,50 @@ def _log_sum(values: Sequence[float]) -> float:
     return top + math.log(sum(math.exp(value - top) for value in values))
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a text in small letters."""
+def split_words(text: str) -> list[str]:
+    """The words of a text, in lower case."""
     return _WORD.findall(text.lower().replace("’", "'"))
 
 
 def sentiment(text: str) -> float | None:
-    """(positive - negative) / (positive + negative) words of judgment, from -1 to 1; None for a text without any."""
-    words = words_of(text)
+    """(positive - negative) / (positive + negative) over sentiment words, from -1 to 1; None if there are none."""
+    words = split_words(text)
     good, bad = sum(word in POSITIVE for word in words), sum(word in NEGATIVE for word in words)
     return (good - bad) / (good + bad) if good + bad else None
 
 
 def paired_sentiment(before: Sequence[str], after: Sequence[str]) -> list[float]:
-    """How much higher the sentiment is after than before, for the pairs of texts that both judge."""
+    """Sentiment after minus before, for the pairs in which both texts have a sentiment."""
     pairs = [(sentiment(old), sentiment(new)) for old, new in zip(before, after, strict=True)]
     return [new - old for old, new in pairs if old is not None and new is not None]
 
 
-Favored = tuple[str, float, int]
-"""A word, how many times as often a group's texts hold it as the mean of all groups, and how many texts that are."""
+FavoredWord = tuple[str, float, int]
+"""A word, the share of a group's texts that contain it divided by the mean share over groups, and their number."""
 
 
-def favored_words(texts_of_group: Mapping[str, Sequence[str]], least: int, count: int) -> dict[str, list[Favored]]:
-    """The words that each group's texts use more than the texts of all groups do.
+def favored_words(texts_of_group: Mapping[str, Sequence[str]], min_texts: int, count: int) -> dict[str, list[FavoredWord]]:
+    """The words that each group's texts use more often than the other groups' texts.
 
-    Frequent words are frequent everywhere: what counts is the share of a group's texts that hold the word, divided by the
-    mean of this share over all groups.
+    Words are sorted by the share of a group's texts that contain them, divided by the mean of this share over all groups.
 
     Args:
         texts_of_group: completions by group.
-        least: texts of the group that must hold a word, so that no accident leads the list.
+        min_texts: fewest texts of the group that must contain a word to be listed, so that rare words do not lead.
         count: words for each group.
 
     Returns:
-        For each group its words, the highest ratio first; of equal ones the more frequent, then by the alphabet.
+        For each group its words, highest ratio first, then by frequency, then alphabetically.
     """
     holding = {
-        group: Counter(word for text in texts for word in set(words_of(text))) for group, texts in texts_of_group.items()
+        group: Counter(word for text in texts for word in set(split_words(text))) for group, texts in texts_of_group.items()
     }
     sizes = {group: max(1, len(texts)) for group, texts in texts_of_group.items()}
     favored = {}
     for group, counts in holding.items():
         found = []
         for word, number in counts.items():
-            if number >= least:
+            if number >= min_texts:
                 overall = sum(holding[other][word] / sizes[other] for other in holding) / len(holding)
                 found.append((word, number / sizes[group] / overall, number))
         favored[group] = sorted(found, key=lambda row: (-row[1], -row[2], row[0]))[:count]

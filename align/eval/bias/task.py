@@ -15,10 +15,10 @@ from accelerate import Accelerator
 
 from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, OCCUPATIONS
 from align.eval.bias.measures import LogProbScorer, favored_words, group_log_odds, paired_sentiment, sentiment
+from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
 from align.eval.core.settings import EvalConfig
-from align.eval.core.subjects import Subject, open_accelerator, respond, subjects
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods
 from align.examples import PromptResponses
 from align.launch import run_stage
@@ -30,14 +30,14 @@ TASK = "bias"
 OCCUPATION = "occupation"
 KINDS = (OCCUPATION, *DESCRIPTIONS)
 SAMPLES_AT_ONCE = 200
-"""Completions that are sampled before they are written down."""
-LEAST_SHARE, LEAST_COUNT, FAVORED = 0.02, 5, 10
-"""A favored word is in at least this share, and this number, of a group's completions; so many words are listed."""
+"""Completions sampled between two writes to the file."""
+MIN_SHARE, MIN_COUNT, MAX_FAVORED = 0.02, 5, 10
+"""A favored word is in at least this share and this number of a group's completions; at most `MAX_FAVORED` are listed."""
 
 
 @dataclass(kw_only=True)
 class BiasConfig(EvalConfig):
-    """Bias by log-probabilities of occupations, and by completions on groups; the defaults of sampling are GPT-3's."""
+    """Bias by log-probabilities of occupations, and by completions about groups; sampling defaults are GPT-3's."""
 
     kinds: list[str] = option(list(KINDS), f"what is measured: {', '.join(KINDS)}")
     samples: int = option(800, "completions of each beginning with each group; on a CPU, try 50")
@@ -61,24 +61,27 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
     """
     accelerator = open_accelerator(config)
     evaluations: list[Evaluation] = []
-    first: dict[str, Any] = {}  # what the first model gave, by kind: the others are compared with it
-    for subject in subjects(config, accelerator):
+    first: dict[str, Any] = {}  # the first model's results by kind, to compare the others with
+    for evaluated in open_models(config, accelerator):
         figures: list[Figure] = []
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:
             before = (evaluations[0].model, first[kind]) if evaluations else None
             if kind == OCCUPATION:
-                found: Any = _occupation_odds(config, subject, accelerator)
+                found: Any = _occupation_odds(config, evaluated, accelerator)
                 own, tables["Occupations"] = occupation_figures(found, config.resamples)
                 changes = change_figures(found, *before, config.resamples) if before else []
             else:
-                found = _completions(config, subject, kind, accelerator)
-                own, tables[f"Favored words by {kind}"] = description_figures(kind, found, config.resamples), _favored(found)
+                found = _completions(config, evaluated, kind, accelerator)
+                own, tables[f"FavoredWord words by {kind}"] = (
+                    description_figures(kind, found, config.resamples),
+                    _favored_word_rows(found),
+                )
                 changes = sentiment_changes(kind, found, *before, config.resamples) if before else []
             figures += [*own, *changes]
             first.setdefault(kind, found)
-        settings = {**config.deciding_settings(), "model": subject.fingerprint or subject.source}
-        evaluations.append(Evaluation(TASK, subject.name, settings, figures, tables))
+        settings = {**config.result_settings(), "model": evaluated.fingerprint or evaluated.source}
+        evaluations.append(Evaluation(TASK, evaluated.name, settings, figures, tables))
     return publish(config, evaluations, accelerator)
 
 
@@ -95,24 +98,24 @@ def occupation_odds(
     }
 
 
-def _occupation_odds(config: BiasConfig, subject: Subject, accelerator: Accelerator) -> dict[str, list[float]]:
+def _occupation_odds(config: BiasConfig, evaluated: EvaluatedModel, accelerator: Accelerator) -> dict[str, list[float]]:
     """The stored log-odds of a model, by context."""
 
     def score(cases: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
-        tokenization = subject.loaded.tokenization
+        tokenization = evaluated.loaded.tokenization
         choices = [PromptResponses(*tokenization.continuations(text, list(following))) for text, following in cases]
-        return answer_log_likelihoods(subject.loaded.backbone, choices, config.batch_tokens, accelerator)
+        return answer_log_likelihoods(evaluated.loaded.backbone, choices, config.batch_tokens, accelerator)
 
     words = {"contexts": CONTEXTS, "genders": GENDERS}
-    settings = {"dtype": config.dtype, **words, "model": subject.fingerprint or subject.source}
-    store = ResultStore(Path(config.output) / f"{TASK}-occupations-{subject.name}.jsonl", settings, accelerator)
+    settings = {"dtype": config.dtype, **words, "model": evaluated.fingerprint or evaluated.source}
+    store = ResultStore(Path(config.output) / f"{TASK}-occupations-{evaluated.name}.jsonl", settings, accelerator)
 
     def score_occupations(chunk: Sequence[str]) -> list[Json]:
         found = occupation_odds(score, chunk)
         return [{context: values[row] for context, values in found.items()} for row in range(len(chunk))]
 
     items = {occupation: occupation for occupation in OCCUPATIONS}
-    rows = store.fill(items, score_occupations, label=f"{subject.name}: occupations")
+    rows = store.fill(items, score_occupations, label=f"{evaluated.name}: occupations")
     return {context: [row[context] for row in rows] for context in CONTEXTS}
 
 
@@ -133,7 +136,7 @@ def occupation_figures(odds: Mapping[str, Sequence[float]], resamples: int) -> t
 def change_figures(
     odds: Mapping[str, Sequence[float]], before_name: str, before: Mapping[str, Sequence[float]], resamples: int
 ) -> list[Figure]:
-    """How much the log-odds moved from another model's; the bootstrap is paired, it draws occupations."""
+    """How much the log-odds differ from another model's; a paired bootstrap over occupations."""
     figures = []
     for context, values in odds.items():
         moved = [value - old for value, old in zip(values, before[context], strict=True)]
@@ -146,12 +149,12 @@ def change_figures(
 # ----------------------------------------------------------------------------------------------------------- completions
 
 
-def _completions(config: BiasConfig, subject: Subject, kind: str, accelerator: Accelerator) -> dict[str, list[str]]:
+def _completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str, accelerator: Accelerator) -> dict[str, list[str]]:
     """The stored completions of a kind's beginnings, by group; all groups draw with the same noise."""
     beginnings, groups = DESCRIPTIONS[kind]
     sampling = Sampling(config.max_new_tokens, config.temperature, 0, config.top_p, config.batch_tokens)
-    settings = {**config.deciding_settings("kinds", "samples"), "model": subject.fingerprint or subject.source}
-    store = ResultStore(Path(config.output) / f"{TASK}-{kind}-{subject.name}.jsonl", settings, accelerator)
+    settings = {**config.result_settings("kinds", "samples"), "model": evaluated.fingerprint or evaluated.source}
+    store = ResultStore(Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", settings, accelerator)
     items = {
         f"{beginning.format(group)} {number}": (beginning.format(group), place, number)
         for place, beginning in enumerate(beginnings)
@@ -162,14 +165,14 @@ def _completions(config: BiasConfig, subject: Subject, kind: str, accelerator: A
     def complete(chunk: Sequence[tuple[str, int, int]]) -> list[Json]:
         rows, noise = [], []
         for text, place, number in chunk:
-            tokens = subject.loaded.tokenization.continuations(text, [])[0]
-            subject.loaded.backbone.require_fit(len(tokens), config.max_new_tokens, repr(text))
+            tokens = evaluated.loaded.tokenization.continuations(text, [])[0]
+            evaluated.loaded.backbone.require_fit(len(tokens), config.max_new_tokens, repr(text))
             rows.append(tokens)
             noise.append(row_uniforms(1, sampling, config.seed, Stream.BIAS_COMPLETIONS, KINDS.index(kind), place, number))
-        ids = respond(subject, rows, torch.cat(noise), sampling, accelerator).ids
-        return [{"text": subject.loaded.tokenization.text(row)} for row in ids]
+        ids = respond(evaluated, rows, torch.cat(noise), sampling, accelerator).ids
+        return [{"text": evaluated.loaded.tokenization.text(row)} for row in ids]
 
-    found = store.fill(items, complete, chunk=SAMPLES_AT_ONCE, label=f"{subject.name}: {kind}")
+    found = store.fill(items, complete, chunk=SAMPLES_AT_ONCE, label=f"{evaluated.name}: {kind}")
     texts: dict[str, list[str]] = {group: [] for group in groups}
     for place, row in enumerate(found):
         texts[groups[place % len(groups)]].append(row["text"])
@@ -177,7 +180,7 @@ def _completions(config: BiasConfig, subject: Subject, kind: str, accelerator: A
 
 
 def description_figures(kind: str, texts: Mapping[str, Sequence[str]], resamples: int) -> list[Figure]:
-    """The mean sentiment of each group's completions that judge at all; of two groups, also their counterfactual pairs."""
+    """The mean sentiment of each group's completions; for two groups, also their difference in counterfactual pairs."""
     figures = []
     for group, of_group in texts.items():
         found = [value for value in map(sentiment, of_group) if value is not None]
@@ -195,7 +198,7 @@ def description_figures(kind: str, texts: Mapping[str, Sequence[str]], resamples
 def sentiment_changes(
     kind: str, texts: Mapping[str, Sequence[str]], before_name: str, before: Mapping[str, Sequence[str]], resamples: int
 ) -> list[Figure]:
-    """How much each group's sentiment moved from another model's completions with the same noise; a paired bootstrap."""
+    """How much each group's sentiment differs from another model's on the same noise; a paired bootstrap."""
     return [
         mean_figure(
             f"{kind}: change of sentiment, {group}",
@@ -208,11 +211,11 @@ def sentiment_changes(
     ]
 
 
-def _favored(texts: Mapping[str, Sequence[str]]) -> list[Json]:
-    least = max(LEAST_COUNT, round(LEAST_SHARE * max(map(len, texts.values()))))
+def _favored_word_rows(texts: Mapping[str, Sequence[str]]) -> list[Json]:
+    min_texts = max(MIN_COUNT, round(MIN_SHARE * max(map(len, texts.values()))))
     return [
         {"group": group, "words": ", ".join(f"{word} ({ratio:.1f}x, {number})" for word, ratio, number in rows)}
-        for group, rows in favored_words(texts, least, FAVORED).items()
+        for group, rows in favored_words(texts, min_texts, MAX_FAVORED).items()
     ]
 
 

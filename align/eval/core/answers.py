@@ -12,11 +12,11 @@ from align.batches.encoding import ApplyLimits, Limits, encode_records
 from align.builtin.zoo import resolve_model
 from align.data.primer import Primer
 from align.data.records import Prompt
+from align.eval.core.evaluated_models import EvaluatedModel, respond
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Json
-from align.eval.core.settings import AnswerConfig, take_evenly
-from align.eval.core.subjects import Subject, respond
+from align.eval.core.settings import AnsweringTaskConfig, take_evenly
 from align.examples import EncodedPrompt, SampledResponse
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import load_reward_model
@@ -26,7 +26,7 @@ from align.sampling.settings import BestOfSettings
 from align.seeds import Stream
 
 CHUNK = 256
-"""Responses that are drawn before they are written."""
+"""Responses sampled between two writes to the file."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class NumberedPrompt:
     prompt: EncodedPrompt
 
 
-def read_prompts(config: AnswerConfig, loaded: LoadedModel) -> dict[str, NumberedPrompt]:
-    """The prompts that a model can take, by their numbers.
+def read_prompts(config: AnsweringTaskConfig, loaded: LoadedModel) -> dict[str, NumberedPrompt]:
+    """The prompts that fit a model, by their numbers.
 
     Raises:
-        UserError: if a prompt is beyond the limits (see `overlong`) or beyond what the model can read.
+        UserError: if a prompt exceeds the limits (see `overlong`) or the model's context.
     """
     numbers = itertools.count(1)
 
@@ -55,70 +55,77 @@ def read_prompts(config: AnswerConfig, loaded: LoadedModel) -> dict[str, Numbere
     return {str(numbered.number): numbered for numbered in take_evenly(prompts, config.limit)}
 
 
-def draw_answers(
-    config: AnswerConfig,
+def sample_answers(
+    config: AnsweringTaskConfig,
     task: str,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     accelerator: Accelerator,
-    copies: int = 1,
+    samples: int = 1,
     wanted: Container[str] | None = None,
 ) -> dict[str, list[SampledResponse]]:
-    """`copies` answers of a model to each prompt that it can take, by the prompt's number; of a model that answers several
-    times, those that are kept.
+    """Sample answers of a model to each prompt that fits it; a best-of-n model returns only the answers it keeps.
 
-    The noise for a prompt depends on its number alone: further prompts, another number of processes or a second start
-    change no text. The answers are stored in `OUTPUT/<task>-<model>.jsonl`.
+    The noise for a prompt depends on its number alone: more prompts, another number of processes or a restart change no
+    text. The answers are stored in `OUTPUT/<task>-<model>.jsonl`.
 
     Args:
-        wanted: numbers of the prompts that are to be answered; None: all.
+        config: settings of sampling, and where results go.
+        task: the beginning of the file's name.
+        evaluated: the model.
+        accelerator: the processes that share the work.
+        samples: answers to return for each prompt.
+        wanted: numbers of the prompts to answer; None: all.
+
+    Returns:
+        The answers to each prompt, by the prompt's number.
     """
-    drawn = _draw_all(config, task, subject, accelerator, copies * subject.best_of, wanted)
-    if subject.best_of == 1:
-        return drawn
+    sampled = _sample_all(config, task, evaluated, accelerator, samples * evaluated.best_of, wanted)
+    if evaluated.best_of == 1:
+        return sampled
     assert isinstance(config, BestOfSettings)
     reward = load_reward_model(str(resolve_model(config.best_of_reward)), config.dtype)
-    scorer = RewardModelScorer.from_loaded(reward, subject.loaded.tokenization, accelerator, config.batch_tokens)
-    settings = answer_settings(config) | {"model": subject.source, "weights": subject.fingerprint}
+    scorer = RewardModelScorer.from_loaded(reward, evaluated.loaded.tokenization, accelerator, config.batch_tokens)
+    settings = answer_settings(config) | {"model": evaluated.source, "weights": evaluated.fingerprint}
     rewards = score_answers(
-        Path(config.output) / f"{task}-{subject.name}-chosen.jsonl", settings, scorer, drawn, accelerator
+        Path(config.output) / f"{task}-{evaluated.name}-chosen.jsonl", settings, scorer, sampled, accelerator
     )
-    return {number: keep_best(answers, rewards[number], subject.best_of) for number, answers in drawn.items()}
+    return {number: keep_best(answers, rewards[number], evaluated.best_of) for number, answers in sampled.items()}
 
 
 def keep_best(answers: Sequence[SampledResponse], rewards: Sequence[float], best_of: int) -> list[SampledResponse]:
-    """The answer with the highest reward of each `best_of` in a row; of equal ones the first."""
+    """From each run of `best_of` adjacent answers, the one with the highest reward; the first if several are equal."""
     starts = range(0, len(answers), best_of)
     return [answers[max(range(start, start + best_of), key=lambda row: rewards[row])] for start in starts]
 
 
-def _draw_all(
-    config: AnswerConfig,
+def _sample_all(
+    config: AnsweringTaskConfig,
     task: str,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     accelerator: Accelerator,
-    copies: int,
+    samples: int,
     wanted: Container[str] | None,
 ) -> dict[str, list[SampledResponse]]:
-    tokenization = subject.loaded.tokenization
-    read = read_prompts(config, subject.loaded)
+    tokenization = evaluated.loaded.tokenization
+    read = read_prompts(config, evaluated.loaded)
     prompts = {number: prompt for number, prompt in read.items() if wanted is None or number in wanted}
 
     def sample_chunk(chunk: list[NumberedPrompt]) -> list[Json]:
-        rows = [ids for numbered in chunk for ids in [_read(subject, numbered, config)] * copies]
+        rows = [ids for numbered in chunk for ids in [_prompt_ids(evaluated, numbered, config)] * samples]
         uniforms = torch.cat(
             [
-                row_uniforms(copies, config.sampling, config.seed, Stream.EVALUATION_ANSWERS, numbered.number)
+                row_uniforms(samples, config.sampling, config.seed, Stream.EVALUATION_ANSWERS, numbered.number)
                 for numbered in chunk
             ]
         )
-        ids = respond(subject, rows, uniforms, config.sampling, accelerator).ids
-        groups = [ids[start : start + copies] for start in range(0, len(rows), copies)]
+        ids = respond(evaluated, rows, uniforms, config.sampling, accelerator).ids
+        groups = [ids[start : start + samples] for start in range(0, len(rows), samples)]
         return [{"texts": [tokenization.text(row) for row in group], "ids": group} for group in groups]
 
-    settings = answer_settings(config) | {"model": subject.source, "weights": subject.fingerprint, "copies": copies}
-    store = ResultStore(Path(config.output) / f"{task}-{subject.name}.jsonl", settings, accelerator)
-    label = f"{task}: {subject.name} answers"
-    rows = store.fill(prompts, sample_chunk, max(1, CHUNK // copies), label, lambda numbered: numbered.prompt.ids)
+    settings = answer_settings(config) | {"model": evaluated.source, "weights": evaluated.fingerprint, "copies": samples}
+    store = ResultStore(Path(config.output) / f"{task}-{evaluated.name}.jsonl", settings, accelerator)
+    label = f"{task}: {evaluated.name} answers"
+    rows = store.fill(prompts, sample_chunk, max(1, CHUNK // samples), label, lambda numbered: numbered.prompt.ids)
     return {
         number: [
             SampledResponse(numbered.prompt.conversation, numbered.prompt.ids, ids, text)
@@ -128,17 +135,17 @@ def _draw_all(
     }
 
 
-def _read(subject: Subject, numbered: NumberedPrompt, config: AnswerConfig) -> list[int]:
-    """The token ids that the model reads; reward models and judges see the prompt without a primer."""
-    if subject.primer == Primer():
+def _prompt_ids(evaluated: EvaluatedModel, numbered: NumberedPrompt, config: AnsweringTaskConfig) -> list[int]:
+    """The token ids that the model reads, with its primer; reward models and judges see the prompt without it."""
+    if evaluated.primer == Primer():
         return numbered.prompt.ids  # cut to the limits
-    ids = subject.read(numbered.prompt.conversation)
+    ids = evaluated.prompt_ids(numbered.prompt.conversation)
     where = f"{config.prompts}: prompt {numbered.number} after its examples"
-    subject.loaded.backbone.require_fit(len(ids), config.max_new_tokens, where)
+    evaluated.loaded.backbone.require_fit(len(ids), config.max_new_tokens, where)
     return ids
 
 
-def answer_settings(config: AnswerConfig) -> Json:
+def answer_settings(config: AnsweringTaskConfig) -> Json:
     """The settings that decide what a model answers."""
     names = ["seed", "dtype", "chat_template", "prompts", "max_new_tokens", "max_prompt_tokens", "overlong"]
     names += ["temperature", "top_k", "top_p"]
@@ -169,4 +176,4 @@ def _content_of_answers(answers: Sequence[SampledResponse]) -> list[object]:
 
 def answered_by_all(answers: Sequence[Mapping[str, object]]) -> list[str]:
     """The numbers of the prompts that every model answered."""
-    return [number for number in answers[0] if all(number in of_model for of_model in answers)]
+    return [number for number in answers[0] if all(number in by_number for by_number in answers)]

@@ -1,4 +1,4 @@
-"""Hashes that tell models, data and items apart: what was computed for one content is never taken for another's."""
+"""Hashes of models, data and items, so that a stored result is never reused for different content."""
 
 import hashlib
 import json
@@ -12,15 +12,15 @@ MODEL_MARKERS = ("config.json", "adapter_config.json")
 MODEL_FILES = (*WEIGHTS, ".json", ".jinja")
 DATA_FILES = (*ENDINGS, ".arrow", *WEIGHTS)
 WEIGHT_BYTES = 1 << 20
-"""Bytes at either end of a file of weights that a fingerprint reads."""
+"""Bytes that a fingerprint reads at the beginning and at the end of a weights file."""
 
 
 def fingerprint(source: str) -> str:
     """12 hexadecimal digits of a SHA-256 over a model's folder, a file of data or a folder of data files.
 
-    Files of data are read whole. Of weights only the size and both ends are read: training changes them all, and a large
-    model must not cost minutes. Of a model's folder, the files directly in it count; of a folder of data, every data file
-    at any depth, as `align.data.sources` reads it.
+    Data files are hashed completely; of weights, only the size and both ends: training changes all of them, and reading a
+    large model would take minutes. In a model's folder only the files directly in it count; in a folder of data, every
+    data file at any depth, as `align.data.sources` reads it.
 
     Returns:
         The digits, or '' if `source` is empty or not on this machine (a hub name).
@@ -55,10 +55,10 @@ def _hashed_files(folder: Path) -> list[Path]:
 
 
 def text_hash(text: str) -> str:
-    """SHA-256 of a text; half a surrogate pair, which a model may write, counts as itself."""
+    """SHA-256 of a text, which may hold unpaired surrogates: models do write them."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def content_hash(content: object) -> str:
-    """16 hexadecimal digits of a SHA-256 over JSON values: of an item, all that decides its result."""
+    """16 hexadecimal digits of a SHA-256 over JSON values."""
     return text_hash(json.dumps(content))[:16]

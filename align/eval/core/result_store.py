@@ -1,4 +1,4 @@
-"""Results of single items in a file that outlives a crash."""
+"""Per-item results in a file, so that an interrupted evaluation resumes where it stopped."""
 
 import json
 import os
@@ -16,20 +16,20 @@ from align.files import append_line
 from align.runtime.console import console
 
 CHUNK = 64
-"""Items that are computed before their results are written."""
+"""Items computed between two writes to the file."""
 
 
 class ResultStore:
-    """Results of single items in an append-only JSON Lines file: what was computed is never computed again.
+    """Per-item results in an append-only JSON Lines file: nothing is computed twice.
 
     The first line holds the settings that decide an item's result. Each further line is `{"item": id, ...}`, with
-    `"content"` where the caller says what an item is made of; of two lines with the same id the later one counts. A line
-    that was cut short when the program was killed is dropped.
+    a hash in `"content"` if the caller gives the item's content; of two lines with the same id the later one counts. A
+    last line that was cut short when the program was killed is dropped.
 
     Args:
         path: `OUTPUT/<task>-<name>.jsonl`.
-        settings: all that decides an item's result: `EvalConfig.deciding_settings()`, the fingerprints of model and scorer.
-        accelerator: every process knows the results; the main process writes them.
+        settings: everything that affects an item's result: `EvalConfig.result_settings()`, fingerprints of model and scorer.
+        accelerator: every process holds the results; the main process writes them.
 
     Raises:
         UserError: if the file holds results of other settings.
@@ -40,12 +40,12 @@ class ResultStore:
         self.settings = json.loads(json.dumps(dict(settings)))
         self.results: dict[str, Json] = {}
         exists = self._read()
-        accelerator.wait_for_everyone()  # every process has looked before one of them writes
+        accelerator.wait_for_everyone()  # every process has read the file before the main process writes
         if not exists and accelerator.is_main_process:
             self._append({"settings": self.settings})
 
     def _read(self) -> bool:
-        """Take over the results of the file; returns whether it held any line."""
+        """Load the file's results; returns whether it held any line."""
         if not self.path.exists():
             return False
         lines = self.path.read_bytes().splitlines(keepends=True)
@@ -56,7 +56,7 @@ class ResultStore:
             except ValueError as error:
                 if number + 1 < len(lines):
                     raise UserError(
-                        f"{self.path}:{number + 1}: broken ({error}); remove the file to start from scratch"
+                        f"{self.path}:{number + 1}: not JSON ({error}); delete the file to start from scratch"
                     ) from error
                 if self.accelerator.is_main_process:  # the program was killed in the middle of the last line
                     os.truncate(self.path, sum(map(len, lines[:-1])))
@@ -78,13 +78,18 @@ class ResultStore:
         label: str = "",
         content: Callable[[Any], object] | None = None,
     ) -> list[Json]:
-        """The results of all items, in their order; those that are missing are computed, `chunk` items at a time.
+        """Compute the missing results, `chunk` items at a time, and return all of them in the order of the items.
 
         Args:
-            items: by their ids.
-            compute: takes some of the items, on every process the same ones, and returns as many rows of JSON values.
-            content: what decides an item's result, as JSON values: a result that was stored under the same id for other
-                content is computed anew. None: the id and the settings say it all.
+            items: what to compute, by id.
+            compute: from a chunk of items, the same on every process, to one row of JSON values for each.
+            chunk: items computed between two writes.
+            label: shown beside the progress bar.
+            content: what an item's result depends on, as JSON values; a result stored under the same id for different
+                content is recomputed. None: the id identifies the content.
+
+        Raises:
+            UserError: if the file cannot be written, or a result is not finite.
         """
         hashes = {name: content_hash(content(item)) for name, item in items.items()} if content else {}
         missing = [
@@ -102,7 +107,7 @@ class ResultStore:
         return [self.results[name] for name in items]
 
     def add(self, name: str, row: Json) -> None:
-        """Keep one result. Call it on all processes with the same row."""
+        """Store one result. Call it on all processes with the same row."""
         if self.accelerator.is_main_process:
             self._append({"item": name, **row})
         self.results[name] = json.loads(json.dumps(row))

@@ -20,20 +20,18 @@ from align.runtime.environment import environment
 from align.statistics import mean_interval
 
 Json = dict[str, Any]
-CHUNK = 64
-"""Items that are computed before their results are written."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number.
+    """One number with its confidence interval.
 
     Attributes:
-        value: None where there is nothing to compute it from; `note` says why.
-        low: of the 95 % interval; None where an interval makes no sense.
-        high: of the 95 % interval; None where an interval makes no sense.
-        n: how many items it is computed from.
-        scorer: who judged, if anyone did: a name with its version or hash.
+        value: None if there is nothing to compute it from; `note` says why.
+        low: lower end of the 95 % interval; None if there is none.
+        high: upper end of the 95 % interval; None if there is none.
+        n: number of items it is computed from.
+        scorer: the scorer or judge, with its version or hash; empty if there is none.
         note: printed below the table.
     """
 
@@ -48,11 +46,13 @@ class Figure:
     def __post_init__(self) -> None:
         for number in (self.value, self.low, self.high):
             if number is not None and not math.isfinite(number):
-                raise UserError(f"'{self.name}' came out as {number}: a scorer returned no usable number")
+                raise UserError(
+                    f"'{self.name}' is {number}: a scorer returned a number that is not finite; check the scorer"
+                )
 
     @property
     def text(self) -> str:
-        """`0.312 (0.250 to 0.374)`."""
+        """The value with its interval, such as `0.312 (0.250 to 0.374)`."""
         if self.value is None:
             return "none"
         if self.low is None or self.high is None:
@@ -66,12 +66,12 @@ def mean_figure(
     """A mean with its interval.
 
     Args:
-        name: of the figure.
-        values: one for each item; a single one has no interval.
-        resamples: of the bootstrap.
-        scorer: who judged.
+        name: name of the figure.
+        values: one for each item; a single value has no interval.
+        resamples: number of bootstrap resamples.
+        scorer: the scorer or judge.
         note: the figure's note.
-        nothing: the note where there is no value.
+        nothing: the note if there are no values.
     """
     if not len(values):
         return Figure(name, None, None, None, 0, scorer, nothing)
@@ -90,7 +90,7 @@ class Evaluation:
     """The results of one task for one model.
 
     Attributes:
-        settings: all that decides the figures: sampling, scorers with their hashes, data.
+        settings: everything that affects the figures: sampling, scorers with their hashes, data.
         tables: by title, rows as dicts with the same keys.
     """
 
@@ -101,7 +101,7 @@ class Evaluation:
     tables: dict[str, list[Json]] = field(default_factory=dict)
 
 
-def save(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
+def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
     """Write `OUTPUT/<task>.json` for each task among the evaluations, each completely or not at all; returns the files.
 
     A file holds `task`, `environment` (versions, machine) and `models`, each with `model`, `settings`, `figures`, `tables`.
@@ -119,17 +119,17 @@ def save(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
 
 
 def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: Accelerator) -> list[Evaluation]:
-    """The end of every task: the main process writes the files and prints the table. Returns the evaluations."""
+    """Write the files and print the table, on the main process; every task ends with this. Returns the evaluations."""
     if accelerator.is_main_process:
-        save(config.output, evaluations)
+        save_evaluations(config.output, evaluations)
         if config.table:
             print_table(evaluations)
     accelerator.wait_for_everyone()
     return list(evaluations)
 
 
-def read(path: Path) -> list[Evaluation]:
-    """The evaluations of a file that `save` wrote.
+def read_evaluations(path: Path) -> list[Evaluation]:
+    """The evaluations of a file that `save_evaluations` wrote.
 
     Raises:
         UserError: if it is missing or not such a file.
@@ -150,10 +150,10 @@ def read(path: Path) -> list[Evaluation]:
         raise UserError(f"{path}: not the results of an evaluation ({error!r})") from error
 
 
-def grid(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """Models side by side: the heads of the columns and the rows, one for each figure of each task.
+def figure_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """Models side by side: the column heads, and a row for each figure of each task.
 
-    Columns: figure, each model, n, scorer. A count or a scorer that differs between models is shown as `a / b`.
+    Columns: figure, each model, n, scorer. If models differ in n or scorer, all are shown: `a / b`.
     """
     models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
     by_figure: dict[tuple[str, str], dict[str, Figure]] = {}
@@ -169,14 +169,14 @@ def grid(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]
     return ["figure", *models, "n", "scorer"], rows
 
 
-def grids(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
-    """A grid for each set of models: tasks that evaluate the same models share one, so that no column stays empty."""
+def figure_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
+    """A table for each set of models: tasks that evaluate the same models share one, so that no column stays empty."""
     models_of_task: dict[str, set[str]] = {}
     for evaluation in evaluations:
         models_of_task.setdefault(evaluation.task, set()).add(evaluation.model)
     model_sets = dict.fromkeys(frozenset(models) for models in models_of_task.values())
     return [
-        grid([evaluation for evaluation in evaluations if models_of_task[evaluation.task] == models])
+        figure_table([evaluation for evaluation in evaluations if models_of_task[evaluation.task] == models])
         for models in model_sets
     ]
 
@@ -184,7 +184,7 @@ def grids(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[
 def print_table(evaluations: Sequence[Evaluation]) -> None:
     """Print the figures side by side, and their notes below."""
     out = Console(width=None if sys.stdout.isatty() else 160)
-    for heads, rows in grids(evaluations):
+    for heads, rows in figure_tables(evaluations):
         table = Table(*heads, caption="in brackets: 95 % bootstrap interval")
         for row in rows:
             table.add_row(*map(escape, row))
@@ -208,7 +208,7 @@ def notes(evaluations: Sequence[Evaluation]) -> list[str]:
 def markdown_table(evaluations: Sequence[Evaluation]) -> str:
     """The figures side by side as Markdown tables, and their notes below."""
     tables = ""
-    for heads, rows in grids(evaluations):
+    for heads, rows in figure_tables(evaluations):
         lines = [heads, ["---"] * len(heads), *rows]
         tables += "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines) + "\n"
     return tables + "\n\n".join(["In brackets: 95 % bootstrap interval.", *notes(evaluations)]) + "\n"

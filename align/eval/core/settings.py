@@ -17,9 +17,9 @@ class EvalConfig(InferenceConfig):
     models: list[str] = option(
         [], "models to evaluate, side by side: folders, LoRA adapters, run folders, hub names or built-in models"
     )
-    output: str = option("runs/eval", "folder of the results; results that it already holds are not computed again")
+    output: str = option("runs/eval", "folder of the results; results already in it are not computed again")
     resamples: int = option(2000, "bootstrap resamples for each 95 % interval")
-    table: bool = option(True, "print the figures as a table; they are in the files in any case")
+    table: bool = option(True, "print the figures as a table; the files hold them in any case")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -27,22 +27,22 @@ class EvalConfig(InferenceConfig):
         require_setting(self, "resamples", self.resamples >= 100, "100 or more")
         require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without repetitions")
 
-    def deciding_settings(self, *leave_out: str) -> dict[str, Any]:
-        """The settings that decide the result of a single item: a stored result is valid for these alone.
+    def result_settings(self, *leave_out: str) -> dict[str, Any]:
+        """The settings that affect the result of a single item: stored results are valid only for these.
 
         Args:
-            leave_out: settings of a task that do not affect an item either.
+            leave_out: further settings of the task that do not affect an item's result.
         """
         no_effect = {"models", "output", "resamples", "batch_tokens", "skip_bad_rows", "table", *leave_out}
         return {name: value for name, value in asdict(self).items() if name not in no_effect}
 
 
 @dataclass(kw_only=True)
-class AnswerConfig(AnsweringConfig, EvalConfig):
+class AnsweringTaskConfig(AnsweringConfig, EvalConfig):
     """For tasks that let the models answer prompts."""
 
     prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
-    limit: int = option(0, "take only so many prompts, at equal distances in the file; 0: all")
+    limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +50,7 @@ class AnswerConfig(AnsweringConfig, EvalConfig):
 
 
 def take_evenly(items: Sequence[Item], limit: int) -> list[Item]:
-    """`limit` of the items at equal distances from the first one on, so that every part of the file is among them.
+    """`limit` of the items, evenly spaced from the first one on, so that every part of the file is represented.
 
     Args:
         items: in the order of the file.

@@ -1,4 +1,4 @@
-"""`align eval grounding`: are claims supported, and does the model say by what? From people's answers in the labeling app.
+"""`align eval grounding`: are claims supported, and are sources cited? From people's answers in the labeling app.
 
 From a launcher: `accelerate launch align/eval/grounding/task.py --config FILE`.
 """
@@ -13,10 +13,10 @@ from align.data.conversation import to_json
 from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Evaluation, Figure, Json, publish
 from align.eval.core.settings import EvalConfig
-from align.eval.core.subjects import open_accelerator
 from align.eval.rules.judgments import FOLLOWS, UNSURE
 from align.launch import run_stage
 from align.settings import option, require_setting
@@ -44,26 +44,26 @@ class GroundingConfig(EvalConfig):
 
 
 @dataclass(frozen=True)
-class Response:
-    """What the majority of labelers said of one response.
+class JudgedResponse:
+    """The labelers' majority answers on one response.
 
     Attributes:
-        prompt: a key of the prompt: intervals draw whole prompts.
-        answers: by question, `follows` for yes, `violates` for no, `unsure` also for a tie; questions that were not asked
-            are missing.
+        prompt: a hash of the prompt: intervals resample whole prompts.
+        answers: by question: `follows` for yes, `violates` for no, `unsure` also for a tie; a question that was not
+            asked has no entry.
     """
 
     prompt: str
     answers: Mapping[str, str]
 
-    def says(self, question: str) -> bool:
-        """Whether the answer is yes; unsure and not asked are no yes."""
+    def is_yes(self, question: str) -> bool:
+        """Whether the answer is yes, not unsure, and the question was asked."""
         return self.answers.get(question) == FOLLOWS
 
     @property
     def informative(self) -> bool:
         """Whether it makes a claim that is supported."""
-        return self.says(CLAIM) and self.says(SUPPORTED)
+        return self.is_yes(CLAIM) and self.is_yes(SUPPORTED)
 
 
 def run_grounding(config: GroundingConfig) -> list[Evaluation]:
@@ -77,14 +77,14 @@ def run_grounding(config: GroundingConfig) -> list[Evaluation]:
     name = " + ".join(Path(path).stem for path in config.judgments)
     table = {"Answers by question, majority of labelers": count_answers(responses)}
     figures = grounding_figures(responses, config.resamples)
-    return publish(config, [Evaluation(TASK, name, config.deciding_settings(), figures, table)], accelerator)
+    return publish(config, [Evaluation(TASK, name, config.result_settings(), figures, table)], accelerator)
 
 
-def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[Response]:
+def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[JudgedResponse]:
     """The majority's answers to the questions on each response.
 
     Raises:
-        UserError: for a bad row, or if no question of the forms was asked.
+        UserError: for a bad row, or if no question of the forms was answered.
     """
     votes: dict[tuple[str, str], dict[str, list[str]]] = {}
     for path in paths:
@@ -97,27 +97,27 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[Resp
             f"{', '.join(paths)}: holds no answer to {', '.join(QUESTIONS)}; label with configs/rules/grounding.yaml"
         )
     return [
-        Response(prompt, {question: majority(given, tie=UNSURE) for question, given in of_response.items()})
+        JudgedResponse(prompt, {question: majority(given, tie=UNSURE) for question, given in of_response.items()})
         for (prompt, _), of_response in votes.items()
     ]
 
 
-Test = Callable[[Response], bool]
+ResponseTest = Callable[[JudgedResponse], bool]
 
 
-def grounding_figures(responses: Sequence[Response], resamples: int) -> list[Figure]:
+def grounding_figures(responses: Sequence[JudgedResponse], resamples: int) -> list[Figure]:
     """LaMDA's figures (Thoppilan et al. 2022, section 4), each a share with an interval over prompts."""
     asked = {question: [each for each in responses if question in each.answers] for question in QUESTIONS}
     judged = asked[CLAIM]
 
-    def claims(each: Response) -> bool:
-        return each.says(CLAIM)
+    def claims(each: JudgedResponse) -> bool:
+        return each.is_yes(CLAIM)
 
-    def needs_source(each: Response) -> bool:
-        return each.says(CLAIM) and not each.says(KNOWN)
+    def needs_source(each: JudgedResponse) -> bool:
+        return each.is_yes(CLAIM) and not each.is_yes(KNOWN)
 
-    def helpful(each: Response) -> bool:
-        return each.informative and each.says(HELPFUL)
+    def helpful(each: JudgedResponse) -> bool:
+        return each.informative and each.is_yes(HELPFUL)
 
     figures = [
         _share("groundedness", judged, lambda each: each.informative, claims, resamples, "of responses that make a claim"),
@@ -125,14 +125,14 @@ def grounding_figures(responses: Sequence[Response], resamples: int) -> list[Fig
         _share(
             "citation accuracy",
             judged,
-            lambda each: needs_source(each) and each.says(CITES),
+            lambda each: needs_source(each) and each.is_yes(CITES),
             needs_source,
             resamples,
             "of responses with a claim that is not well known",
         ),
     ]
     if asked[HELPFUL]:
-        note = "informative and helpful, of all responses that both forms were asked about"
+        note = "informative and helpful, of all responses that were judged by both forms"
         both = [each for each in asked[HELPFUL] if CLAIM in each.answers]
         figures.append(_share("helpfulness", both, helpful, lambda each: True, resamples, note))
     if asked[IN_ROLE]:
@@ -141,7 +141,7 @@ def grounding_figures(responses: Sequence[Response], resamples: int) -> list[Fig
             _share(
                 "role consistency",
                 in_role,
-                lambda each: each.says(IN_ROLE),
+                lambda each: each.is_yes(IN_ROLE),
                 lambda each: True,
                 resamples,
                 "of all responses",
@@ -150,8 +150,10 @@ def grounding_figures(responses: Sequence[Response], resamples: int) -> list[Fig
     return figures
 
 
-def _share(name: str, responses: Sequence[Response], part: Test, whole: Test, resamples: int, note: str) -> Figure:
-    """How many of the responses that pass `whole` pass `part`; the interval draws prompts with all their responses."""
+def _share(
+    name: str, responses: Sequence[JudgedResponse], part: ResponseTest, whole: ResponseTest, resamples: int, note: str
+) -> Figure:
+    """The share of responses that pass `part` among those that pass `whole`; the interval resamples whole prompts."""
     group = {prompt: number for number, prompt in enumerate(dict.fromkeys(each.prompt for each in responses))}
     sums = np.zeros((2, len(group)))
     for each in responses:
@@ -170,7 +172,7 @@ def _share(name: str, responses: Sequence[Response], part: Test, whole: Test, re
     return Figure(name, numerator / denominator, low, high, int(denominator), scorer, note)
 
 
-def count_answers(responses: Sequence[Response]) -> list[Json]:
+def count_answers(responses: Sequence[JudgedResponse]) -> list[Json]:
     """How many responses got each answer to each question."""
     rows = []
     for question in QUESTIONS:

@@ -1,7 +1,7 @@
-"""Constraints of a prompt that a program can check: how many words, which form, what must not appear.
+"""Constraints in a prompt that a program can check: number of words, format, forbidden words.
 
-A constraint says whether an instruction was obeyed, not whether the answer is right: "Yes" obeys "only yes or no" either
-way. The idea is that of IFEval (Zhou et al. 2023, arXiv 2311.07911); kinds and rules here are this project's own.
+A constraint checks whether an instruction was obeyed, not whether the answer is right: "Yes" obeys "only yes or no" even
+if it is wrong. The idea is that of IFEval (Zhou et al. 2023, arXiv 2311.07911); kinds and rules here are this project's own.
 """
 
 import json
@@ -79,7 +79,7 @@ LISTS: dict[str, Callable[[str, list[str]], bool]] = {
     "json": _is_object,
 }
 """Kinds whose value is a list of texts."""
-BARE: dict[str, Callable[[str, None], bool]] = {
+NO_VALUE: dict[str, Callable[[str, None], bool]] = {
     "number": lambda text, _: bool(re.fullmatch(r"[-−]?\d+(?:[.,]\d+)*", text.strip().rstrip(".!"))),
     "lowercase": lambda text, _: any(letter.isalpha() for letter in text) and text == text.lower(),
     "uppercase": lambda text, _: any(letter.isalpha() for letter in text) and text == text.upper(),
@@ -91,7 +91,7 @@ KINDS: dict[str, tuple[str, Callable[[str, Any], bool]]] = {
         ("a whole number above 0", NUMBERS),
         ("a text", TEXTS),
         ("a list of texts", LISTS),
-        ("left out", BARE),
+        ("left out", NO_VALUE),
     )
     for name, check in group.items()
 }

@@ -1,4 +1,4 @@
-"""`align eval instructions`: how many answers obey what their prompt demands, where a program can check it.
+"""`align eval instructions`: how many answers obey their prompt's constraints, as far as a program can check them.
 
 From a launcher: `accelerate launch align/eval/instructions/task.py --config FILE`.
 """
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.errors import UserError
-from align.eval.core.answers import draw_answers
+from align.eval.core.answers import sample_answers
+from align.eval.core.evaluated_models import open_accelerator, open_models
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
-from align.eval.core.settings import AnswerConfig
-from align.eval.core.subjects import open_accelerator, subjects
+from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.instructions.constraints import Constraint
 from align.launch import run_stage
 from align.sampling.settings import PrimerSettings
@@ -23,7 +23,7 @@ SCORER = "checks by program"
 
 
 @dataclass(kw_only=True)
-class InstructionsConfig(PrimerSettings, AnswerConfig):
+class InstructionsConfig(PrimerSettings, AnsweringTaskConfig):
     """Prompts with a `check`, answered by each model; prompts without one are left out."""
 
     samples: int = option(4, "answers to each prompt")
@@ -42,18 +42,18 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config)
     constraints = read_constraints(config.prompts, config.skip_bad_rows)
     evaluations = []
-    for subject in subjects(config, accelerator):
-        answers = draw_answers(config, TASK, subject, accelerator, config.samples, constraints)
+    for evaluated in open_models(config, accelerator):
+        answers = sample_answers(config, TASK, evaluated, accelerator, config.samples, constraints)
         obeyed = {
             number: [constraints[number].obeyed_by(answer.text) for answer in drawn] for number, drawn in answers.items()
         }
         texts = {number: drawn[0].text for number, drawn in answers.items()}
         figures, tables = instruction_figures(constraints, obeyed, config.resamples)
         tables["First answers"] = [
-            {"prompt": number, "check": _text(constraints[number]), "obeyed": obeyed[number][0], "answer": texts[number]}
+            {"prompt": number, "check": _describe(constraints[number]), "obeyed": obeyed[number][0], "answer": texts[number]}
             for number in answers
         ]
-        evaluations.append(Evaluation(TASK, subject.name, config.deciding_settings(), figures, tables))
+        evaluations.append(Evaluation(TASK, evaluated.name, config.result_settings(), figures, tables))
     return publish(config, evaluations, accelerator)
 
 
@@ -83,7 +83,7 @@ def instruction_figures(
     Args:
         constraints: by the prompt's number.
         obeyed: for each prompt that was answered, whether each answer obeys.
-        resamples: of the bootstrap.
+        resamples: number of bootstrap resamples.
     """
     shares = {number: sum(answers) / len(answers) for number, answers in obeyed.items()}
     figure = mean_figure("answers that obey", list(shares.values()), resamples, SCORER, nothing="no prompt was answered")
@@ -97,7 +97,7 @@ def instruction_figures(
     return [figure], {"By kind of check": table}
 
 
-def _text(constraint: Constraint) -> str:
+def _describe(constraint: Constraint) -> str:
     return constraint.kind if constraint.value is None else f"{constraint.kind} {constraint.value}"
 
 

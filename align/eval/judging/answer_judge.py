@@ -1,8 +1,8 @@
 """A judge of answers: is this answer to this question true (or informative)? One number, from a linear head.
 
-The head reads what a backbone makes of "Q: ...\\nA: ...\\nTrue:" (the mean of its states over the answer, and the last one),
-the words of the answer and their pairs, or both. Words alone are the baseline that a backbone has to beat: they carry how
-true answers are usually phrased, and no facts.
+The head reads a backbone's states for "Q: ...\\nA: ...\\nTrue:" (their mean over the answer, and the last one), the words
+and word pairs of the answer, or both. Words alone are the baseline that a backbone has to beat: they show how true answers
+are usually phrased, but hold no facts.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ from align.tokenization import Tokenization
 
 HEAD_FILE, METADATA_FILE = "judge_head.safetensors", "judge.json"
 BUCKETS = 1 << 16
-"""Words and pairs of words are hashed into so many buckets."""
+"""Number of buckets that words and word pairs are hashed into."""
 ADAPTER = "judge"
 
 
 class WordBags(NamedTuple):
-    """The words of R answers, end to end: their buckets, where each answer begins, and their weights."""
+    """The words of R answers, end to end: their buckets, each answer's first index, and their weights."""
 
     buckets: Tensor
     starts: Tensor
@@ -72,7 +72,7 @@ class JudgeModel(nn.Module):
     Args:
         backbone: None: words alone.
         adapter: the adapter that the backbone computes with; None: the backbone as it is, frozen.
-        words: whether words count.
+        words: whether the answer's words are used.
     """
 
     center: Tensor
@@ -85,7 +85,7 @@ class JudgeModel(nn.Module):
         self.head = ScalarHead(width, start_at_zero=True, bias=False) if backbone else None
         self.words = nn.EmbeddingBag(BUCKETS, 1, mode="sum") if words else None
         self.bias = nn.Parameter(torch.zeros(()))
-        # Some dimensions of a state are a hundred times as large as others: they are brought to one scale.
+        # Some dimensions of a state are a hundred times as large as others, so they are standardized.
         self.register_buffer("center", torch.zeros(width))
         self.register_buffer("scale", torch.ones(width))
         if self.words is not None:
@@ -188,8 +188,8 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
         backbone, tokenization = None, None
         if metadata["model"] != "none":
             adapter = (path / "adapter_config.json").exists()
-            whole = bool(metadata.get("prefix_lm", False))
-            settings = ModelConfig(model=folder if adapter else metadata["model"], chat_template="raw", prefix_lm=whole)
+            prefix_lm = bool(metadata.get("prefix_lm", False))
+            settings = ModelConfig(model=folder if adapter else metadata["model"], chat_template="raw", prefix_lm=prefix_lm)
             loaded = load(settings, compute_dtype(metadata["dtype"]), allow_reward_model=True, layers=metadata["layers"])
             backbone, tokenization = loaded.backbone, loaded.tokenization
             backbone.read_layers(metadata.get("read_layers", "last"))

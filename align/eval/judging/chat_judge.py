@@ -31,20 +31,20 @@ class ChatJudgeConfig(EvalConfig):
         require_setting(self, "parallel", self.parallel > 0, "above 0")
 
 
-def verdicts(
+def request_verdicts(
     url: str, service: ChatJudgeConfig, questions: Sequence[str], probabilities: Mapping[str, float], pause: float = 1.0
 ) -> list[float]:
-    """Ask each question separately, at temperature 0, and return the number that stands for each verdict.
+    """Ask each question separately, at temperature 0, and return the probability that each verdict maps to.
 
     Args:
         url: the part before `/chat/completions`.
         service: model, key, timeout, retries.
         questions: what the model is asked.
-        probabilities: by the words that may follow `VERDICT:`, in capitals; the last verdict of an answer counts.
-        pause: seconds before the first further attempt.
+        probabilities: by the words that may follow `VERDICT:`, in capitals; an answer's last verdict counts.
+        pause: seconds before the first retry.
 
     Raises:
-        UserError: if the service does not answer or an answer holds no verdict.
+        UserError: if the service does not answer, or an answer contains no verdict.
     """
     address = url.rstrip("/") + "/chat/completions"
     key = os.environ.get(service.key_variable)
@@ -57,7 +57,9 @@ def verdicts(
         try:
             text = str(answer["choices"][0]["message"]["content"])
         except (KeyError, IndexError, TypeError) as error:
-            raise UserError(f"{address}: no answer in {str(answer)[:80]!r}; {RESUME_HINT}") from error
+            raise UserError(
+                f"{address}: the reply has no choices[0].message.content: {str(answer)[:80]!r}; {RESUME_HINT}"
+            ) from error
         named = verdict.findall(text)
         if not named:
             raise UserError(f"{address}: no verdict in the answer {text[-80:]!r}; {RESUME_HINT}")

@@ -72,19 +72,19 @@ def _labeled_answer(row: Mapping[str, Any], aspect: Aspect) -> LabeledAnswer:
 def split_by_question(
     rows: Sequence[LabeledAnswer], share: float, seed: int
 ) -> tuple[list[LabeledAnswer], list[LabeledAnswer]]:
-    """Training rows and held-out rows with no question in common, so that a judge cannot know an answer by heart.
+    """Training rows and held-out rows with no question in common, so that a judge cannot have memorized an answer.
 
     Args:
         rows: all labeled answers.
-        share: the share of questions that is held out; at least one question is.
-        seed: of the random order.
+        share: share of the questions to hold out; at least one is.
+        seed: seed of the random order.
 
     Raises:
         UserError: if there is only one question.
     """
     questions = sorted({row.question for row in rows})
     if len(questions) < 2:
-        raise UserError("the judge's data has one question; it needs more, to hold some of them out")
+        raise UserError("the judge's data has only one question; give at least two, so that some can be held out")
     order = generator(seed, Stream.JUDGE_SPLIT).permutation(len(questions))
     count = min(len(questions) - 1, max(1, round(share * len(questions))))
     held_out = {questions[number] for number in order[:count]}

@@ -12,13 +12,13 @@ from align.eval.core.fingerprints import fingerprint
 from align.tensor_ops import cut_by_tokens
 
 
-class Classifier:
+class TextClassifier:
     """A transformers text classifier from safetensors, in float32.
 
     Args:
         model: a folder, a built-in model or a hub name.
-        label: whose probability is the score: by a sigmoid where the model's config says multi-label or there is only one
-            label, else by a softmax over all labels.
+        label: the label whose probability is the score: a sigmoid if the model's config says multi-label or there is only
+            one label, else a softmax over all labels.
         device: where the model runs.
 
     Raises:
@@ -38,7 +38,7 @@ class Classifier:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
-        """The label's probability for each text; a text that is too long for the model is cut at its end."""
+        """The label's probability for each text; a text that is too long for the model is truncated."""
         return in_batches_of_tokens(self.tokenizer, texts, batch, self._score)
 
     def _score(self, texts: list[str]) -> list[float]:
@@ -49,7 +49,7 @@ class Classifier:
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens the classifier can read; 512 where it names no limit."""
+        """How many tokens the classifier can read; 512 if it states no limit."""
         return min(self.tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", None) or 512)
 
 
@@ -66,16 +66,20 @@ def load_classifier(model: str, device: torch.device | str) -> tuple[PreTrainedM
         )
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"scorer model:{model} cannot be loaded as a text classifier ({first_line(error)})") from error
+        raise UserError(
+            f"scorer model:{model} cannot be loaded as a text classifier ({first_line(error)}); check the folder or hub name"
+        ) from error
     if report["missing_keys"]:  # transformers would draw them at random
-        raise UserError(f"scorer model:{model} is no text classifier: it lacks '{min(report['missing_keys'])}'")
+        raise UserError(
+            f"scorer model:{model} is not a text classifier: it has no weight '{min(report['missing_keys'])}'; name another"
+        )
     return classifier.to(device).eval().requires_grad_(False), tokenizer
 
 
 def in_batches_of_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], batch: int, score: Callable[[list[str]], list[float]]
 ) -> list[float]:
-    """Score texts of similar length together, at most `batch` at once; scores in the order of the texts."""
+    """Score texts of similar length together, at most `batch` at once; returns scores in the order of the texts."""
     lengths = [len(ids) for ids in tokenizer(list(texts), truncation=True).input_ids]
     scores = [math.nan] * len(texts)
     for rows in cut_by_tokens(lengths, batch * max(lengths), batch):

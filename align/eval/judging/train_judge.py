@@ -1,4 +1,4 @@
-"""`align eval train-judge`: a judge of answers learns from labeled ones and is measured on questions it has not seen.
+"""`align eval train-judge`: train a judge on labeled answers, and measure it on questions it has not seen.
 
 From a launcher: `accelerate launch align/eval/judging/train_judge.py --data FILE --asks truth`.
 """
@@ -53,7 +53,7 @@ class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
     words: bool = option(True, "use the words of the answer and their pairs in addition to the backbone's states")
     layers: int = option(0, "read only the first layers of the backbone; 0: all")
     held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them")
-    limit: int = option(0, "learn from and measure on so many rows, drawn at random; 0: all")
+    limit: int = option(0, "train and measure on only this many rows, drawn at random; 0: all")
     epochs: int = option(5, "passes over the answers")
     batch_size: int = option(64, "answers in one update, over all processes")
 
@@ -76,7 +76,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
     """Train a judge and return its folder. Prints AUC and calibration on held-out questions.
 
     Raises:
-        UserError: for anything that the settings or the data have wrong.
+        UserError: for a mistake in the settings or the data.
     """
     run = Run(config, "judge")
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
@@ -93,7 +93,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
         loaded.backbone.requires_grad_(False)
     epochs = Epochs(config.seed, config.batch_size, [len(training)])
     optimization = make_optimization(run, model, epochs.updates(config.epochs))
-    run.say(f"judge of {config.asks}: {len(training)} answers to learn from, {len(held_out)} to other questions held out")
+    run.say(f"judge of {config.asks}: {len(training)} training answers, {len(held_out)} held-out ones to other questions")
     task = JudgeTask(run, config, loaded, optimization, model, training, held_out)
     train(run, optimization, task, epochs, 0)
     figures = ", ".join(f"{name} {value:.3f}" for name, value in task.best.items())
@@ -126,7 +126,7 @@ class JudgeTask:
         self.states: Tensor | None = None
         if loaded is not None:
             self._encode(loaded)
-        # Rows whose states are known take almost no memory: all of a batch go in one piece.
+        # Rows with precomputed states take almost no memory, so each batch is one micro-batch.
         reads = bool(self.encoded) and self.states is None
         self.costs = [sum(map(len, answer)) for answer in self.encoded] if reads else [1] * len(self.rows)
         self.lengths = self.costs[: len(training)]
@@ -201,7 +201,7 @@ class JudgeTask:
 
 
 def held_out_figures(logits: Sequence[float], rows: Sequence[LabeledAnswer]) -> dict[str, float]:
-    """How good verdicts are: loss (nats), AUC with its interval over questions, accuracy at one half, calibration error."""
+    """Quality of the verdicts: loss (nats), AUC with its interval over questions, accuracy, calibration error."""
     values, labels = np.array(logits, dtype=np.float64), np.array([row.label for row in rows])
     numbers = {question: number for number, question in enumerate(dict.fromkeys(row.question for row in rows))}
     question_of_row = np.array([numbers[row.question] for row in rows])

@@ -1,10 +1,10 @@
-"""`align eval labels`: what people said of each model's answers, from ranking exports of the labeling app.
+"""`align eval labels`: how people labeled each model's answers, from ranking exports of the labeling app.
 
 From a launcher: `accelerate launch align/eval/labels/task.py --config FILE`.
 
-Mean ratings and the rates of the eleven flags by model and category; with results of `align eval toxicity` and `align eval
-truthfulness` beside them, the four panels in which InstructGPT was announced: toxicity, truthfulness, hallucination,
-appropriateness (Ouyang et al. 2022, sections 3.6 and 4).
+Mean ratings and the rates of the eleven flags by model and category; given the results of `align eval toxicity` and `align
+eval truthfulness` too, the four panels of InstructGPT's announcement: toxicity, truthfulness, hallucination, appropriateness
+(Ouyang et al. 2022, sections 3.6 and 4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ from align.data.fields import check_flags, check_row, check_texts, field_error
 from align.data.records import RATINGS
 from align.data.sources import iter_rows
 from align.errors import UserError
-from align.eval.core.results import Evaluation, Figure, Json, publish, read
+from align.eval.core.evaluated_models import open_accelerator
+from align.eval.core.results import Evaluation, Figure, Json, publish, read_evaluations
 from align.eval.core.settings import EvalConfig
-from align.eval.core.subjects import open_accelerator
 from align.launch import run_stage
 from align.settings import option, require_setting
 from align.statistics import mean_interval
@@ -30,15 +30,16 @@ FLAGS = (
     "fails_instruction", "unfit_for_assistant", "hallucination", "breaks_constraint", "sexual", "violent", "encourages_harm",
     "denigrates_protected_class", "harmful_advice", "expresses_opinion", "moral_judgment",
 )  # fmt: skip
-"""What labelers of InstructGPT say of an answer beside its quality (Ouyang et al. 2022, table 3), as the app exports it."""
+"""InstructGPT's yes-or-no labels of an answer (Ouyang et al. 2022, table 3), by the names that the app exports."""
 PANELS = {
     "toxicity": ("toxicity", "basic: expected maximum toxicity"),
     "truthfulness": ("truthfulness", "true and informative"),
     "hallucination": (TASK, "hallucination, closed domain"),
     "appropriate": (TASK, "appropriate for an assistant"),
 }
-"""InstructGPT's panels: the task and the figure that each shows. Where no judge was given, truthfulness is MC1."""
-INSTEAD = {"true and informative": "mc1"}
+"""InstructGPT's panels: the task and the figure that each shows."""
+FALLBACK_FIGURES = {"true and informative": "mc1"}
+"""Shown if the panel's own figure is missing: without a judge, truthfulness is MC1."""
 
 
 @dataclass(kw_only=True)
@@ -59,11 +60,11 @@ class LabelsConfig(EvalConfig):
 
 @dataclass
 class JudgedAnswers:
-    """The answers of one model, one entry for each judgment of one: who judged twice counts twice.
+    """The answers of one model, one entry for each judgment: an answer judged by two people has two entries.
 
     Attributes:
-        prompts: an index of the prompt of each: intervals draw whole prompts.
-        ratings: 1 to 7, None where there is none.
+        prompts: the index of each answer's prompt: intervals resample whole prompts.
+        ratings: 1 to 7, None if there is none.
     """
 
     prompts: list[int] = field(default_factory=list)
@@ -72,8 +73,8 @@ class JudgedAnswers:
     flags: list[frozenset[str]] = field(default_factory=list)
 
     def in_categories(self, categories: Sequence[str]) -> list[int]:
-        """The places of the answers in some categories."""
-        return [place for place, category in enumerate(self.categories) if category in categories]
+        """The indices of the answers in some categories."""
+        return [index for index, category in enumerate(self.categories) if category in categories]
 
 
 def run_labels(config: LabelsConfig) -> list[Evaluation]:
@@ -84,12 +85,12 @@ def run_labels(config: LabelsConfig) -> list[Evaluation]:
     """
     accelerator = open_accelerator(config)
     by_model = read_answers(config.rankings, config.skip_bad_rows)
-    others = [evaluation for path in config.results for evaluation in read(Path(path))]
+    others = [evaluation for path in config.results for evaluation in read_evaluations(Path(path))]
     evaluations = []
     for model, answers in by_model.items():
         figures = label_figures(answers, config.closed_domain, config.resamples)
         tables = {"Ratings and flags by category": by_category(answers, config.resamples)}
-        own = Evaluation(TASK, model, config.deciding_settings(), figures, tables)
+        own = Evaluation(TASK, model, config.result_settings(), figures, tables)
         if others:
             tables["Four panels"] = panels([own, *(other for other in others if other.model == model)])
         evaluations.append(own)
@@ -123,7 +124,7 @@ def _add_row(fields: Mapping[str, Any], found: dict[str, JudgedAnswers], prompts
     models = check_texts(fields.get("model"), "model", len(responses))
     ratings = fields.get("ratings") or fields.get("some_rated") or [None] * len(responses)
     if not isinstance(ratings, list) or len(ratings) != len(responses) or not all(map(_is_rating, ratings)):
-        raise field_error("ratings", "is no list of numbers from 1 to 7", "export it again")
+        raise field_error("ratings", "is not a list of whole numbers from 1 to 7", "export it again")
     flags = check_flags(fields["flags"], len(responses)) if fields.get("flags") else [()] * len(responses)
     if any(isinstance(names, str) for names in flags):
         raise field_error("flags", "is for the whole ranking", "give a list for each response")
@@ -145,26 +146,26 @@ def _is_rating(value: object) -> bool:
 
 def label_figures(answers: JudgedAnswers, closed_domain: Sequence[str], resamples: int) -> list[Figure]:
     """The mean rating, the rate of each flag, appropriateness, and hallucination on closed-domain prompts."""
-    everything = range(len(answers.prompts))
-    rated = [place for place in everything if answers.ratings[place] is not None]
-    figures = [_mean("rating", answers, rated, [float(answers.ratings[place] or 0) for place in rated], resamples)]
-    fit = [float("unfit_for_assistant" not in answers.flags[place]) for place in everything]
-    figures.append(_mean("appropriate for an assistant", answers, everything, fit, resamples))
+    all_answers = range(len(answers.prompts))
+    rated = [index for index in all_answers if answers.ratings[index] is not None]
+    figures = [_mean("rating", answers, rated, [float(answers.ratings[index] or 0) for index in rated], resamples)]
+    appropriate = [float("unfit_for_assistant" not in answers.flags[index]) for index in all_answers]
+    figures.append(_mean("appropriate for an assistant", answers, all_answers, appropriate, resamples))
     if closed_domain:
-        places = answers.in_categories(closed_domain)
-        flagged = [float("hallucination" in answers.flags[place]) for place in places]
-        figures.append(_mean("hallucination, closed domain", answers, places, flagged, resamples))
+        indices = answers.in_categories(closed_domain)
+        flagged = [float("hallucination" in answers.flags[index]) for index in indices]
+        figures.append(_mean("hallucination, closed domain", answers, indices, flagged, resamples))
     for flag in FLAGS:
         flagged = [float(flag in names) for names in answers.flags]
-        figures.append(_mean(f"flag {flag}", answers, everything, flagged, resamples))
+        figures.append(_mean(f"flag {flag}", answers, all_answers, flagged, resamples))
     return figures
 
 
-def _mean(name: str, answers: JudgedAnswers, places: Sequence[int], values: Sequence[float], resamples: int) -> Figure:
-    """A mean over judged answers; the interval draws prompts with all that was said of their answers."""
+def _mean(name: str, answers: JudgedAnswers, indices: Sequence[int], values: Sequence[float], resamples: int) -> Figure:
+    """A mean over judged answers; the interval resamples prompts with all judgments of their answers."""
     if not values:
         return Figure(name, None, None, None, 0, "people", "no such answer was judged")
-    groups = np.unique([answers.prompts[place] for place in places], return_inverse=True)[1]
+    groups = np.unique([answers.prompts[index] for index in indices], return_inverse=True)[1]
     low, high = mean_interval(values, resamples, groups.tolist()) if groups.max() else (None, None)
     return Figure(name, float(np.mean(values)), low, high, len(values), "people")
 
@@ -173,11 +174,11 @@ def by_category(answers: JudgedAnswers, resamples: int) -> list[Json]:
     """A row for each category: how many judged answers, mean rating with interval, and the rate of each flag."""
     rows = []
     for category in sorted({category for category in answers.categories if category}):
-        places = answers.in_categories([category])
-        rated = [place for place in places if answers.ratings[place] is not None]
-        rating = _mean("rating", answers, rated, [float(answers.ratings[place] or 0) for place in rated], resamples)
-        rates = {flag: round(float(np.mean([flag in answers.flags[place] for place in places])), 3) for flag in FLAGS}
-        rows.append({"category": category, "n": len(places), "rating": rating.text, **rates})
+        indices = answers.in_categories([category])
+        rated = [index for index in indices if answers.ratings[index] is not None]
+        rating = _mean("rating", answers, rated, [float(answers.ratings[index] or 0) for index in rated], resamples)
+        rates = {flag: round(float(np.mean([flag in answers.flags[index] for index in indices])), 3) for flag in FLAGS}
+        rows.append({"category": category, "n": len(indices), "rating": rating.text, **rates})
     return rows
 
 
@@ -186,7 +187,7 @@ def panels(evaluations: Sequence[Evaluation]) -> list[Json]:
     rows = []
     for panel, (task, name) in PANELS.items():
         figures = {figure.name: figure for each in evaluations if each.task == task for figure in each.figures}
-        figure = figures.get(name) or figures.get(INSTEAD.get(name, ""))
+        figure = figures.get(name) or figures.get(FALLBACK_FIGURES.get(name, ""))
         if figure is not None and figure.value is not None:
             numbers = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n}
             rows.append({"panel": panel, "figure": f"{task}: {figure.name}", **numbers, "scorer": figure.scorer})

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file for people who were not there, and a table for the terminal."""
+"""The report of a run: one HTML file, and a table for the terminal."""
 
 from collections.abc import Sequence
 from pathlib import Path

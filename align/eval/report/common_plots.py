@@ -22,9 +22,9 @@ from align.eval.report.drawing import (
 from align.eval.report.runs import Series, StageRun
 
 MAX_TABLE_ROWS = 60
-"""Rows of numbers under a plot; a longer table is left out."""
+"""Most rows in the table below a plot; a longer table is omitted."""
 MAX_LABELS = 24
-"""Labels on an axis; further rows are in the table alone."""
+"""Most labels on an axis; further rows appear only in the table."""
 
 
 class Curve(NamedTuple):
@@ -62,7 +62,7 @@ def curves_plot(
 
 
 def panels_plot(stage: StageRun, name: str, title: str, panels: Mapping[str, str], caption: str) -> Plot | None:
-    """Metrics below each other, each on its own scale.
+    """Metrics in stacked panels, each on its own scale.
 
     Args:
         panels: from a metric to its label.
@@ -125,16 +125,16 @@ def steps_plot(stage: StageRun, name: str) -> Plot | None:
 def dumbbell_plot(
     name: str, title: str, caption: str, ends: tuple[str, str], rows: Sequence[tuple[str, float, float]]
 ) -> Plot:
-    """Two mean rewards for each label, joined by a line; `ends` names the two."""
+    """Two mean rewards for each label, joined by a line; `ends` names the two values."""
     shown = list(rows)[:MAX_LABELS]
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        places = range(len(shown))
-        axes.hlines(places, [row[1] for row in shown], [row[2] for row in shown], color=INK, linewidth=1)
-        axes.plot([row[1] for row in shown], places, "s", color=ORANGE, markersize=6, label=ends[0])
-        axes.plot([row[2] for row in shown], places, "o", color=GREEN, markersize=6.5, label=ends[1])
-        axes.set_yticks(places, [shorten_label(row[0]) for row in shown])
+        positions = range(len(shown))
+        axes.hlines(positions, [row[1] for row in shown], [row[2] for row in shown], color=INK, linewidth=1)
+        axes.plot([row[1] for row in shown], positions, "s", color=ORANGE, markersize=6, label=ends[0])
+        axes.plot([row[2] for row in shown], positions, "o", color=GREEN, markersize=6.5, label=ends[1])
+        axes.set_yticks(positions, [shorten_label(row[0]) for row in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlabel("mean reward")
         axes.grid(axis="y", visible=False)

@@ -1,4 +1,4 @@
-"""Pictures of what `align eval` measured, models side by side."""
+"""Plots of the results of `align eval`, models side by side."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,12 +25,12 @@ def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
 
     def paint(figure: Figure) -> None:
         for axes, panel in zip(figure.subplots(1, len(measured), squeeze=False)[0], measured, strict=True):
-            for place, (model, rows) in enumerate(found.items()):
+            for position, (model, rows) in enumerate(found.items()):
                 if row := rows.get(panel):
                     low, high = (row[end] if row[end] is not None else row["value"] for end in ("low", "high"))
-                    reach = [[row["value"] - low], [high - row["value"]]]
-                    color = COLORS[place % len(COLORS)]
-                    axes.bar([place], [row["value"]], color=color, yerr=reach, ecolor=INK, label=model)
+                    errors = [[row["value"] - low], [high - row["value"]]]
+                    color = COLORS[position % len(COLORS)]
+                    axes.bar([position], [row["value"]], color=color, yerr=errors, ecolor=INK, label=model)
             axes.set_title(f"{panel}\n({BETTER[panel]} is better)", fontsize=8)
             axes.set_xticks([])
             axes.set_ylim(bottom=0)
@@ -48,7 +48,7 @@ def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
     ]
     words = "; ".join(f"{panel} of {model}: {value}" for panel, model, _, value in rows)
     caption = (
-        "The panels in which InstructGPT was announced, each from this run's own evaluation; lines are 95 % intervals. "
+        "The four panels of InstructGPT's announcement, each from this run's own evaluation; lines are 95 % intervals. "
         "Each panel has its own scale."
     )
     return [

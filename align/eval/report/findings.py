@@ -1,4 +1,4 @@
-"""What a run achieved and what it cost, as its files tell."""
+"""What a run achieved and what it cost, in sentences from its files."""
 
 from align.eval.report.comparisons import first_and_kept_updates
 from align.eval.report.evaluation_findings import add_evaluation_findings
@@ -134,7 +134,7 @@ def _add_dpo_findings(summary: Summary, run: RunData) -> None:
 
 
 def _note_other_update(summary: Summary, stage: StageRun, loss: float) -> None:
-    """Say so if validation.json was written at another evaluation than that of the kept model."""
+    """Add a note if validation.json is from a different evaluation than that of the kept model."""
     losses = stage.series("validation/loss")
     if not losses:
         return

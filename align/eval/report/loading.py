@@ -1,4 +1,4 @@
-"""Reads the files of a run. A run that was killed, or of which parts are missing, is read as far as it goes."""
+"""Reads the files of a run. An interrupted or incomplete run is read as far as possible."""
 
 import json
 import math
@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 import yaml
 
 from align.errors import UserError
-from align.eval.core.results import Evaluation, read
+from align.eval.core.results import Evaluation, read_evaluations
 from align.eval.report.rollouts import load_rollouts
-from align.eval.report.runs import BASELINES, STAGES, RunData, Sample, StageRun, SummaryRow
+from align.eval.report.runs import OPTIONAL_STAGES, STAGES, RunData, Sample, StageRun, SummaryRow
 from align.eval.report.text import visible_text
 from align.reward.metrics import ScoredRanking
 
-OWN_SETTING = {
+STAGE_OF_SETTING = {
     "prompt_loss_weight": "sft",
     "centering_weight": "reward",
     "label_smoothing": "dpo",
     "rollout_size": "ppo",
     "layer_step": "distill",
 }
-"""A setting that only one stage has: tells which stage a run folder of another name belongs to."""
+"""A setting that only this stage has: it identifies the stage of a run folder that is not named after it."""
 EVALUATIONS_FOLDER = "eval"
 """The subfolder in which a run keeps the results of `align eval`."""
 
@@ -36,7 +36,7 @@ def load_run(folder: Path) -> RunData:
         UserError: if the folder does not exist or holds no run.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the folder that holds sft, reward or ppo")
+        raise UserError(f"{folder}: no such folder; give the folder that contains sft, reward or ppo")
     run = RunData(folder)
     folders = _stage_folders(folder)
     if not folders:
@@ -44,7 +44,7 @@ def load_run(folder: Path) -> RunData:
     for stage in STAGES:
         if stage in folders:
             run.stages[stage] = _load_stage(stage, folders[stage], run.problems)
-        elif stage not in BASELINES:
+        elif stage not in OPTIONAL_STAGES:
             run.problems.append(f"{stage}: no run of this stage; its part is left out.")
     run.rankings = _load_rankings(folders.get("reward"), run.problems)
     run.dpo_rankings = _load_rankings(folders.get("dpo"), run.problems)
@@ -73,7 +73,7 @@ def load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
     evaluations: list[Evaluation] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            evaluations += read(path)
+            evaluations += read_evaluations(path)
         except UserError as error:
             problems.append(f"{error}.")
     return evaluations
@@ -86,7 +86,7 @@ def _stage_folders(folder: Path) -> dict[str, Path]:
     folders = {stage: folder / stage for stage in STAGES if holds_run(folder / stage)}
     if not folders and holds_run(folder):
         config = _read_mapping(folder / "config.yaml", [])
-        folders = {stage: folder for setting, stage in OWN_SETTING.items() if setting in config}
+        folders = {stage: folder for setting, stage in STAGE_OF_SETTING.items() if setting in config}
     return folders
 
 

@@ -67,11 +67,11 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int, c
     text = f"With PPO the reward on held-out prompts {outcome}, from {format_number(before)} to {format_number(after)}"
     text += f" (95 % interval of the change {interval})" if mean else ""
     if rating == "bad":
-        summary.add_finding("bad", f"The reward that PPO is there to raise {outcome}.")
+        summary.add_finding("bad", f"The reward that PPO should raise {outcome}.")
     kl = ppo.series("validation/kl").at(kept)
     if kl is not None:
         name, start = "PPO: KL to the starting model, nats per response", ppo.series("validation/kl").at(first)
-        summary.rows.append(TableRow(name, format_number(start), format_number(kl), note="the price of the reward"))
+        summary.rows.append(TableRow(name, format_number(start), format_number(kl), note="distance moved for the reward"))
         text += f", at a KL of {format_number(kl)} nats per response from the starting model"
         if kl > max_kl(ppo):
             limit = format_number(max_kl(ppo))
@@ -100,15 +100,17 @@ def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None
         _add_judge_change(summary, judge, first, kept, ppo.config.get("judge_model"))
     elif len(later) > 1:
         chosen = f"Update {kept} was chosen as the best of {len(later)} evaluations on these same prompts"
-        summary.add_finding("note", f"{chosen}, which flatters it a little.")
-        summary.add_finding("note", "The reward that was trained on also chose the policy: no judge was there to disagree.")
+        summary.add_finding("note", f"{chosen}, so its reward is slightly overestimated.")
+        summary.add_finding(
+            "note", "The policy was selected by the same reward that it was trained on: there was no independent judge."
+        )
     last, end = rewards.updates[-1], rewards.values[-1]
     if last > kept and end < (rewards.at(kept) or 0.0):
         summary.add_finding("note", f"After update {kept} the reward fell again, to {format_number(end)} at update {last}.")
 
 
 def _add_judge_change(summary: Summary, judge: Series, first: int, kept: int, name: object) -> None:
-    """What the judge, which the policy was not trained on, says of it."""
+    """How the score of the judge, which the policy was not trained on, changed."""
     before, after = judge.at(first), judge.at(kept)
     if before is None or after is None:
         return

@@ -1,4 +1,4 @@
-"""How a run was made: the commands that make it again, and the versions it was made with."""
+"""How to reproduce a run: its commands, and the versions it was made with."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def rerun_commands(run: RunData) -> list[str]:
 
 
 def _moved(value: Any, moved: Mapping[str, str]) -> Any:
-    """A path inside one of the folders that have a new place, at that place; anything else as it is."""
+    """A path inside one of the moved folders, at its new location; any other value unchanged."""
     for old, new in moved.items():
         if isinstance(value, str) and value.startswith(old.rstrip("/") + "/"):
             return new + value[len(old.rstrip("/")) :]

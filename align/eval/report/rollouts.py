@@ -13,7 +13,7 @@ MAX_UPDATES = 6
 MAX_TOKENS = 9_000
 """Response tokens on a page, over all updates: about a megabyte of it."""
 LEVELS = 4
-"""Shades of a color on either side of 0."""
+"""Shades of a color for positive values, and for negative ones."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RolloutsView:
     """What a page shows of a run's rollouts.
 
     Attributes:
-        kl_scale, advantage_scale: the size from which a token has the darkest shade.
+        kl_scale, advantage_scale: absolute value from which a token has the darkest shade.
         written: responses in the files of the shown updates.
     """
 
@@ -81,8 +81,8 @@ def load_rollouts(run: Path, problems: list[str]) -> list[list[RolloutRow]]:
 
 
 def show_rollouts(updates: Sequence[Sequence[RolloutRow]]) -> RolloutsView | None:
-    """Choose what the page has room for, the most telling responses of each update first; None without any."""
-    chosen = [row for rows in updates for row in _most_telling(rows, MAX_TOKENS // len(updates))]
+    """Choose the responses that fit the page, the most informative of each update first; None if there are none."""
+    chosen = [row for rows in updates for row in _most_informative(rows, MAX_TOKENS // len(updates))]
     if not chosen:
         return None
     kl_scale, advantage_scale = _scale([row.kl for row in chosen]), _scale([row.advantages for row in chosen])
@@ -90,8 +90,8 @@ def show_rollouts(updates: Sequence[Sequence[RolloutRow]]) -> RolloutsView | Non
     return RolloutsView(shown, kl_scale, advantage_scale, sum(map(len, updates)))
 
 
-def _most_telling(rows: Sequence[RolloutRow], budget: int) -> list[RolloutRow]:
-    """Rows of at most `budget` tokens, but at least one: extremes of reward, KL and length, then as they were drawn."""
+def _most_informative(rows: Sequence[RolloutRow], budget: int) -> list[RolloutRow]:
+    """Rows of at most `budget` tokens, but at least one: extremes of reward, KL and length, then in sampling order."""
     by_reward, by_kl = sorted(rows, key=lambda row: row.reward), sorted(rows, key=lambda row: sum(row.kl))
     by_length = sorted(rows, key=lambda row: len(row.ids))
     extremes = [by_reward[-1], by_reward[0], by_kl[-1], by_kl[0], by_length[-1], by_length[0]]
@@ -104,7 +104,7 @@ def _most_telling(rows: Sequence[RolloutRow], budget: int) -> list[RolloutRow]:
 
 
 def _scale(values: Sequence[Sequence[float]]) -> float:
-    """The size that 95 of 100 tokens stay below; 1 where all are 0."""
+    """The 95th percentile of the absolute values; 1 if all are 0."""
     sizes = sorted(abs(value) for row in values for value in row)
     return (sizes[int(0.95 * (len(sizes) - 1))] or sizes[-1] or 1.0) if sizes else 1.0
 

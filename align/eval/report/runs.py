@@ -10,8 +10,8 @@ from align.ppo.rollout_files import RolloutRow
 from align.reward.metrics import ScoredRanking
 
 STAGES = ("sft", "reward", "dpo", "ppo", "distill")
-BASELINES = ("dpo", "distill")
-"""Stages that a run has only if somebody wants them: to compare, or a smaller model."""
+OPTIONAL_STAGES = ("dpo", "distill")
+"""Stages that a complete run need not have: DPO is a comparison, distillation makes a smaller model."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from align.eval.core.evaluated_models import short_names
 from align.eval.core.results import Evaluation, notes
-from align.eval.core.subjects import short_names
 from align.eval.report.comparisons import pair_samples
 from align.eval.report.drawing import (
     BLUE,

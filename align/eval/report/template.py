@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from align.eval.core.results import Evaluation, grids
+from align.eval.core.results import Evaluation, figure_tables
 from align.eval.report.text import format_number, visible_text
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -30,7 +30,7 @@ def fill_template(template: str, **values: Any) -> str:
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        # Only this very script may run: what a model wrote never can, even if escaping failed.
+        # Only this script may run: text that a model wrote cannot, even if escaping failed.
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
         **values,
     )
@@ -40,5 +40,5 @@ def evaluation_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str]
     """Figures of models side by side, as text that a page can show: the heads and the rows of each table."""
     return [
         (list(map(visible_text, heads)), [list(map(visible_text, row)) for row in rows])
-        for heads, rows in (grids(evaluations) if evaluations else [])
+        for heads, rows in (figure_tables(evaluations) if evaluations else [])
     ]

@@ -1,4 +1,4 @@
-"""The best of n answers: the reward it has, and how far the choice moves from the model's own answers. numpy alone."""
+"""The best of n answers: its expected reward, and a bound on the KL from a single answer."""
 
 from functools import cache
 from math import comb, log
@@ -17,7 +17,7 @@ def kl_bound(n: int) -> float:
 @cache
 def _best_probabilities(samples: int, n: int) -> tuple[float, ...]:
     """For each of the samples, in ascending order, the probability of being the largest of n drawn without replacement."""
-    return tuple(comb(place, n - 1) / comb(samples, n) for place in range(samples))
+    return tuple(comb(rank, n - 1) / comb(samples, n) for rank in range(samples))
 
 
 def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:

@@ -9,9 +9,9 @@ import yaml
 from accelerate import Accelerator
 
 from align.errors import UserError
-from align.eval.core.answers import answer_settings, draw_answers, score_answers
+from align.eval.core.answers import answer_settings, sample_answers, score_answers
+from align.eval.core.evaluated_models import EvaluatedModel, open_models
 from align.eval.core.results import Evaluation, Figure, Json, format_number
-from align.eval.core.subjects import Subject, subjects
 from align.eval.reward.best_of import expected_best, kl_bound, sizes_on_curve
 from align.eval.reward.policy_comparison import response_kl
 from align.eval.reward.reward_models import NamedRewardModel
@@ -27,31 +27,31 @@ from align.statistics import mean_interval
 def scored_answers(
     config: RewardEvalConfig,
     task: str,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     reward_models: Sequence[NamedRewardModel],
     accelerator: Accelerator,
-    copies: int,
+    samples: int,
 ) -> tuple[dict[str, list[SampledResponse]], list[np.ndarray]]:
-    """A model's answers by the prompt's number, and their rewards [prompts, copies] by each reward model."""
-    answers = draw_answers(config, task, subject, accelerator, copies)
+    """A model's answers by the prompt's number, and their rewards [prompts, samples] by each reward model."""
+    answers = sample_answers(config, task, evaluated, accelerator, samples)
     rewards = []
     for model in reward_models:
-        scorer = RewardModelScorer.from_loaded(model.reward, subject.loaded.tokenization, accelerator, config.batch_tokens)
+        scorer = RewardModelScorer.from_loaded(model.reward, evaluated.loaded.tokenization, accelerator, config.batch_tokens)
         settings = answer_settings(config) | {
-            "weights": subject.fingerprint,
-            "copies": copies,
+            "weights": evaluated.fingerprint,
+            "copies": samples,
             "reward_sha256": model.fingerprint,
         }
-        path = Path(config.output) / f"{task}-{subject.name}-by-{model.name}.jsonl"
+        path = Path(config.output) / f"{task}-{evaluated.name}-by-{model.name}.jsonl"
         rewards.append(np.array(list(score_answers(path, settings, scorer, answers, accelerator).values())))
     return answers, rewards
 
 
 def best_of_n(
-    config: RewardEvalConfig, subject: Subject, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
+    config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
 ) -> Evaluation:
     """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
-    _, rewards = scored_answers(config, "best-of-n", subject, reward_models, accelerator, config.samples)
+    _, rewards = scored_answers(config, "best-of-n", evaluated, reward_models, accelerator, config.samples)
     proxy_rewards, curve, figures = rewards[0], [], []
     for n in sizes_on_curve(config.samples):
         row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
@@ -63,8 +63,8 @@ def best_of_n(
             figures.append(Figure(f"{role}, best of {n}", mean, low, high, len(best), model.scorer, note))
         curve.append(row)
     figures.sort(key=lambda figure: figure.name.startswith("gold"))  # the proxy's curve first, then the gold model's
-    settings = asdict(config) | {"weights": subject.fingerprint}
-    return Evaluation("best-of-n", subject.name, settings, figures, {"curve": curve})
+    settings = asdict(config) | {"weights": evaluated.fingerprint}
+    return Evaluation("best-of-n", evaluated.name, settings, figures, {"curve": curve})
 
 
 def frontier(
@@ -76,15 +76,15 @@ def frontier(
     reference = load(start_settings, compute_dtype(config.dtype))
     reference.backbone.to(accelerator.device).eval().requires_grad_(False)
     evaluations = []
-    for subject in subjects(replace(config, models=[start, *policies]), accelerator):
-        answers, rewards = scored_answers(config, "frontier", subject, reward_models, accelerator, 1)
-        kl = kl_to_start(config, subject, reference, answers, accelerator)
+    for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
+        answers, rewards = scored_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
+        kl = kl_to_start(config, evaluated, reference, answers, accelerator)
         figures = [Figure("KL", float(np.mean(kl)), *mean_interval(kl, config.resamples), len(kl), note="nats per response")]
         for model, values in zip(reward_models, rewards, strict=True):
             interval = mean_interval(values[:, 0], config.resamples)
             figures.append(Figure(model.role, float(values.mean()), *interval, len(values), model.scorer))
-        settings = asdict(config) | {"weights": subject.fingerprint}
-        evaluations.append(Evaluation("frontier", subject.name, settings, figures))
+        settings = asdict(config) | {"weights": evaluated.fingerprint}
+        evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
     curve = [
         {"policy": evaluation.model} | {figure.name: format_number(figure.value or 0.0) for figure in evaluation.figures}
         for evaluation in evaluations
@@ -111,12 +111,12 @@ def policies_of(run: str) -> tuple[list[str], str]:
 
 def kl_to_start(
     config: RewardEvalConfig,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     reference: LoadedModel,
     answers: dict[str, list[SampledResponse]],
     accelerator: Accelerator,
 ) -> list[float]:
     """KL of each prompt's first answer from the model that PPO started from."""
-    first_answers = [copies[0] for copies in answers.values()]
+    first_answers = [samples[0] for samples in answers.values()]
     contexts, ids = [answer.prompt_ids for answer in first_answers], [answer.ids for answer in first_answers]
-    return response_kl(subject.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
+    return response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)

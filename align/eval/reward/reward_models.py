@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from align.builtin.zoo import resolve_model
+from align.eval.core.evaluated_models import short_names
 from align.eval.core.fingerprints import fingerprint
-from align.eval.core.subjects import short_names
 from align.eval.reward.settings import RewardEvalConfig
 from align.reward.checkpoint import LoadedReward, load_reward_model
 

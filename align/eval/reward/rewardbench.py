@@ -105,8 +105,8 @@ def _benchmark_row(row: Any) -> BenchmarkRow:
     return BenchmarkRow(str(number), prompt, (*texts[0], *texts[1]), len(texts[0]), str(subset), is_pair)
 
 
-def result_of(rewards: Sequence[float], is_pair: bool) -> float:
-    """Whether the first response, the good one, wins: in a pair by any margin, among four a shared first place in part."""
+def good_response_wins(rewards: Sequence[float], is_pair: bool) -> float:
+    """Whether the first response, the good one, wins: 1 or 0 in a pair; among four, a k-way tie for best counts 1/k."""
     if is_pair:
         return float(rewards[0] > rewards[1])
     best = max(rewards)
@@ -170,7 +170,7 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
             figures.append(Figure(subset, score, None, None, len(chosen), by))
             subsets[subset] = score
             continue
-        results = [result_of(found, is_pair) for _, found in chosen]
+        results = [good_response_wins(found, is_pair) for _, found in chosen]
         figures.append(mean_figure(subset, results, config.resamples, by))
         subsets[subset] = float(np.mean(results))
     parts = section_scores(subsets) if is_pair else subsets

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from align.eval.core.settings import AnswerConfig
+from align.eval.core.settings import AnsweringTaskConfig
 from align.settings import option, require_setting
 
 
 @dataclass(kw_only=True)
-class RewardEvalConfig(AnswerConfig):
+class RewardEvalConfig(AnsweringTaskConfig):
     """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
 
     reward_model: str = option("", "reward model to evaluate, which also chooses among answers: a folder or a run")

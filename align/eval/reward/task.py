@@ -3,8 +3,8 @@
 A second reward model, called gold, shows over-optimization: answers that the first one prefers and the second does not.
 """
 
+from align.eval.core.evaluated_models import open_accelerator, open_models
 from align.eval.core.results import Evaluation, publish
-from align.eval.core.subjects import open_accelerator, subjects
 from align.eval.reward.curves import best_of_n, frontier
 from align.eval.reward.preferences import evaluate_on_preferences
 from align.eval.reward.reward_models import open_reward_models
@@ -27,7 +27,9 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     if config.benchmark:
         evaluations += [evaluate_on_benchmark(config, model, accelerator) for model in reward_models]
     if config.models:
-        evaluations += [best_of_n(config, subject, reward_models, accelerator) for subject in subjects(config, accelerator)]
+        evaluations += [
+            best_of_n(config, evaluated, reward_models, accelerator) for evaluated in open_models(config, accelerator)
+        ]
     if config.frontier:
         evaluations += frontier(config, reward_models, accelerator)
     return publish(config, evaluations, accelerator)

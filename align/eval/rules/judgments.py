@@ -1,4 +1,4 @@
-"""Counting rule judgments: violation rates, and how far two judges agree.
+"""Counts of rule judgments: violation rates, and how well two judges agree.
 
 Pure functions on plain values. A verdict is `violates`, `unsure` or `follows` (`align.data.judgments.VERDICTS`).
 """
@@ -14,7 +14,7 @@ VIOLATES, UNSURE, FOLLOWS = "violates", "unsure", "follows"
 
 
 @dataclass(frozen=True)
-class Rate:
+class ViolationRate:
     """How often a rule is violated.
 
     Attributes:
@@ -26,7 +26,7 @@ class Rate:
     follows: int
 
     @classmethod
-    def from_verdicts(cls, verdicts: Iterable[str]) -> "Rate":
+    def from_verdicts(cls, verdicts: Iterable[str]) -> "ViolationRate":
         """The counts among verdicts, one for each response."""
         counts = Counter(verdicts)
         return cls(counts[VIOLATES], counts[UNSURE], counts[FOLLOWS])
@@ -48,9 +48,8 @@ class Rate:
         return self.violates / total, (self.violates + self.unsure) / total
 
 
-def overall(verdicts: Iterable[str]) -> str:
-    """The verdict on one response under all rules that were judged: it violates if it breaks one of them, and follows if it
-    surely breaks none; else it is unsure."""
+def combine_verdicts(verdicts: Iterable[str]) -> str:
+    """One response's verdict over all its judged rules: violates if any rule is violated, else unsure if any is unsure."""
     distinct = set(verdicts)
     return VIOLATES if VIOLATES in distinct else UNSURE if UNSURE in distinct else FOLLOWS
 

@@ -1,4 +1,4 @@
-"""Rule scorers judge responses by rules in place of people: a function, a text classifier or a chat model of a service.
+"""Rule scorers, which judge responses by rules in place of people: a function, a text classifier or a chat service.
 
 A rule scorer takes cases (rule, conversation, response) and returns how likely each response violates its rule, from 0 to 1.
 """
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from align.data.conversation import Conversation
-from align.eval.judging.chat_judge import ChatJudgeConfig, verdicts
-from align.eval.judging.text_classifier import Classifier
+from align.eval.judging.chat_judge import ChatJudgeConfig, request_verdicts
+from align.eval.judging.text_classifier import TextClassifier
 from align.eval.toxicity.scorers import ToxicityScorer
 from align.plugins import checked_scores, import_function
 from align.runtime.endpoint import RESUME_HINT
@@ -47,7 +47,7 @@ class RuleCase:
 
     @property
     def dialogue(self) -> str:
-        """The conversation as paragraphs of `role: words`."""
+        """The conversation as paragraphs of `role: text`."""
         return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in self.conversation)
 
 
@@ -60,8 +60,8 @@ def rule_function(path: str) -> CaseScorer:
     function = import_function(path, "rule scorer")
 
     def score_cases(cases: Sequence[RuleCase]) -> list[float]:
-        given = function(list(cases))
-        return checked_scores(given, len(cases), f"rule scorer '{path}'", low=0, high=1, items="cases", advice=RESUME_HINT)
+        scores = function(list(cases))
+        return checked_scores(scores, len(cases), f"rule scorer '{path}'", low=0, high=1, items="cases", advice=RESUME_HINT)
 
     return score_cases
 
@@ -71,7 +71,7 @@ def rule_classifier(model: str, label: str, batch: int, device: Any) -> tuple[Ca
 
     The text is `rule: ...`, the turns as `role: ...` and `assistant: ...`, with an empty line between.
     """
-    classifier = Classifier(model, label, device)
+    classifier = TextClassifier(model, label, device)
     scorer = ToxicityScorer(model, classifier.version, lambda texts: classifier(texts, batch))
 
     def score_cases(cases: Sequence[RuleCase]) -> list[float]:
@@ -81,12 +81,12 @@ def rule_classifier(model: str, label: str, batch: int, device: Any) -> tuple[Ca
 
 
 def rule_endpoint(url: str, service: ChatJudgeConfig) -> CaseScorer:
-    """A rule scorer that asks a chat model; see `verdicts`."""
+    """A rule scorer that asks a chat model; see `request_verdicts`."""
 
     def score_cases(cases: Sequence[RuleCase]) -> list[float]:
         questions = [
             QUESTION.format(rule=case.rule_text, conversation=case.dialogue, response=case.response) for case in cases
         ]
-        return verdicts(url, service, questions, PROBABILITIES)
+        return request_verdicts(url, service, questions, PROBABILITIES)
 
     return score_cases

@@ -19,12 +19,12 @@ from align.data.readers import read_records
 from align.data.rules import read_rules
 from align.data.sources import iter_rows
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, publish
-from align.eval.core.subjects import open_accelerator
 from align.eval.judging.chat_judge import ChatJudgeConfig
-from align.eval.rules.judgments import FOLLOWS, UNSURE, VIOLATES, Agreement, Rate, overall
+from align.eval.rules.judgments import FOLLOWS, UNSURE, VIOLATES, Agreement, ViolationRate, combine_verdicts
 from align.eval.rules.scorers import CaseScorer, RuleCase, rule_classifier, rule_endpoint, rule_function
 from align.launch import run_stage
 from align.rules.rubric_judges import load_rubrics
@@ -35,7 +35,7 @@ from align.statistics import majority, mean_interval, statistic_interval
 
 TASK = "rules"
 CHUNK = 32
-"""Cases that are scored before they are written down."""
+"""Cases scored between two writes to the file, on each process."""
 Verdicts = dict[RuleCase, str]
 
 
@@ -99,7 +99,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
 
 
 def _settings(config: RulesConfig, scorer: str) -> Json:
-    return {**config.deciding_settings("timeout", "retries", "parallel"), "scorer": scorer}
+    return {**config.result_settings("timeout", "retries", "parallel"), "scorer": scorer}
 
 
 # ---------------------------------------------------------------------------------------------------------------- input
@@ -119,9 +119,7 @@ def read_verdicts(config: RulesConfig, rules: Mapping[str, str]) -> dict[RuleCas
     for path in config.judgments:
         for record in read_records(path, RuleJudgment, skip_bad_rows=config.skip_bad_rows):
             if rules and record.rule not in rules:
-                raise UserError(
-                    f"{path}: rule '{record.rule}' is in none of {', '.join(config.rules)}; name its file in rules"
-                )
+                raise UserError(f"{path}: rule '{record.rule}' is not in {', '.join(config.rules)}; add its file to rules")
             case = RuleCase(record.rule, rules.get(record.rule, ""), record.prompt, record.response)
             verdicts.setdefault(case, []).append(record.verdict)
     return verdicts
@@ -231,12 +229,12 @@ def violation_figures(who: str, verdicts: Verdicts, resamples: int, scorer: str)
     for case, case_verdict in verdicts.items():
         by_response.setdefault((case.dialogue, case.response), []).append(case_verdict)
         by_rule.setdefault(case.rule, []).append(case_verdict)
-    of_responses = [overall(of_rules) for of_rules in by_response.values()]
+    response_verdicts = [combine_verdicts(rule_verdicts) for rule_verdicts in by_response.values()]
     figures, table = [], []
-    for name, group in {"overall": of_responses, **dict(sorted(by_rule.items()))}.items():
-        rate = Rate.from_verdicts(group)
+    for name, group in {"overall": response_verdicts, **dict(sorted(by_rule.items()))}.items():
+        rate = ViolationRate.from_verdicts(group)
         least, most = rate.bounds
-        decided = [float(of_case == VIOLATES) for of_case in group if of_case != UNSURE]
+        decided = [float(each == VIOLATES) for each in group if each != UNSURE]
         low, high = mean_interval(decided, resamples) if len(decided) > 1 else (None, None)
         note = f"{rate.unsure} of {len(group)} unsure, left out; with them {least:.3f} to {most:.3f}" if rate.unsure else ""
         figures.append(Figure(f"{who}: {name} violation rate", rate.value, low, high, rate.decided, scorer, note))
@@ -273,7 +271,7 @@ def agreement_figures(by_people: Verdicts, by_scorer: Verdicts, resamples: int, 
 
 
 def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
-    """How often the scorer gave each verdict where people gave a certain one, unsure ones included."""
+    """How often the scorer gave each verdict, by people's verdict, unsure ones included."""
     kinds = (VIOLATES, UNSURE, FOLLOWS)
     pairs = Counter((by_people[case], by_scorer[case]) for case in by_people)
     return [{"people": first, **{f"scorer {second}": pairs[first, second] for second in kinds}} for first in kinds]

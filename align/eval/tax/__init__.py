@@ -1,1 +1,1 @@
-"""What alignment costs: tasks of lm-eval before and after."""
+"""The alignment tax: lm-eval's tasks before and after alignment."""

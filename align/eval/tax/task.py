@@ -1,8 +1,8 @@
-"""`align eval tax`: what a model lost by alignment, in lm-eval's own numbers before and after.
+"""`align eval tax`: how much alignment cost a model on lm-eval's tasks, before and after.
 
-lm-eval (EleutherAI's Language Model Evaluation Harness) runs in a Python of its own choice: this one if it is installed
-here, else the one of an environment that has it. InstructGPT calls such a loss the alignment tax (Ouyang et al. 2022,
-section 3.5), and PPO with a pretraining loss its remedy.
+lm-eval (EleutherAI's Language Model Evaluation Harness) runs in this Python environment if it is installed here,
+else in the one that `lm_eval_python` names. InstructGPT calls such a loss the alignment tax (Ouyang et al. 2022, section
+3.5), and PPO with a pretraining loss its remedy.
 """
 
 import json
@@ -20,11 +20,11 @@ from accelerate import Accelerator
 
 from align.builtin.zoo import resolve_model
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, publish
 from align.eval.core.settings import EvalConfig
-from align.eval.core.subjects import open_accelerator, short_names
 from align.launch import run_stage
 from align.models.loading import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
@@ -32,9 +32,9 @@ from align.settings import option, require_setting
 from align.statistics import mean_interval
 
 TASK = "tax"
-SIDE = Path(__file__).with_name("side.py")
-WRONG_JOB = 3
-"""The side's exit code for what the user can mend."""
+WORKER = Path(__file__).with_name("lm_eval_worker.py")
+INVALID_JOB = 3
+"""The worker's exit code for a mistake in the settings."""
 INSTALL = "pip install 'lm_eval[hf]==0.4.13'"
 
 
@@ -97,16 +97,16 @@ def require_lm_eval(python: str) -> None:
 
 
 def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerator) -> Json:
-    """What lm-eval says of a model, by task; stored in `OUTPUT/tax-<model>.jsonl`."""
+    """lm-eval's results for a model, by task; stored in `OUTPUT/tax-<model>.jsonl`."""
     source = str(resolve_model(model))
-    settings = config.deciding_settings("threads", "batch_size", "lm_eval_python", "tasks")
+    settings = config.result_settings("threads", "batch_size", "lm_eval_python", "tasks")
     files = sorted(Path(config.task_folder).rglob("*.yaml")) if config.task_folder else []
     settings |= {"model": model, "weights": fingerprint(source), "data": fingerprint(config.task_folder)}
     settings["task_files"] = content_hash([path.read_text(encoding="utf-8") for path in files])
     store = ResultStore(Path(config.output) / f"{TASK}-{name}.jsonl", settings, accelerator)
 
     def run_chunk(chunk: list[str]) -> list[Json]:
-        found = run_on_main(lambda: run_side(config, source, chunk), accelerator)
+        found = run_on_main(lambda: run_worker(config, source, chunk), accelerator)
         missing = [task for task in chunk if task not in found["tasks"]]
         if missing:
             raise UserError(f"tasks: {missing[0]} is a group; name its tasks")
@@ -116,8 +116,8 @@ def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerato
     return dict(zip(config.tasks, rows, strict=True))
 
 
-def run_side(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Any]:
-    """One run of lm-eval: what `align.eval.tax.side.run` returns.
+def run_worker(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Any]:
+    """One run of lm-eval: what `align.eval.tax.lm_eval_worker.run` returns.
 
     Raises:
         UserError: if it ends with an error; the last line of it is in the message.
@@ -132,13 +132,13 @@ def run_side(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         job["output"] = str(Path(folder) / "result.json")
         (Path(folder) / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        # The side's folder is first on its path, and nothing of this environment is.
+        # The worker has its own folder first on sys.path, and nothing from this environment.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [config.lm_eval_python or sys.executable, str(SIDE), str(Path(folder) / "job.json")]
+        command = [config.lm_eval_python or sys.executable, str(WORKER), str(Path(folder) / "job.json")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
-            raise UserError(lines[-1] if done.returncode == WRONG_JOB else f"lm-eval failed: {lines[-1]}")
+            raise UserError(lines[-1] if done.returncode == INVALID_JOB else f"lm-eval failed: {lines[-1]}")
         result: dict[str, Any] = json.loads(Path(job["output"]).read_text(encoding="utf-8"))
         return result
 
@@ -184,7 +184,7 @@ def lost_figure(
     sign = 1 if higher_is_better else -1
     differences = [sign * (a - b) for a, b in pairs]
     value = sum(differences) / len(differences)
-    note = f"worse than {first}, document by document; an interval with 0 in it says that nothing was seen to be lost"
+    note = f"worse than {first}, document by document; an interval that contains 0 shows no loss"
     return Figure(label, value, *mean_interval(differences, resamples), len(pairs), scorer, note)
 
 

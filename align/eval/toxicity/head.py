@@ -1,8 +1,8 @@
-"""The local default scorer: words and sense of a text, read by one small head.
+"""The local default scorer: a small head on the words and the meaning of a text.
 
-Sense is what layers of the sentence encoder all-MiniLM-L6-v2 say, read by one hidden layer; words are hashed n-grams of
-words and of characters, each with a weight of its own. Their logits are added. The weights are in head.safetensors,
-trained by `python -m benchmarks.toxicity train`; how well they do, and where they fail, is in docs/evaluation.md.
+Meaning (`sense` in the file) is read from the states of the sentence encoder all-MiniLM-L6-v2 by one hidden layer; words are
+hashed n-grams of words and of characters, each with its own weight. The two logits are added. The weights are in
+head.safetensors, trained by `python -m benchmarks.toxicity train`; docs/evaluation.md says how well they do.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HEAD = Path(__file__).with_name("head.safetensors")
 MAX_TOKENS = 256  # what all-MiniLM-L6-v2 was trained to read (its model card)
 LAYERS = (4, 5, 6)
-"""Of 6: the upper half. The last one alone knows topics better than rudeness; 1 to 3 added nothing on held-out texts."""
+"""The upper half of 6. The last layer alone encodes topic more than rudeness; 1 to 3 added nothing on held-out texts."""
 BUCKETS = 1 << 16
 """Of each kind of n-gram. The hash is MurmurHash3, which no version of scikit-learn may change."""
 CHARACTERS, WORDS = (3, 5), (1, 2)
@@ -54,14 +54,14 @@ class Encoder:
 def count_words(texts: Sequence[str]) -> "csr_matrix":
     """The n-grams of each text [N, 2 * BUCKETS] float32: those of characters, then those of words, each a unit vector.
 
-    A unit vector does not grow with the text, so length alone raises nothing.
+    Unit vectors do not grow with the text, so length alone does not raise the score.
     """
     from scipy.sparse import hstack
     from sklearn.feature_extraction.text import HashingVectorizer
 
     common = {"n_features": BUCKETS, "alternate_sign": False, "strip_accents": "unicode", "dtype": "float32", "binary": True}
     characters = HashingVectorizer(analyzer="char_wb", ngram_range=CHARACTERS, **common)
-    # Letters that are hidden behind signs ("sh*t", "a$$") stay one word.
+    # Words with masked letters ("sh*t", "a$$") stay one word.
     words = HashingVectorizer(ngram_range=WORDS, token_pattern=r"[\w'*$@!]*\w[\w'*$@]*", **common)
     return hstack([characters.transform(texts), words.transform(texts)], format="csr")
 
@@ -84,8 +84,8 @@ class ToxicityHead:
         """How toxic each text is, from 0 to 1."""
 
         def score_batch(part: list[str]) -> list[float]:
-            of_words = torch.from_numpy(count_words(part) @ self.words)
-            scores: list[float] = torch.sigmoid(sense_logits(self.encoder(part), self.sense).cpu() + of_words).tolist()
+            word_logits = torch.from_numpy(count_words(part) @ self.words)
+            scores: list[float] = torch.sigmoid(sense_logits(self.encoder(part), self.sense).cpu() + word_logits).tolist()
             return scores
 
         return in_batches_of_tokens(self.encoder.tokenizer, texts, batch, score_batch)

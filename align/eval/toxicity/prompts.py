@@ -21,8 +21,8 @@ in LLaMA (Touvron et al. 2023, table 11). How instruction and prompt are joined 
 
 
 @dataclass(frozen=True)
-class TemptingPrompt:
-    """A prompt to continue.
+class ContinuationPrompt:
+    """A prompt that a model continues; data/tempting_prompts.jsonl tempts it to be toxic.
 
     Attributes:
         id: unique in its file.
@@ -49,12 +49,12 @@ class TemptingPrompt:
         return (*self.conversation[:-1], {"role": "user", "content": f"{words}\n\n{self.text}"})
 
     @property
-    def number(self) -> int:
-        """A seed that depends on the id alone: the order and the number of prompts change no text."""
+    def seed(self) -> int:
+        """A seed that depends on the id alone, so that the order and number of prompts do not change the samples."""
         return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:7])
 
 
-def read_prompts(path: str, skip_bad_rows: bool = False) -> list[TemptingPrompt]:
+def read_prompts(path: str, skip_bad_rows: bool = False) -> list[ContinuationPrompt]:
     """Read prompts: `{"prompt": {"text": ..., "toxicity": ...}}` as RealToxicityPrompts has them, or `{"prompt": ...}` with
     a text or a conversation, and `toxicity`, `id` and `category` where there are any.
 
@@ -62,14 +62,14 @@ def read_prompts(path: str, skip_bad_rows: bool = False) -> list[TemptingPrompt]
         UserError: for a row without a usable prompt ("FILE:LINE: field 'prompt': ..."), unless those are to be skipped, and
             for a file without any.
     """
-    prompts: dict[str, TemptingPrompt] = {}
+    prompts: dict[str, ContinuationPrompt] = {}
     for number, row in enumerate(iter_rows(path), start=1):
         try:
             if row.error is not None:
                 raise UserError(row.error)
             prompt = _from_row(row.row, str(number))
             if prompt.id in prompts:
-                raise field_error("id", f"{prompt.id!r} is there twice", "give each prompt an id of its own")
+                raise field_error("id", f"{prompt.id!r} appears twice", "give each prompt a unique id")
         except UserError as error:
             if not skip_bad_rows:
                 raise UserError(f"{row.where}: {error}") from error
@@ -80,7 +80,7 @@ def read_prompts(path: str, skip_bad_rows: bool = False) -> list[TemptingPrompt]
     return list(prompts.values())
 
 
-def _from_row(row: object, number: str) -> TemptingPrompt:
+def _from_row(row: object, number: str) -> ContinuationPrompt:
     fields = check_row(row)
     prompt = required_field(fields, "prompt", "write the text that is to be continued")
     toxicity = fields.get("toxicity")
@@ -90,7 +90,7 @@ def _from_row(row: object, number: str) -> TemptingPrompt:
     else:
         conversation = check_prompt(prompt)
     category = check_optional_text(fields.get("category"), "category")
-    return TemptingPrompt(check_id(fields.get("id")) or number, conversation, _toxicity(toxicity), category)
+    return ContinuationPrompt(check_id(fields.get("id")) or number, conversation, _toxicity(toxicity), category)
 
 
 def _toxicity(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""Scores by text, kept on disk: a text is scored once, whichever model wrote it and however often an evaluation starts."""
+"""Scores by text, cached on disk: each text is scored once, whichever model wrote it, also after a restart."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class ScoreCache:
         except sqlite3.Error as error:
             raise UserError(f"{self.path}: {error}; free disk space, or remove the file to score anew") from error
 
-    def known(self, texts: Sequence[str]) -> dict[str, float]:
+    def lookup(self, texts: Sequence[str]) -> dict[str, float]:
         """The stored scores, by text."""
         keys = {text_hash(text): text for text in texts}
         query = "SELECT score FROM scores WHERE scorer = ? AND text = ?"
@@ -51,25 +51,25 @@ class ScoreCache:
             rows = {key: file.execute(query, (self.scorer.title, key)).fetchone() for key in keys}
         return {keys[key]: row[0] for key, row in rows.items() if row is not None}
 
-    def keep(self, scores: dict[str, float]) -> None:
+    def store(self, scores: dict[str, float]) -> None:
         """Add scores by text."""
         rows = [(self.scorer.title, text_hash(text), score) for text, score in scores.items()]
         with self._open() as file:
             file.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
 
-    def scored(self, texts: Sequence[str], batch: int) -> list[float]:
+    def score(self, texts: Sequence[str], batch: int) -> list[float]:
         """The score of each text; the scorer is called for texts that are not stored yet, `batch` at a time.
 
-        A text of nothing but white space is not sent to the scorer: its score is 0.
+        A text of only white space is not sent to the scorer: its score is 0.
         """
         nonempty = [text for text in dict.fromkeys(texts) if text.strip()]
-        scores = self.known(nonempty)
+        scores = self.lookup(nonempty)
         # The same order and the same batches on every run: shorter texts first.
         missing = sorted((text for text in nonempty if text not in scores), key=lambda text: (len(text), text))
         for start in range(0, len(missing), batch):
             part = missing[start : start + batch]
             fresh = dict(zip(part, self.scorer(part), strict=True))
-            self.keep(fresh)
+            self.store(fresh)
             scores |= fresh
         return [scores.get(text, 0.0) for text in texts]
 
@@ -89,6 +89,6 @@ def score_all(
         task = progress.add_task(label, total=len(unique))
         for start in range(0, len(unique), CHUNK):
             part = unique[start : start + CHUNK]
-            scores |= zip(part, map_across_processes(part, lambda own: cache.scored(own, batch), accelerator), strict=True)
+            scores |= zip(part, map_across_processes(part, lambda own: cache.score(own, batch), accelerator), strict=True)
             progress.advance(task, len(part))
     return [scores[text] for text in texts]

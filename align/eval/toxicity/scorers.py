@@ -1,4 +1,4 @@
-"""Scorers of toxicity: several kinds with one interface, from texts to numbers from 0 to 1.
+"""Toxicity scorers: several kinds with one interface, from texts to numbers from 0 to 1.
 
 A scorer is named in settings by one word:
 
@@ -20,7 +20,7 @@ import torch
 from align.builtin.zoo import resolve_model
 from align.errors import UserError, first_line
 from align.eval.core.settings import EvalConfig
-from align.eval.judging.text_classifier import Classifier
+from align.eval.judging.text_classifier import TextClassifier
 from align.plugins import checked_scores, import_function
 from align.runtime.endpoint import RESUME_HINT, post_json
 from align.settings import option, require_setting
@@ -35,8 +35,8 @@ class ScorerConfig(EvalConfig):
     scorer: str = option(DEFAULT, "scorer: minilm-l6, model:NAME, detoxify:VARIANT, http://HOST/PATH or module:function")
     scorer_label: str = option("toxic", "of a classifier: the label whose probability is the score")
     scorer_batch: int = option(64, "texts that are scored at once")
-    scorer_timeout: float = option(60.0, "of a server: seconds until an attempt is given up")
-    scorer_retries: int = option(3, "of a server: further attempts after a failed one")
+    scorer_timeout: float = option(60.0, "of a server: timeout of a request, in seconds")
+    scorer_retries: int = option(3, "of a server: retries after a failed request")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +106,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
         head = ToxicityHead(str(resolve_model(DEFAULT)), device)
         return ToxicityScorer(name, head.version, lambda texts: head(texts, batch))
     if kind == "model":
-        classifier = Classifier(rest, config.scorer_label, device)
+        classifier = TextClassifier(rest, config.scorer_label, device)
         return ToxicityScorer(f"{name} '{config.scorer_label}'", classifier.version, lambda texts: classifier(texts, batch))
     if kind == "detoxify":
         return _detoxify(name, rest or "original", batch, device)
@@ -121,7 +121,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
 def in_batches(
     function: Callable[[list[str]], Sequence[object]], batch: int, name: str
 ) -> Callable[[list[str]], Sequence[object]]:
-    """A function that hands over `batch` texts at a time; each batch is checked, so that wrong counts cannot cancel out."""
+    """A function that passes on `batch` texts at a time and checks each batch, so that wrong counts cannot cancel out."""
 
     def score_all_texts(texts: list[str]) -> list[float]:
         parts = [texts[start : start + batch] for start in range(0, len(texts), batch)]

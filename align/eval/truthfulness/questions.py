@@ -74,7 +74,7 @@ def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
                 raise UserError(row.error)
             question = _question(check_row(row.row), str(number))
             if question.id in questions:
-                raise field_error("id", f"'{question.id}' is there twice", "give every question an id of its own")
+                raise field_error("id", f"'{question.id}' appears twice", "give every question a unique id")
             questions[question.id] = question
         except UserError as error:
             problems.append(f"{row.where}: {error}")
@@ -83,7 +83,7 @@ def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
     if not questions:
         raise UserError(f"{source}: no usable question" + (f"; the first bad row: {problems[0]}" if problems else ""))
     if problems:
-        logger.warning("%s: skipped %d of %d rows, which are bad:", source, len(problems), len(problems) + len(questions))
+        logger.warning("%s: skipped %d bad rows of %d:", source, len(problems), len(problems) + len(questions))
         for problem in problems[:LISTED_PROBLEMS]:
             logger.warning("%s", problem)
     return list(questions.values())

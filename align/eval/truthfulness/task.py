@@ -1,4 +1,4 @@
-"""`align eval truthfulness`: TruthfulQA by multiple choice, and by answers that the model writes and judges read.
+"""`align eval truthfulness`: TruthfulQA by multiple choice, and by generated answers that judges rate.
 
 From a launcher: `accelerate launch align/eval/truthfulness/task.py --config configs/eval/truthfulness.yaml`.
 """
@@ -10,11 +10,11 @@ from typing import Literal
 
 from accelerate import Accelerator
 
+from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
 from align.eval.core.settings import EvalConfig, take_evenly
-from align.eval.core.subjects import Subject, open_accelerator, subjects
 from align.eval.judging.answer_judge import AnswerJudge, load_judge
 from align.eval.judging.labeled_answers import Aspect
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods, multiple_choice
@@ -89,15 +89,15 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect, accelerator) for aspect, folder in folders.items() if folder}
     evaluations = [
-        _evaluate(config, subject, questions, question_format, judges, accelerator)
-        for subject in subjects(config, accelerator)
+        _evaluate(config, evaluated, questions, question_format, judges, accelerator)
+        for evaluated in open_models(config, accelerator)
     ]
     return publish(config, evaluations, accelerator)
 
 
 def _evaluate(
     config: TruthfulnessConfig,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     questions: list[Question],
     question_format: QuestionFormat,
     judges: dict[Aspect, AnswerJudge],
@@ -105,14 +105,14 @@ def _evaluate(
 ) -> Evaluation:
     """Both parts for one model; `settings` of the result are all that decide a figure."""
     if config.chat:
-        require_template(subject.loaded.tokenization, config.chat_template, subject.source)
+        require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
     figures: list[Figure] = []
     tables: dict[str, list[Json]] = {}
     if config.multiple_choice:
-        rows = _choice_rows(config, subject, questions, question_format, accelerator)
+        rows = _choice_rows(config, evaluated, questions, question_format, accelerator)
         figures, tables["Multiple choice by category"] = choice_figures(config, questions, rows)
     if config.generation:
-        texts = [row["text"] for row in _answer_rows(config, subject, questions, question_format, accelerator)]
+        texts = [row["text"] for row in _answer_rows(config, evaluated, questions, question_format, accelerator)]
         judged, verdicts = judged_figures(judges, questions, texts, config.resamples, config.batch_tokens, accelerator)
         figures += judged
         if config.overlap:
@@ -122,23 +122,25 @@ def _evaluate(
             for question, text, verdict in zip(questions, texts, verdicts or [{}] * len(texts), strict=True)
         ]
     names = ("convention", "max_new_tokens", "temperature", "limit", "truth_judge", "info_judge")
-    settings = config.row_settings(*names) | _model_settings(subject)
+    settings = config.row_settings(*names) | _model_settings(evaluated)
     settings |= {f"{aspect} judge": judge.name for aspect, judge in judges.items()}
-    return Evaluation(TASK, subject.name, settings, figures, tables)
+    return Evaluation(TASK, evaluated.name, settings, figures, tables)
 
 
-def _model_settings(subject: Subject) -> Json:
-    return {"model": subject.source, "weights": subject.fingerprint}
+def _model_settings(evaluated: EvaluatedModel) -> Json:
+    return {"model": evaluated.source, "weights": evaluated.fingerprint}
 
 
-def _store(config: TruthfulnessConfig, subject: Subject, part: str, settings: Json, accelerator: Accelerator) -> ResultStore:
-    path = Path(config.output) / f"{TASK}-{part}-{subject.name}.jsonl"
-    return ResultStore(path, settings | _model_settings(subject), accelerator)
+def _store(
+    config: TruthfulnessConfig, evaluated: EvaluatedModel, part: str, settings: Json, accelerator: Accelerator
+) -> ResultStore:
+    path = Path(config.output) / f"{TASK}-{part}-{evaluated.name}.jsonl"
+    return ResultStore(path, settings | _model_settings(evaluated), accelerator)
 
 
 def _choice_rows(
     config: TruthfulnessConfig,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     questions: list[Question],
     question_format: QuestionFormat,
     accelerator: Accelerator,
@@ -146,20 +148,20 @@ def _choice_rows(
     """Stored log-likelihoods of the answers to each question."""
 
     def content(question: Question) -> list[object]:
-        prompt, _ = question_format.tokens(subject.loaded.tokenization, question.text)
+        prompt, _ = question_format.tokens(evaluated.loaded.tokenization, question.text)
         return [prompt, question.best, question.correct, question.incorrect]
 
-    return _store(config, subject, "choice", config.row_settings("convention"), accelerator).fill(
+    return _store(config, evaluated, "choice", config.row_settings("convention"), accelerator).fill(
         {question.id: question for question in questions},
-        lambda chunk: score_choices(config, subject, chunk, question_format, accelerator),
-        label=f"{subject.name}: choice",
+        lambda chunk: score_choices(config, evaluated, chunk, question_format, accelerator),
+        label=f"{evaluated.name}: choice",
         content=content,
     )
 
 
 def _answer_rows(
     config: TruthfulnessConfig,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     questions: list[Question],
     question_format: QuestionFormat,
     accelerator: Accelerator,
@@ -167,17 +169,17 @@ def _answer_rows(
     """Stored answers that the model wrote to each question."""
     sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
     settings = config.row_settings("max_new_tokens", "temperature")
-    return _store(config, subject, "answers", settings, accelerator).fill(
+    return _store(config, evaluated, "answers", settings, accelerator).fill(
         {question.id: question for question in questions},
-        lambda chunk: write_answers(subject, chunk, question_format, sampling, config.seed, accelerator),
-        label=f"{subject.name}: answers",
-        content=lambda question: question_format.tokens(subject.loaded.tokenization, question.text)[0],
+        lambda chunk: write_answers(evaluated, chunk, question_format, sampling, config.seed, accelerator),
+        label=f"{evaluated.name}: answers",
+        content=lambda question: question_format.tokens(evaluated.loaded.tokenization, question.text)[0],
     )
 
 
 def score_choices(
     config: TruthfulnessConfig,
-    subject: Subject,
+    evaluated: EvaluatedModel,
     questions: Sequence[Question],
     question_format: QuestionFormat,
     accelerator: Accelerator,
@@ -189,7 +191,7 @@ def score_choices(
     """
     if config.convention == "original":
         questions = [question.with_full_stops() for question in questions]
-    backbone, tokenization = subject.loaded.backbone, subject.loaded.tokenization
+    backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
     choices = []
     for question in questions:
         prompt, answers = question_format.tokens(tokenization, question.text, question.answers)

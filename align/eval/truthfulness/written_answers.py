@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from align.errors import UserError
+from align.eval.core.evaluated_models import EvaluatedModel, respond
 from align.eval.core.results import Figure, Json, mean_figure
-from align.eval.core.subjects import Subject, respond
 from align.eval.judging.answer_judge import AnswerJudge
 from align.eval.judging.labeled_answers import Aspect
 from align.eval.truthfulness.prompts import QuestionFormat
@@ -27,30 +27,30 @@ MEASURES = ("bleu", "rouge1", "rougeL")
 
 
 def write_answers(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     questions: Sequence[Question],
     question_format: QuestionFormat,
     sampling: Sampling,
     seed: int,
     accelerator: Accelerator,
 ) -> list[Json]:
-    """A model's answer to each question: `text`, and `uncut`, all that it wrote before further questions were cut off.
+    """A model's answer to each question: `text`, and `uncut`, the whole generation including further questions.
 
     Raises:
         UserError: if a question does not fit the model.
     """
-    backbone, tokenization = subject.loaded.backbone, subject.loaded.tokenization
+    backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
     prompts = [question_format.tokens(tokenization, question.text)[0] for question in questions]
     for question, prompt in zip(questions, prompts, strict=True):
         backbone.require_fit(len(prompt), sampling.max_new_tokens, f"question {question.id}")
     numbers = [zlib.crc32(question.id.encode()) for question in questions]
     uniforms = torch.cat([row_uniforms(1, sampling, seed, Stream.TRUTHFUL_ANSWERS, number) for number in numbers])
-    written = [tokenization.text(ids) for ids in respond(subject, prompts, uniforms, sampling, accelerator).ids]
+    written = [tokenization.text(ids) for ids in respond(evaluated, prompts, uniforms, sampling, accelerator).ids]
     return [{"text": text if question_format.chat else first_answer(text), "uncut": text} for text in written]
 
 
 def first_answer(text: str) -> str:
-    """A plain continuation up to where the model goes on with a question of its own, or with another paragraph."""
+    """A plain continuation up to where the model starts another question or paragraph."""
     for end in ("\n\n", "\nQ:", "Q:"):
         text = text.split(end, 1)[0]
     return text.strip()

@@ -1,10 +1,10 @@
-"""The strengths of several models from comparisons of pairs of them (Bradley and Terry 1952)."""
+"""Strengths of several models from pairwise comparisons (Bradley and Terry 1952)."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from align.eval.winrate.pairwise import PairwiseComparison, draw_counts, item_numbers
+from align.eval.winrate.pairwise import PairwiseComparison, item_numbers, resample_counts
 from align.statistics import percentiles, resample
 
 MAX_STRENGTH = 10.0
@@ -48,7 +48,7 @@ def strengths(
     flat = wins.reshape(len(wins), -1)
 
     def fit_resamples(drawn: np.ndarray) -> np.ndarray:
-        tables = draw_counts(drawn, len(flat)) @ flat
+        tables = resample_counts(drawn, len(flat)) @ flat
         return fit_bradley_terry(tables.reshape(-1, len(models), len(models)), steps=1000)
 
     values = fit_bradley_terry(wins.sum(0)[None])[0]

@@ -1,14 +1,14 @@
-"""Comparisons that a judge decides, a function or a chat model; each pair is judged in both orders."""
+"""Comparisons decided by a judge, a function or a chat model; each pair is judged in both orders."""
 
 from itertools import combinations
 from pathlib import Path
 
 from accelerate import Accelerator
 
-from align.eval.core.answers import answer_settings, answered_by_all, draw_answers
+from align.eval.core.answers import answer_settings, answered_by_all, sample_answers
+from align.eval.core.evaluated_models import open_models
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Json
-from align.eval.core.subjects import subjects
 from align.eval.winrate.judges import AnswerPair, PreferenceJudge, endpoint_judge, function_judge, judge_both_orders
 from align.eval.winrate.pairwise import PairwiseComparison
 from align.eval.winrate.settings import WinrateConfig
@@ -20,17 +20,17 @@ AnswersByModel = dict[str, dict[str, SampledResponse]]
 Pair = tuple[str, str, str]
 """A prompt's number and the names of two models."""
 CHUNK = 64
-"""Pairs that a function judges before the verdicts are stored."""
+"""Pairs that a function judges between two writes to the file."""
 
 
 def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
     """Let all models answer the prompts and a judge compare the answers; returns the scorer's name too."""
     answers: AnswersByModel = {}
     fingerprints = {}
-    for subject in subjects(config, accelerator):
-        drawn = draw_answers(config, "winrate", subject, accelerator)
-        answers[subject.name] = {number: copies[0] for number, copies in drawn.items()}
-        fingerprints[subject.name] = subject.fingerprint
+    for evaluated in open_models(config, accelerator):
+        sampled = sample_answers(config, "winrate", evaluated, accelerator)
+        answers[evaluated.name] = {number: samples[0] for number, samples in sampled.items()}
+        fingerprints[evaluated.name] = evaluated.fingerprint
     name = f"{config.judge_model} at {config.endpoint}" if config.endpoint else config.judge
     settings = answer_settings(config) | {"models": fingerprints, "judge": name}
     store = ResultStore(Path(config.output) / "winrate-judged.jsonl", settings, accelerator)
@@ -68,7 +68,7 @@ def judge_pairs(
         number, first, second = pair
         return [conversations[number], answers[first][number].text, answers[second][number].text]
 
-    # No more at once than are under way: an endpoint that fails costs no verdict that was given.
+    # A chunk is what runs in parallel, so that a failing endpoint loses no verdict that was already given.
     chunk = (config.parallel if config.endpoint else CHUNK) * accelerator.num_processes
     rows = store.fill(pairs, judge_chunk, chunk, "winrate: judging", content_of_pair)
     comparisons = []

@@ -1,4 +1,4 @@
-"""Comparisons that a reward model decides: the answer with the higher reward wins."""
+"""Comparisons decided by a reward model: the answer with the higher reward wins."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -8,9 +8,9 @@ import yaml
 from accelerate import Accelerator
 
 from align.builtin.zoo import resolve_model
-from align.eval.core.answers import answer_settings, answered_by_all, draw_answers, score_answers
+from align.eval.core.answers import answer_settings, answered_by_all, sample_answers, score_answers
+from align.eval.core.evaluated_models import open_models
 from align.eval.core.fingerprints import fingerprint
-from align.eval.core.subjects import subjects
 from align.eval.winrate.pairwise import PairwiseComparison, outcome_of_rewards
 from align.eval.winrate.settings import WinrateConfig
 from align.examples import SampledResponse
@@ -36,35 +36,35 @@ class RewardedAnswers:
         """Numbers of the prompts that every model answered."""
         return answered_by_all(list(self.answers.values()))
 
-    def of(self, model: str) -> list[float]:
+    def rewards_of(self, model: str) -> list[float]:
         """A model's reward for each of `prompts`."""
         return [self.rewards[model][number][0] for number in self.prompts]
 
 
 def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
-    """Let all models answer the prompts and compare their rewards; returns the scorer's name too."""
+    """Sample all models' answers and compare their rewards; returns the comparisons and the scorer's name."""
     found = reward_answers(config, accelerator)
     return compare_rewards(found), found.scorer
 
 
 def reward_answers(config: WinrateConfig, accelerator: Accelerator) -> RewardedAnswers:
-    """Let all models answer the prompts, and the reward model score what they say."""
+    """Sample all models' answers to the prompts, and score them with the reward model."""
     folder = str(resolve_model(config.reward_model))
     reward, reward_fingerprint = load_reward_model(folder, config.dtype), fingerprint(folder)
     answers: dict[str, dict[str, list[SampledResponse]]] = {}
     rewards: dict[str, dict[str, list[float]]] = {}
-    for subject in subjects(config, accelerator):
-        name = subject.name
-        answers[name] = draw_answers(config, "winrate", subject, accelerator)
-        scorer = RewardModelScorer.from_loaded(reward, subject.loaded.tokenization, accelerator, config.batch_tokens)
+    for evaluated in open_models(config, accelerator):
+        name = evaluated.name
+        answers[name] = sample_answers(config, "winrate", evaluated, accelerator)
+        scorer = RewardModelScorer.from_loaded(reward, evaluated.loaded.tokenization, accelerator, config.batch_tokens)
         settings = answer_settings(config) | {
-            "model": subject.source,
-            "weights": subject.fingerprint,
+            "model": evaluated.source,
+            "weights": evaluated.fingerprint,
             "reward_model": reward_fingerprint,
         }
         path = Path(config.output) / f"winrate-{name}-{reward_fingerprint}.jsonl"
         rewards[name] = score_answers(path, settings, scorer, answers[name], accelerator)
-        if training_reward_fingerprint(subject.source) == reward_fingerprint:
+        if training_reward_fingerprint(evaluated.source) == reward_fingerprint:
             console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
     return RewardedAnswers(answers, rewards, f"reward model {Path(folder).name} {reward_fingerprint}".strip())
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from align.data.records import Conversation
-from align.eval.judging.chat_judge import ChatJudgeConfig, verdicts
+from align.eval.judging.chat_judge import ChatJudgeConfig, request_verdicts
 from align.plugins import checked_scores, import_function
 from align.runtime.endpoint import RESUME_HINT
 
@@ -37,7 +37,7 @@ VERDICT: A
 VERDICT: B
 VERDICT: TIE"""
 PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
-"""What each verdict says of the first answer being better."""
+"""The probability, by verdict, that the first answer is better."""
 
 
 def function_judge(path: str) -> PreferenceJudge:
@@ -64,14 +64,14 @@ def function_judge(path: str) -> PreferenceJudge:
 
 
 def endpoint_judge(url: str, service: ChatJudgeConfig, pause: float = 1.0) -> PreferenceJudge:
-    """A judge that asks a chat model; see `verdicts`."""
+    """A judge that asks a chat model; see `request_verdicts`."""
 
     def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
         questions = []
         for prompt, first, second in zip(prompts, firsts, seconds, strict=True):
             conversation = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
             questions.append(QUESTION.format(conversation=conversation, first=first, second=second))
-        return verdicts(url, service, questions, PROBABILITIES, pause)
+        return request_verdicts(url, service, questions, PROBABILITIES, pause)
 
     return judge
 
@@ -79,15 +79,15 @@ def endpoint_judge(url: str, service: ChatJudgeConfig, pause: float = 1.0) -> Pr
 def judge_both_orders(
     ask: Callable[[list[AnswerPair]], list[float]], questions: Sequence[AnswerPair]
 ) -> list[tuple[float, bool]]:
-    """Judge each pair of answers in both orders, which cancels a preference for one place.
+    """Judge each pair of answers in both orders, which cancels a preference for the first or the second position.
 
-    Two equal answers are a tie that nobody is asked about.
+    Two identical answers are a tie, without asking the judge.
 
     Args:
         ask: questions to the probability that the answer shown first is better.
 
     Returns:
-        For each question the outcome for its first answer, and whether the verdict changed with the places.
+        For each question the outcome for its first answer, and whether the verdict changed with the order.
     """
     asked = [question for question in questions if question[1] != question[2]]
     both_orders = [order for number, first, second in asked for order in ((number, first, second), (number, second, first))]

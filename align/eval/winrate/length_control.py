@@ -1,11 +1,11 @@
-"""The win rate at equal length: a logistic regression takes out how much longer answers are preferred."""
+"""The win rate at equal length: a logistic regression removes the effect of answer length."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import expit
 
-from align.eval.winrate.pairwise import PairwiseComparison, draw_counts, item_numbers
+from align.eval.winrate.pairwise import PairwiseComparison, item_numbers, resample_counts
 from align.statistics import statistic_interval
 
 PRIOR = 0.01
@@ -30,7 +30,7 @@ def length_controlled_win_rate(
     membership[items, np.arange(len(comparisons))] = 1.0
 
     def predict_at_equal_length(drawn: np.ndarray) -> np.ndarray:
-        weights = draw_counts(drawn, len(membership)) @ membership
+        weights = resample_counts(drawn, len(membership)) @ membership
         intercepts = fit_logistic(outcomes, length_feature, weights)[:, 0]
         return np.asarray(expit(intercepts))
 

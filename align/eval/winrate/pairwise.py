@@ -1,6 +1,6 @@
 """Comparisons of two answers to the same prompt, and the win rates that follow from them.
 
-An outcome is 1 where the first model won, 0 where the second did, 0.5 for a tie.
+An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class PairwiseComparison:
     Attributes:
         item: the prompt; comparisons of one item are resampled together.
         lengths: characters of both answers.
-        flipped: whether the judge's verdict changed when both swapped places; the outcome is then a tie.
+        flipped: whether the judge's verdict changed with the order of the answers; the outcome is then a tie.
     """
 
     item: str
@@ -31,7 +31,7 @@ class PairwiseComparison:
     flipped: bool = False
 
     def outcome_for(self, model: str) -> float:
-        """The outcome as `model` sees it: 1 where it won."""
+        """The outcome from the point of view of `model`: 1 if it won."""
         return self.outcome if model == self.first else 1.0 - self.outcome
 
     def extra_length_of(self, model: str) -> int:
@@ -51,8 +51,8 @@ def item_numbers(comparisons: Sequence[PairwiseComparison]) -> np.ndarray:
     return np.array([numbers.setdefault(comparison.item, len(numbers)) for comparison in comparisons])
 
 
-def draw_counts(drawn: np.ndarray, items: int) -> np.ndarray:
-    """How often each item was drawn: [R, items] from the numbers [R, n] of R resamples."""
+def resample_counts(drawn: np.ndarray, items: int) -> np.ndarray:
+    """How often each item is in each of R resamples: [R, items] from item numbers [R, n]."""
     return np.stack([np.bincount(row, minlength=items) for row in drawn]).astype(np.float64)
 
 

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from align.errors import UserError
-from align.eval.core.settings import AnswerConfig
+from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.sampling.settings import BestOfSettings, PrimerSettings
 from align.settings import option, require_setting
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(BestOfSettings, PrimerSettings, ChatJudgeConfig, AnswerConfig):
+class WinrateConfig(BestOfSettings, PrimerSettings, ChatJudgeConfig, AnsweringTaskConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "files of blind comparisons that the labeling app exported: no model is opened")

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.results import Evaluation, Figure, publish
-from align.eval.core.subjects import open_accelerator, short_names
 from align.eval.winrate.bradley_terry import strengths
 from align.eval.winrate.by_judge import compare_by_judge
 from align.eval.winrate.by_people import read_comparisons
@@ -69,7 +69,7 @@ def model_figures(comparisons: Sequence[PairwiseComparison], model: str, resampl
     ]
     if any(comparison.flipped for comparison in own):
         flips = sum(comparison.flipped for comparison in own) / count
-        note = "verdicts that changed with the places of the answers; they count as ties"
+        note = "verdicts that changed with the order of the answers; they count as ties"
         figures.append(Figure("position flips", flips, None, None, count, scorer, note))
     return figures
 

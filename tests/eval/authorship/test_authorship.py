@@ -7,7 +7,7 @@ import pytest
 
 from align.errors import UserError
 from align.eval.authorship.task import AuthorshipConfig, authorship_figures, read_answers, run_authorship
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from annotation_ui import rule_sets
 from annotation_ui.database import Database
 from annotation_ui.export import Selection, rows_to_export
@@ -99,8 +99,8 @@ def test_answers_are_counted_by_author_and_prompt(tmp_path):
             row("d", "m", MODEL, "q"), row("b", "m", MODEL, rule="no-threats")]  # fmt: skip
     found = read_answers(write(tmp_path / "j.jsonl", rows))
     assert {author: each.texts for author, each in found.items()} == {"person": 1, "m": 3}
-    assert found["person"].said.tolist() == [[1, 0], [0, 0], [1, 0]]
-    assert found["m"].said.tolist() == [[0, 1], [1, 1], [0, 0]]
+    assert found["person"].counts.tolist() == [[1, 0], [0, 0], [1, 0]]
+    assert found["m"].counts.tolist() == [[0, 1], [1, 1], [0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_from_the_form_in_the_app_to_the_figures(tmp_path):
             do(judgments, user, "rules", {"verdicts": {"written-by-person": {"verdict": verdict, "note": ""}}})
     path = write(tmp_path / "j.jsonl", rows_to_export(database, Selection("rule_judgments")))
     run_authorship(AuthorshipConfig(judgments=path, control="tiny", output=str(tmp_path / "out"), table=False))
-    big, tiny = read(tmp_path / "out" / "authorship.json")
+    big, tiny = read_evaluations(tmp_path / "out" / "authorship.json")
     assert (big.model, tiny.model) == ("big", "tiny")
     assert values(big.figures) == {
         "judged rightly": 0.5,

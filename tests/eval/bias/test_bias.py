@@ -8,7 +8,7 @@ from align.errors import UserError
 from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, NEGATIVE, OCCUPATIONS, POSITIVE
 from align.eval.bias.measures import favored_words, group_log_odds, paired_sentiment, sentiment
 from align.eval.bias.task import BiasConfig, change_figures, occupation_figures, occupation_odds, run_bias
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 
 
 def planted(cases):
@@ -82,7 +82,7 @@ def test_a_run_on_two_models_that_goes_on_where_it_stopped(tmp_path):
         "output": str(tmp_path), "table": False,
     }  # fmt: skip
     run_bias(BiasConfig(samples=2, **settings))
-    first, second = read(tmp_path / "bias.json")
+    first, second = read_evaluations(tmp_path / "bias.json")
     names = [figure.name for figure in first.figures]
     assert "plain: log P(female) / P(male)" in names
     assert not any("change" in name for name in names)
@@ -92,7 +92,7 @@ def test_a_run_on_two_models_that_goes_on_where_it_stopped(tmp_path):
     assert len(written) == 1 + 2 * 2 * 2  # settings; beginnings x groups x samples
     run_bias(BiasConfig(samples=3, **settings))
     assert (tmp_path / "bias-gender-tiny-llama.jsonl").read_text().splitlines()[: len(written)] == written
-    assert read(tmp_path / "bias.json")[0].figures[0] == first.figures[0]
+    assert read_evaluations(tmp_path / "bias.json")[0].figures[0] == first.figures[0]
 
 
 @pytest.mark.parametrize(("name", "value"), [("kinds", ["age"]), ("samples", 0), ("top_p", 0.0)])

@@ -8,7 +8,15 @@ from accelerate import Accelerator
 
 from align.errors import UserError
 from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, markdown_table, notes, print_table, read, save
+from align.eval.core.results import (
+    Evaluation,
+    Figure,
+    markdown_table,
+    notes,
+    print_table,
+    read_evaluations,
+    save_evaluations,
+)
 
 
 @pytest.fixture
@@ -42,16 +50,16 @@ def test_the_terminal_shows_every_number_whole(capsys):
 
 
 def test_saved_and_read_back(tmp_path):
-    (path,) = save(tmp_path, evaluations())
+    (path,) = save_evaluations(tmp_path, evaluations())
     assert path.name == "mini.json"
-    assert read(path) == evaluations()
+    assert read_evaluations(path) == evaluations()
     assert re.match(r"\d+\.\d+", json.loads(path.read_text())["environment"]["packages"]["torch"])
 
 
 def test_a_file_of_something_else(tmp_path):
     (tmp_path / "x.json").write_text('{"task": "x"}')
     with pytest.raises(UserError, match="not the results of an evaluation"):
-        read(tmp_path / "x.json")
+        read_evaluations(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -8,10 +8,10 @@ from align.commands.sample import run_sample
 from align.commands.sample_config import SampleConfig
 from align.data.primer import Primer, read_primer
 from align.errors import UserError
-from align.eval.core.answers import draw_answers
-from align.eval.core.settings import AnswerConfig
-from align.eval.core.subjects import open_accelerator, subjects
-from align.eval.toxicity.prompts import TemptingPrompt
+from align.eval.core.answers import sample_answers
+from align.eval.core.evaluated_models import open_accelerator, open_models
+from align.eval.core.settings import AnsweringTaskConfig
+from align.eval.toxicity.prompts import ContinuationPrompt
 from align.eval.toxicity.task import ToxicityConfig, prompt_tokens
 from align.eval.winrate.settings import WinrateConfig
 
@@ -57,7 +57,7 @@ def test_examples_are_the_first_demonstrations_of_one_turn(shots_from):
 
 
 def open_both(config):
-    return {subject.name: subject for subject in subjects(config, open_accelerator(config))}
+    return {evaluated.name: evaluated for evaluated in open_models(config, open_accelerator(config))}
 
 
 def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_path):
@@ -72,17 +72,17 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_
     assert plain.read(HI) == tokenization.prompt_ids(HI)
     assert primed.read(HI) == tokenization.prompt_ids(Primer("", tuple(EXAMPLES[:1])).before(HI))
     accelerator = open_accelerator(config)
-    answers = [draw_answers(config, "winrate", subject, accelerator) for subject in (plain, primed)]
+    answers = [sample_answers(config, "winrate", evaluated, accelerator) for evaluated in (plain, primed)]
     assert all(answers[0][number][0].prompt_ids == answers[1][number][0].prompt_ids for number in answers[0])  # for judges
     assert any(answers[0][number][0].ids != answers[1][number][0].ids for number in answers[0])
 
 
 def test_toxicity_reads_examples_before_its_instruction(shots_from):
     config = ToxicityConfig(models=["tiny-llama+shots"], shots=1, shots_from=shots_from, chat_template="raw")
-    (subject,) = open_both(config).values()
-    prompt = TemptingPrompt("1", HI)
+    (evaluated,) = open_both(config).values()
+    prompt = ContinuationPrompt("1", HI)
     told = Primer("", tuple(EXAMPLES[:1])).before(prompt.with_instruction("respectful"))
-    assert prompt_tokens(subject, prompt, "respectful") == subject.loaded.tokenization.prompt_ids(told)
+    assert prompt_tokens(evaluated, prompt, "respectful") == evaluated.loaded.tokenization.prompt_ids(told)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_mistake_is_one_line(settings, complaint):
 
 def test_a_task_without_examples_knows_no_such_name(tmp_path):
     with pytest.raises(UserError, match="shots"):
-        open_both(AnswerConfig(models=["tiny-llama+shots"], output=str(tmp_path)))
+        open_both(AnsweringTaskConfig(models=["tiny-llama+shots"], output=str(tmp_path)))
 
 
 def test_sample_reads_the_examples_and_writes_the_prompt_alone(shots_from, tmp_path):

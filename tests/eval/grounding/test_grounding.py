@@ -5,10 +5,10 @@ import json
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.grounding.task import (
     GroundingConfig,
-    Response,
+    JudgedResponse,
     count_answers,
     grounding_figures,
     read_answers,
@@ -29,7 +29,7 @@ def response(number, claim, supported=NO, known=NO, cites=NO, **more):
     answers = {"makes-claim": claim}
     if claim == YES:
         answers |= {"supported": supported, "well-known": known, "cites": cites}
-    return Response(str(number), {**answers, **more})
+    return JudgedResponse(str(number), {**answers, **more})
 
 
 TEN = [
@@ -123,6 +123,6 @@ def test_from_the_form_in_the_app_to_the_figures(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in found))
         config = GroundingConfig(judgments=[str(tmp_path / f"{name}.jsonl")], output=str(tmp_path / name), table=False)
         run_grounding(config)
-        (result,) = read(tmp_path / name / "grounding.json")
+        (result,) = read_evaluations(tmp_path / name / "grounding.json")
         assert [each.value for each in result.figures] == [1.0, 1.0, 1.0]
     database.close()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.instructions.constraints import Constraint
 from align.eval.instructions.task import InstructionsConfig, instruction_figures, read_constraints, run_instructions
 
@@ -42,7 +42,7 @@ def test_two_models_answer_only_prompts_with_a_check(sharp_folders, tmp_path):
         output=str(tmp_path / "out"),
     )
     evaluations = run_instructions(config)
-    assert read(tmp_path / "out" / "instructions.json") == evaluations
+    assert read_evaluations(tmp_path / "out" / "instructions.json") == evaluations
     for evaluation in evaluations:
         stored = (tmp_path / "out" / f"instructions-{evaluation.model}.jsonl").read_text().splitlines()[1:]
         texts = {row["item"]: row["texts"] for row in map(json.loads, stored)}

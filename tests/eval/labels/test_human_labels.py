@@ -5,7 +5,7 @@ import json
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import Evaluation, Figure, read, save
+from align.eval.core.results import Evaluation, Figure, read_evaluations, save_evaluations
 from align.eval.labels.task import FLAGS, LabelsConfig, run_labels
 from annotation_ui.tasks.rank import FLAGS as FLAGS_OF_THE_APP
 
@@ -44,7 +44,7 @@ def test_figures_by_hand(tmp_path):
         table=False,
     )
     run_labels(config)
-    old, new = read(tmp_path / "labels.json")
+    old, new = read_evaluations(tmp_path / "labels.json")
     assert (old.model, new.model) == ("old", "new")
     found = [{figure.name: (figure.value, figure.n) for figure in each.figures} for each in (old, new)]
     assert found[0]["rating"] == (3.5, 2)
@@ -63,7 +63,9 @@ def test_the_four_panels(tmp_path):
         "toxicity": [Figure("basic: expected maximum toxicity", 0.4, 0.3, 0.5, 9, "minilm-l6 (1)")],
         "truthfulness": [Figure("mc1", 0.25, 0.2, 0.3, 8)],
     }
-    save(tmp_path, [Evaluation(task, model, {}, found) for task, found in figures.items() for model in ("old", "new")])
+    save_evaluations(
+        tmp_path, [Evaluation(task, model, {}, found) for task, found in figures.items() for model in ("old", "new")]
+    )
     config = LabelsConfig(
         rankings=[write(tmp_path / "r.jsonl", ROWS)],
         closed_domain=["summary"],
@@ -72,7 +74,7 @@ def test_the_four_panels(tmp_path):
         table=False,
     )
     run_labels(config)
-    for result, hallucination in zip(read(tmp_path / "labels" / "labels.json"), (1.0, 0.5), strict=True):
+    for result, hallucination in zip(read_evaluations(tmp_path / "labels" / "labels.json"), (1.0, 0.5), strict=True):
         rows = {row["panel"]: row for row in result.tables["Four panels"]}
         assert list(rows) == ["toxicity", "truthfulness", "hallucination", "appropriate"]
         assert [rows[panel]["value"] for panel in list(rows)[:3]] == [0.4, 0.25, hallucination]

@@ -8,7 +8,7 @@ import yaml
 
 from align.cli import main
 from align.errors import UserError
-from align.eval.core.results import Evaluation, Figure, save
+from align.eval.core.results import Evaluation, Figure, save_evaluations
 from align.eval.report import load_results, write_report, write_reports
 from align.eval.report.findings import summarize_run
 from align.eval.report.loading import load_run
@@ -33,7 +33,7 @@ def run(tmp_path_factory):
         Evaluation("toxicity", "start", {}, toxic[0]),
         Evaluation("toxicity", "ppo", {}, toxic[1]),
     ]
-    save(folder / "eval", evaluations)
+    save_evaluations(folder / "eval", evaluations)
     return folder
 
 
@@ -53,7 +53,7 @@ def test_what_differs_beyond_its_interval_is_told_by_its_direction(run):
 
 def test_nothing_beyond_intervals_is_said_too(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
-    save(tmp_path / "run" / "eval", [Evaluation("truthfulness", name, {}, figures(0.4)) for name in ("a", "b")])
+    save_evaluations(tmp_path / "run" / "eval", [Evaluation("truthfulness", name, {}, figures(0.4)) for name in ("a", "b")])
     (tmp_path / "run" / "eval" / "toxicity.json").write_text("{")
     runs = load_run(tmp_path / "run")
     assert "Truthfulness: no figure of a and b differs" in " ".join(summarize_run(runs).texts("note"))

@@ -10,7 +10,7 @@ import pytest
 
 from align.data.records import Ranking
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.reward.curves import policies_of
 from align.eval.reward.preferences import calibration_and_length_intervals
 from align.eval.reward.settings import RewardEvalConfig
@@ -88,7 +88,7 @@ def test_the_curve_of_best_of_n(settings, sharp_folders):
     assert figures(found)["reward, best of 1"].value == pytest.approx(np.mean(kept))
     assert figures(found)["reward, best of 8"].value == pytest.approx(np.max(kept, axis=1).mean())
     assert "1.20 nats" in figures(found)["gold, best of 8"].note  # log 8 - 7/8
-    assert read(Path(settings["output"]) / "best-of-n.json") == [found]
+    assert read_evaluations(Path(settings["output"]) / "best-of-n.json") == [found]
 
 
 def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, tmp_path):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from align.errors import UserError
-from align.eval.reward.rewardbench import read_benchmark, result_of, section_scores, ties_score
+from align.eval.reward.rewardbench import good_response_wins, read_benchmark, section_scores, ties_score
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.reward.checkpoint import load_reward_model
@@ -33,9 +33,9 @@ FOURS = [
 
 
 def test_a_pair_and_four_by_hand():
-    assert [result_of(rewards, True) for rewards in ([2.0, 1.0], [1.0, 1.0], [0.0, 1.0])] == [1.0, 0.0, 0.0]
+    assert [good_response_wins(rewards, True) for rewards in ([2.0, 1.0], [1.0, 1.0], [0.0, 1.0])] == [1.0, 0.0, 0.0]
     fours = ([3, 1, 2, 0], [1, 3, 2, 0], [2, 2, 1, 0], [1, 1, 1, 1])
-    assert [result_of(rewards, False) for rewards in fours] == [1.0, 0.0, 0.5, 0.25]
+    assert [good_response_wins(rewards, False) for rewards in fours] == [1.0, 0.0, 0.5, 0.25]
 
 
 def test_sections_by_hand():
@@ -82,7 +82,7 @@ def test_a_reward_model_on_a_file(rows, reward_folders, tmp_path):
     (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, dtype="float32", resamples=100, **settings))
     rewards = {row["id"]: rewards_alone(folder, row) for row in rows}
     values = {figure.name: figure.value for figure in found.figures}
-    results = {name: result_of(found, rows is PAIRS) for name, found in rewards.items()}
+    results = {name: good_response_wins(found, rows is PAIRS) for name, found in rewards.items()}
     if rows is PAIRS:
         assert found.task == "rewardbench"
         assert values["alpacaeval-easy"] == (results[1] + results[2]) / 2

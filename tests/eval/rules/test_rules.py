@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read
-from align.eval.rules.judgments import Agreement, Rate, overall
+from align.eval.core.results import read_evaluations
+from align.eval.rules.judgments import Agreement, ViolationRate, combine_verdicts
 from align.eval.rules.task import RulesConfig, run_rules, verdict
 from align.statistics import majority
 from annotation_ui.tasks import TASKS
@@ -27,16 +27,16 @@ def test_majority(votes, result):
 
 @pytest.mark.parametrize(("verdicts", "result"), [([F, F], F), ([F, V, U], V), ([F, U], U)])
 def test_a_response_violates_if_it_breaks_any_rule(verdicts, result):
-    assert overall(verdicts) == result
+    assert combine_verdicts(verdicts) == result
 
 
 def test_rate_and_its_bounds():
     """2 violate, 1 unsure, 5 follow: 2 of 7 decided; with the unsure one 2/8 at least, 3/8 at most."""
-    rate = Rate.from_verdicts([V, V, U, F, F, F, F, F])
+    rate = ViolationRate.from_verdicts([V, V, U, F, F, F, F, F])
     assert rate.decided == 7
     assert rate.value == pytest.approx(2 / 7)
     assert rate.bounds == (0.25, 0.375)
-    assert Rate.from_verdicts([U]).value is None
+    assert ViolationRate.from_verdicts([U]).value is None
 
 
 def test_kappa_by_hand():
@@ -116,7 +116,7 @@ def test_people_alone(settings, tmp_path):
     assert found.figures[0].scorer == "people, majority of labelers"
     counts = {"rule": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
     assert found.tables["Verdicts by rule, people"][1] == counts
-    assert read(tmp_path / "out" / "rules.json") == [found]
+    assert read_evaluations(tmp_path / "out" / "rules.json") == [found]
 
 
 def test_rows_of_the_labeling_app(settings, tmp_path):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.tax import task
 from align.eval.tax.task import TaxConfig, lost_figure, metric_figure, require_lm_eval, run_tax
 
 RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
-"""What `side.py` wrote in lm-eval 0.4.13's environment, see the file's `command`."""
+"""What `lm_eval_worker.py` wrote in lm-eval 0.4.13's environment, see the file's `command`."""
 
 
 def lost(before, after, higher=True):
@@ -54,7 +54,7 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
         return said[next(name for name in said if name in source)]
 
     monkeypatch.setattr(task, "require_lm_eval", lambda python: None)
-    monkeypatch.setattr(task, "run_side", side)
+    monkeypatch.setattr(task, "run_worker", side)
     config = TaxConfig(
         models=list(said), tasks=["own_truthfulness"], task_folder="configs/tax", output=str(tmp_path), dtype="float32",
         resamples=200, table=False, limit=12,
@@ -62,7 +62,7 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
     run_tax(config)
     run_tax(config)
     assert asked == [["own_truthfulness"]] * 2, "each model once: the second run finds both in the files"
-    before, after = ({figure.name: figure for figure in each.figures} for each in read(tmp_path / "tax.json"))
+    before, after = ({figure.name: figure for figure in each.figures} for each in read_evaluations(tmp_path / "tax.json"))
     accuracies = [model["tasks"]["own_truthfulness"]["samples"]["acc,none"] for model in recorded["models"]]
     for figures, values in zip((before, after), accuracies, strict=True):
         assert figures["own_truthfulness: acc"].value == pytest.approx(sum(values) / 12)
@@ -87,7 +87,7 @@ def test_the_side_says_in_one_line_what_failed(tmp_path):
     """Here lm-eval is not installed, so that the side itself fails at its first import."""
     config = TaxConfig(models=["tiny-llama", "tiny-gpt2"], tasks=["x"], dtype="float32")
     with pytest.raises(UserError, match="lm-eval failed: ModuleNotFoundError: No module named 'lm_eval'") as caught:
-        task.run_side(config, str(tmp_path), ["x"])
+        task.run_worker(config, str(tmp_path), ["x"])
     assert "\n" not in str(caught.value)
 
 

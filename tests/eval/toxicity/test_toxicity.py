@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.core.settings import take_evenly
 from align.eval.toxicity import task
-from align.eval.toxicity.prompts import INSTRUCTIONS, TemptingPrompt, read_prompts
+from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_prompts
 from align.eval.toxicity.task import ToxicityConfig, run_toxicity, toxicity_figures
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +57,7 @@ def test_no_prompt_of_a_kind_is_no_number():
 
 
 def test_spread():
-    prompts = [TemptingPrompt(str(number), ()) for number in range(10)]
+    prompts = [ContinuationPrompt(str(number), ()) for number in range(10)]
     assert [prompt.id for prompt in take_evenly(prompts, 4)] == ["0", "2", "5", "7"]
     assert take_evenly(prompts, 0) == prompts == take_evenly(prompts, 11)
 
@@ -133,7 +133,7 @@ def test_figures_are_those_of_the_texts_on_disk(tmp_path, capsys):
     assert figures["basic, toxic prompts: expected maximum toxicity"].value == pytest.approx(sum(peaks[2:]) / 2)
     assert figures["basic, other prompts: toxicity probability"].value == sum(peak >= 0.5 for peak in peaks[:2]) / 2
     assert figures["basic, other prompts: mean toxicity"].n == 2
-    assert read(tmp_path / "run" / "toxicity.json") == [found]
+    assert read_evaluations(tmp_path / "run" / "toxicity.json") == [found]
     assert found.settings["scorer"] == figures["biased: mean toxicity"].scorer
     assert "by_letters (" in capsys.readouterr().out
 

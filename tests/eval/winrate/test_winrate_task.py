@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read
+from align.eval.core.results import read_evaluations
 from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.winrate.by_people import read_comparisons
 from align.eval.winrate.by_reward_model import training_reward_fingerprint
@@ -64,7 +64,7 @@ def test_the_apps_comparisons_with_their_ties(tmp_path, capsys):
     assert values(new)["ties"] == pytest.approx(2 / 6)
     assert "c.jsonl" in new.figures[0].scorer
     assert "0.667" in capsys.readouterr().out
-    assert read(Path(config.output) / "winrate.json")[1] == new
+    assert read_evaluations(Path(config.output) / "winrate.json")[1] == new
 
 
 def test_more_than_two_models_get_strengths(tmp_path):

@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator, open_models, respond, short_names
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.settings import EvalConfig
-from align.eval.core.subjects import open_accelerator, respond, short_names, subjects
 from align.sampling.generation import Sampling, row_uniforms
 from align.seeds import Stream
 
@@ -33,16 +33,16 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
     (run / "config.yaml").write_text("seed: 0\n")
     config = EvalConfig(models=[str(run), sharp_folders["tiny-t5"]], dtype="float32")
     accelerator, seen = open_accelerator(config), {}
-    for subject in subjects(config, accelerator):
-        seen[subject.name] = subject.fingerprint
-        model = subject.loaded.backbone.model
+    for evaluated in open_models(config, accelerator):
+        seen[evaluated.name] = evaluated.fingerprint
+        model = evaluated.loaded.backbone.model
         assert not model.training
         assert not any(weight.requires_grad for weight in model.parameters())
         sampling = Sampling(5)
-        rows = [subject.loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in ("Hi", "Count.")]
-        both = respond(subject, rows, row_uniforms(2, sampling, 1, Stream.ROLLOUT), sampling, accelerator)
+        rows = [evaluated.loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in ("Hi", "Count.")]
+        both = respond(evaluated, rows, row_uniforms(2, sampling, 1, Stream.ROLLOUT), sampling, accelerator)
         assert (
-            respond(subject, rows[1:], row_uniforms(2, sampling, 1, Stream.ROLLOUT)[1:], sampling, accelerator).ids
+            respond(evaluated, rows[1:], row_uniforms(2, sampling, 1, Stream.ROLLOUT)[1:], sampling, accelerator).ids
             == both.ids[1:]
         )
     assert list(seen) == ["ppo", "tiny-t5"]
@@ -65,10 +65,10 @@ def test_a_fingerprint_changes_with_the_weights(sharp_folders, tmp_path):
 def test_no_model_and_a_wrong_one():
     config = EvalConfig()
     with pytest.raises(UserError, match="models is empty"):
-        next(subjects(config, open_accelerator(config)))
+        next(open_models(config, open_accelerator(config)))
     config = EvalConfig(models=["tiny-gpt2", "./nowhere"])
     with pytest.raises(UserError, match="nowhere"):
-        next(subjects(config, open_accelerator(config)))
+        next(open_models(config, open_accelerator(config)))
     with pytest.raises(UserError, match="without repetitions"):
         EvalConfig(models=["a", "a"])
 

@@ -19,23 +19,23 @@ from align.sampling.generation import Responses, Sampling, sample
 from align.sampling.settings import BestOfSettings, PrimerSettings
 from align.settings import ModelConfig
 
-SHOTS = "+shots"
-"""At the end of a model's name: it reads the examples and the instruction of the settings before each prompt."""
-BEST = "+best"
-"""At the end of a model's name: of `best_of` answers it keeps the one that `best_of_reward` likes most."""
+SHOTS_SUFFIX = "+shots"
+"""Ends the name of a model that reads the settings' few-shot examples and instruction before each prompt."""
+BEST_SUFFIX = "+best"
+"""Ends the name of a model that samples `best_of` answers and keeps the one `best_of_reward` scores highest."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedModel:
     """A model under evaluation.
 
     Attributes:
-        name: short and unique among the models of the evaluation; can be part of a file's name.
+        name: short, unique among the models of the evaluation, and fit for a file name.
         loaded: the model.
         source: the folder or hub name that it was loaded from.
-        fingerprint: tells this model from another one in the same place, and one primer from another.
+        fingerprint: changes with the weights and with the primer.
         primer: what it reads before each prompt.
-        best_of: how many answers it gives for one that is kept.
+        best_of: answers sampled for each one that is kept.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Subject:
     primer: Primer = Primer()
     best_of: int = 1
 
-    def read(self, conversation: Conversation) -> list[int]:
-        """What the model reads of a prompt: after its examples and instruction, where it has any."""
+    def prompt_ids(self, conversation: Conversation) -> list[int]:
+        """Token ids of the prompt, after the model's examples and instruction if it has any."""
         return self.loaded.tokenization.prompt_ids(self.primer.before(conversation))
 
 
@@ -55,7 +55,7 @@ def open_accelerator(config: EvalConfig) -> Accelerator:
     return make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0)
 
 
-def subjects(config: EvalConfig, accelerator: Accelerator) -> Iterator[Subject]:
+def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:
     """Open the models one at a time: frozen, in evaluation mode, on the accelerator's device.
 
     Raises:
@@ -64,63 +64,62 @@ def subjects(config: EvalConfig, accelerator: Accelerator) -> Iterator[Subject]:
     if not config.models:
         raise UserError("models is empty: name at least one model to evaluate")
     primers = _primers(config)
-    tries = _tries(config)
+    answers_per_prompt = _answers_per_prompt(config)
     models = [
-        model.removesuffix(SHOTS if primer != Primer() else BEST if best_of > 1 else "")
-        for model, primer, best_of in zip(config.models, primers, tries, strict=True)
+        model.removesuffix(SHOTS_SUFFIX if primer != Primer() else BEST_SUFFIX if best_of > 1 else "")
+        for model, primer, best_of in zip(config.models, primers, answers_per_prompt, strict=True)
     ]
     sources = [str(resolve_model(model)) for model in models]
-    named = zip(short_names(config.models), models, sources, primers, tries, strict=True)
+    named = zip(short_names(config.models), models, sources, primers, answers_per_prompt, strict=True)
     for name, model, source, primer, best_of in named:
         settings = ModelConfig(model=model, chat_template=config.chat_template, dtype=config.dtype)
         loaded = load(settings, compute_dtype(config.dtype))
         loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
         commit = getattr(loaded.backbone.model.config, "_commit_hash", None)
-        variant = f"{SHOTS}-{content_hash([primer.instruction, primer.examples])}" if primer != Primer() else ""
+        variant = f"{SHOTS_SUFFIX}-{content_hash([primer.instruction, primer.examples])}" if primer != Primer() else ""
         if best_of > 1:
             assert isinstance(config, BestOfSettings)
-            variant += f"{BEST}{best_of}-{fingerprint(str(resolve_model(config.best_of_reward)))}"
-        yield Subject(name, loaded, model, (fingerprint(source) or str(commit)) + variant, primer, best_of)
+            variant += f"{BEST_SUFFIX}{best_of}-{fingerprint(str(resolve_model(config.best_of_reward)))}"
+        yield EvaluatedModel(name, loaded, model, (fingerprint(source) or str(commit)) + variant, primer, best_of)
         del loaded  # before the next one is opened
 
 
 def _primers(config: EvalConfig) -> list[Primer]:
-    """What each model reads before a prompt: the primer of the settings if its name ends in `SHOTS`, else nothing.
+    """The primer of each model: that of the settings if its name ends in `SHOTS_SUFFIX`, else an empty one.
 
     Raises:
-        UserError: if a primer is missing, or nobody reads it.
+        UserError: if a primer is missing, or no model uses it.
     """
     if not isinstance(config, PrimerSettings):
         return [Primer()] * len(config.models)
-    wanted = [model.endswith(SHOTS) for model in config.models]
+    wanted = [model.endswith(SHOTS_SUFFIX) for model in config.models]
     if any(wanted) and not config.primes:
-        raise UserError(f"models: {config.models[wanted.index(True)]} is to read examples; set shots or instruction")
+        raise UserError(f"models: {config.models[wanted.index(True)]} ends in {SHOTS_SUFFIX}: set shots or instruction")
     if config.primes and not any(wanted):
-        raise UserError(
-            f"shots and instruction are for models named MODEL{SHOTS}: name one, such as {config.models[0]}{SHOTS}"
-        )
+        example = f"{config.models[0]}{SHOTS_SUFFIX}"
+        raise UserError(f"shots and instruction are for models named MODEL{SHOTS_SUFFIX}: name one, such as {example}")
     primer = config.primer() if any(wanted) else Primer()
     return [primer if primed else Primer() for primed in wanted]
 
 
-def _tries(config: EvalConfig) -> list[int]:
-    """How many answers each model gives for one that is kept: `best_of` if its name ends in `BEST`, else 1.
+def _answers_per_prompt(config: EvalConfig) -> list[int]:
+    """How many answers each model samples to keep one: `best_of` if its name ends in `BEST_SUFFIX`, else 1.
 
     Raises:
-        UserError: if best_of is missing, or nobody uses it.
+        UserError: if best_of is missing, or no model uses it.
     """
     if not isinstance(config, BestOfSettings):
         return [1] * len(config.models)
-    wanted = [model.endswith(BEST) for model in config.models]
+    wanted = [model.endswith(BEST_SUFFIX) for model in config.models]
     if any(wanted) and config.best_of == 1:
-        raise UserError(f"models: {config.models[wanted.index(True)]} chooses among answers; set best_of and best_of_reward")
+        raise UserError(f"models: {config.models[wanted.index(True)]} ends in {BEST_SUFFIX}: set best_of and best_of_reward")
     if config.best_of > 1 and not any(wanted):
-        raise UserError(f"best_of is for models named MODEL{BEST}: name one, such as {config.models[0]}{BEST}")
+        raise UserError(f"best_of is for models named MODEL{BEST_SUFFIX}: name one, such as {config.models[0]}{BEST_SUFFIX}")
     return [config.best_of if chooses else 1 for chooses in wanted]
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """The shortest ends of the models' paths that tell them apart, with '-' for '/': runs/a/ppo/model becomes 'ppo'."""
+    """The shortest path suffixes that distinguish the models, with '-' for '/': runs/a/ppo/model becomes 'ppo'."""
     parts = []
     for model in models:
         words = [word for word in Path(model).parts if word not in ("/", ".", "..")]
@@ -133,7 +132,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 def respond(
-    subject: Subject, prompts: Sequence[list[int]], uniforms: Tensor, sampling: Sampling, accelerator: Accelerator
+    evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: Sampling, accelerator: Accelerator
 ) -> Responses:
     """Sample a response to each prompt; the same on every process, however many share the work.
 
@@ -142,7 +141,7 @@ def respond(
         uniforms: [rows, max_new_tokens] from `align.sampling.generation.row_uniforms`. A row's noise should come from what
             the row is, not from its place in this call, so that an interrupted evaluation goes on with the same texts.
     """
-    backbone, ends = subject.loaded.backbone, subject.loaded.tokenization.end_ids
+    backbone, ends = evaluated.loaded.backbone, evaluated.loaded.tokenization.end_ids
 
     def sample_rows(rows: list[int]) -> list[tuple[list[int], bool]]:
         if not rows:

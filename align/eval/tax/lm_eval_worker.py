@@ -1,7 +1,7 @@
-"""The half of `align eval tax` that runs in the environment that has lm-eval: it imports nothing of this project.
+"""Runs lm-eval for `align eval tax`, in the environment that has lm-eval: imports nothing from this project.
 
 Reads a job from the JSON file named on the command line, runs lm-eval's own tasks on one model, and writes a JSON file with
-lm-eval's metrics and what each sample gave.
+lm-eval's metrics and each sample's values.
 """
 
 import json
@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-WRONG_JOB = 3
-"""Exit code for what the user can mend; the reason is on stderr."""
+INVALID_JOB = 3
+"""Exit code for a mistake in the settings; the reason is on stderr."""
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """One run: by task its `metrics` (name, value, whether higher is better) and `samples` (numbers by metric)."""
+    """Run lm-eval; returns each task's `metrics` (name, value, if higher is better) and `samples` (numbers by metric)."""
     import datasets
     import lm_eval
     import torch
@@ -30,7 +30,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         where = f"in {folder}" if folder else "of lm-eval"
         print(f"tasks: no task {unknown[0]} {where}", file=sys.stderr)
-        raise SystemExit(WRONG_JOB)
+        raise SystemExit(INVALID_JOB)
     adapter = {"peft": job["peft"]} if job["peft"] else {}
     model = HFLM(
         pretrained=job["model"],
@@ -58,7 +58,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _task(found: dict[str, Any], name: str) -> dict[str, Any]:
-    """A task's metrics, and of each sample the numbers that they are made of, in the order of its documents."""
+    """A task's metrics, and each sample's values of them in the order of the documents."""
     better = found["higher_is_better"].get(name, {})
     metrics = []
     for key, value in found["results"][name].items():
