@@ -89,9 +89,9 @@ def map_groups(
 ) -> list[Item]:
     """`map_rows` where rows of one group are worked on together; see `group_batches`."""
     numbered: list[tuple[int, Item]] = []
-    tells = accelerator.process_index % sequence_size(accelerator) == 0  # those that share its rows found the same
+    reports = accelerator.process_index % sequence_size(accelerator) == 0  # those that share its rows found the same
     for batch in group_batches(groups, costs, budget, accelerator):
         results = function(batch.rows)
-        if batch.weight and tells:
+        if batch.weight and reports:
             numbered += zip(batch.rows, results, strict=True)
     return [result for _, result in sorted(gather_rows(numbered, accelerator), key=lambda pair: pair[0])]

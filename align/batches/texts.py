@@ -57,13 +57,13 @@ def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PromptRespon
     return [PromptResponses([begin], parts) for parts in rows if parts]
 
 
-def pieces(documents: Iterable[Ids], length: int) -> list[list[int]]:
+def cut_into_pieces(documents: Iterable[Ids], length: int) -> list[list[int]]:
     """Documents cut into pieces of at most `length` tokens; those of one token, of which nothing could stay, are dropped."""
     cut = (list(ids[start : start + length]) for ids in documents for start in range(0, len(ids), length))
     return [piece for piece in cut if len(piece) > 1]
 
 
-def take_out(ids: Ids, spans: Sequence[Span], sentinels: Sequence[int]) -> PromptResponse:
+def replace_spans(ids: Ids, spans: Sequence[Span], sentinels: Sequence[int]) -> PromptResponse:
     """T5's input and target: each span is replaced by a sentinel, and the target is each sentinel with its span.
 
     Args:
@@ -92,7 +92,7 @@ def span_corruption(ids: Ids, denoising: Denoising, random: numpy.random.Generat
     for gap, length in zip(gaps, lengths, strict=True):  # text comes first, so that no two spans touch
         spans.append((place + gap, place + gap + length))
         place += gap + length
-    return take_out(ids, spans, denoising.sentinels)
+    return replace_spans(ids, spans, denoising.sentinels)
 
 
 def infilling(ids: Ids, denoising: Denoising, random: numpy.random.Generator, ends: Sequence[int] = ()) -> PromptResponse:

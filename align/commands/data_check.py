@@ -9,14 +9,14 @@ from align.errors import UserError
 HELP = "data check FILE, data clean FILE: what is in a file and of an evaluation in it; raw text by C4's rules"
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Describe a file, a folder or a hub data set, list the rows of an evaluation that are in it, or clean raw text.
 
     Args:
-        words: the command line after `align data`.
+        arguments: the command line after `align data`.
 
     Raises:
-        UserError: for wrong words, or a file without a usable record.
+        UserError: for invalid arguments, or a file without a usable record.
     """
     from align.data import KINDS, cleaning
     from align.data.overlap import WORDS
@@ -44,7 +44,7 @@ def main(words: list[str]) -> None:
     )
     clean.add_argument("--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows without a text")
     clean.set_defaults(run=_clean)
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     options.run(options)
 
 

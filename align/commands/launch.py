@@ -12,14 +12,14 @@ from types import FrameType
 
 from align.signals import EXIT_STOPPED, SIGNALS
 
-HELP = "start a stage in several processes; takes the words of accelerate launch"
+HELP = "start a stage in several processes; takes the arguments of accelerate launch"
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Run accelerate's launcher in this process.
 
     Args:
-        words: those of `accelerate launch`: its options, a script, the script's words.
+        arguments: those of `accelerate launch`: its options, a script, the script's arguments.
 
     Raises:
         SystemExit: with the exit code of the launch, if it is not 0.
@@ -28,11 +28,11 @@ def main(words: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    options = launch_command_parser().parse_args(words)
+    options = launch_command_parser().parse_args(arguments)
     # torch's agent hands these to its processes; without the last one, SIGUSR1 would kill it and leave them behind.
     options.signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     for number in SIGNALS:  # the agent sets its own; a launch of one process keeps these
-        signal.signal(number, _pass_on)
+        signal.signal(number, _forward_signal)
     try:
         launch_command(options)
     except SignalException:
@@ -43,12 +43,12 @@ def main(words: list[str]) -> None:
         if first.exitcode != EXIT_STOPPED:
             why = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
             print(f"error: process {rank} ended first, by {why}; the others were ended", file=sys.stderr)
-        raise SystemExit(_as_shell(first.exitcode)) from None
+        raise SystemExit(_shell_exit_code(first.exitcode)) from None
     except subprocess.CalledProcessError as error:
-        raise SystemExit(_as_shell(error.returncode)) from None
+        raise SystemExit(_shell_exit_code(error.returncode)) from None
 
 
-def _pass_on(number: int, _frame: FrameType | None) -> None:
+def _forward_signal(number: int, _frame: FrameType | None) -> None:
     """Give a signal to the processes that this one has started."""
     import psutil
 
@@ -56,6 +56,6 @@ def _pass_on(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
 
 
-def _as_shell(code: int) -> int:
+def _shell_exit_code(code: int) -> int:
     """An exit code as a shell writes it: 128 + the number of the signal that ended a process."""
     return 128 - code if code < 0 else code

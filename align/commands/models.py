@@ -12,14 +12,14 @@ HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """The files of a hub model that are needed to load it here: never a pickle."""
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """List the built-in models, or print the folder of one model after making, downloading or consolidating it.
 
     Args:
-        words: the command line after `align model`.
+        arguments: the command line after `align model`.
 
     Raises:
-        UserError: for wrong words, or a model that cannot be made, downloaded or read.
+        UserError: for invalid arguments, or a model that cannot be made, downloaded or read.
     """
     parser = OneLineParser(prog="align model", allow_abbrev=False, description=HELP)
     actions = parser.add_subparsers(metavar="list|fetch|consolidate", required=True)
@@ -31,7 +31,7 @@ def main(words: list[str]) -> None:
     whole.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="a run's folder (its last checkpoint), or a checkpoint")
     whole.add_argument("--output", required=True, metavar="DIR", help="the folder to write; replaced in one step")
     whole.set_defaults(run=lambda options: _consolidate(Path(options.source), Path(options.output)))
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     options.run(options)
 
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 HELP = "sample a response of a PPO run again, to the bit"
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Sample the response again, print it with its figures, and compare it with what the run wrote.
 
     Args:
-        words: the command line after `align replay`.
+        arguments: the command line after `align replay`.
 
     Raises:
-        UserError: for wrong words, if the run does not keep what is needed, or if the response is not what it was.
+        UserError: for invalid arguments, if the run does not keep what is needed, or if the response is not what it was.
     """
     parser = OneLineParser(prog="align replay", allow_abbrev=False, description=HELP)
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of a run of PPO, or of sft, reward and ppo")
@@ -33,7 +33,7 @@ def main(words: list[str]) -> None:
         metavar="N",
         help="learn up to N updates again, from the last checkpoint before (default: 0)",
     )
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     from align.launch import end_process_group, quiet_libraries
     from align.ppo.replay import replay, trainer_of_run
 

@@ -7,14 +7,14 @@ from align.commands.arguments import OneLineParser
 HELP = "write the report of a run, or of several side by side"
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Write what is asked for, and print the path of each written file.
 
     Args:
-        words: the command line after `align report`.
+        arguments: the command line after `align report`.
 
     Raises:
-        UserError: for wrong words, or a folder that holds no run.
+        UserError: for invalid arguments, or a folder that holds no run.
     """
     parser = OneLineParser(prog="align report", allow_abbrev=False, description=HELP)
     parser.add_argument(
@@ -29,7 +29,7 @@ def main(words: list[str]) -> None:
     parser.add_argument(
         "--card", action="store_true", help="write the results of align eval into the card of RUN's last model instead"
     )
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     from align.eval import report  # imported here so that --help does not wait for matplotlib
 
     if options.markdown:

@@ -14,7 +14,7 @@ from align.data.sources import iter_rows
 from align.errors import UserError
 
 ROWS_TO_GUESS_FROM = 100
-KINDS_RICHEST_FIRST: tuple[type[Record], ...] = (Ranking, RuleJudgment, AttributeJudgment, Demonstration, Prompt)
+KINDS_MOST_SPECIFIC_FIRST: tuple[type[Record], ...] = (Ranking, RuleJudgment, AttributeJudgment, Demonstration, Prompt)
 LISTED_CATEGORIES = 10
 
 
@@ -52,7 +52,7 @@ def guess_kind(source: str | os.PathLike[str], split: str = "train") -> type[Rec
     for number, row in enumerate(iter_rows(os.fspath(source), split)):
         if number == ROWS_TO_GUESS_FROM:
             break
-        for kind in KINDS_RICHEST_FIRST if isinstance(row.row, Mapping) else ():
+        for kind in KINDS_MOST_SPECIFIC_FIRST if isinstance(row.row, Mapping) else ():
             if find_format(row.row, kind) is not None:
                 return kind
     raise UserError(f"{source}: no row has the fields of a known layout; name the kind to see what is missing")

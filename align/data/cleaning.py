@@ -160,10 +160,10 @@ def clean_file(source: str, target: Path, rules: CleaningRules, skip_bad_rows: b
         with new_file(target) as file:
             file.writelines(lines(read_texts(source, skip_bad_rows)))
             if not cleaner.kept:
-                raise UserError(f"{source}: none of {total} pages is left: {_listed(cleaner.removed)}")
+                raise UserError(f"{source}: none of {total} pages is left: {_counts_in_words(cleaner.removed)}")
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error}); make the folder writable") from error
-    return f"{target}: {cleaner.kept} of {total} pages\nremoved: {_listed(cleaner.removed) or 'nothing else'}"
+    return f"{target}: {cleaner.kept} of {total} pages\nremoved: {_counts_in_words(cleaner.removed) or 'nothing else'}"
 
 
 def read_bad_words(path: str) -> frozenset[str]:
@@ -184,5 +184,5 @@ def _any_of(words: Collection[str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(words)))})(?!\w)") if words else None
 
 
-def _listed(removed: Counter[str]) -> str:
+def _counts_in_words(removed: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in removed.most_common() if count)

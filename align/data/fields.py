@@ -10,7 +10,7 @@ from typing import Any
 from align.errors import UserError, nearest_name
 
 ROUNDING = 1e-3  # how far above 1 two probabilities may be together, for files that round them
-MISSPELT = 0.85  # how similar (0 to 1) an unknown field's name is to a known one to count as a spelling mistake
+SPELLING_SIMILARITY = 0.85  # how similar (0 to 1) an unknown field's name is to a known one to count as a spelling mistake
 
 
 def field_error(field: str, wrong: str, remedy: str) -> UserError:
@@ -74,7 +74,7 @@ def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
     for field in row:
         if field in names or row[field] is None:
             continue
-        nearest = nearest_name(str(field), names, MISSPELT)
+        nearest = nearest_name(str(field), names, SPELLING_SIMILARITY)
         if nearest is not None:
             raise field_error(str(field), "is not a known field", f"did you mean '{nearest}'? Rename it, or remove it")
 

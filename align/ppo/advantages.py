@@ -1,4 +1,4 @@
-"""How much better than expected each token was, by several estimators; imports only torch."""
+"""Estimators of advantages: how much better than expected each token was. Imports only torch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -13,9 +13,9 @@ class AdvantageEstimate(NamedTuple):
     """What policy and critic learn from."""
 
     advantages: Tensor
-    """[B, T] as the policy's loss takes them, 0 past the end."""
+    """[B, T] for the policy's loss, 0 past the end."""
     returns: Tensor | None = None
-    """[B, T] what values should be; None: nothing learns values."""
+    """[B, T] targets of the values; None: nothing learns values."""
 
 
 class Estimator(Protocol):
@@ -42,7 +42,7 @@ class Gae:
     Attributes:
         gamma: discount.
         lam: lambda of the advantages.
-        value_lam: lambda of the returns; with 1 they are sums of rewards, whatever the critic says (VAPO, arXiv 2504.05118).
+        value_lam: lambda of the returns; with 1 they are sums of rewards, without the critic (VAPO, arXiv 2504.05118).
     """
 
     gamma: float

@@ -24,7 +24,7 @@ from align.ppo.metrics import response_kl, rollout_metrics
 from align.ppo.ptx import PtxLoss
 from align.ppo.reference import ReferenceRefresh
 from align.ppo.rewards import Rewards
-from align.ppo.rollout import Rollout, kept_if_unscored, prompts_of_update, sample_rollout
+from align.ppo.rollout import Rollout, prompts_of_update, sample_rollout, save_if_scoring_fails
 from align.ppo.rollout_files import RolloutWriter
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
@@ -52,21 +52,21 @@ METRIC_NAMES = {
 
 
 class Stateful(Protocol):
-    """What a checkpoint must hold beside the weights and the optimizer's state."""
+    """State that a checkpoint must hold in addition to the weights and the optimizer's state."""
 
     def state(self) -> Any:
         """JSON values."""
 
     def load_state(self, state: Any) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
 
 
-class Collected(NamedTuple):
-    """A rollout with all that is learned from it and reported of it."""
+class ScoredRollout(NamedTuple):
+    """A rollout with its scores, ready to be learned from and logged."""
 
     experience: Experience
     rewards: Tensor
-    """[B] scores in the unit of the rewards."""
+    """[B] scores on the scale of the rewards."""
     rewards_by_name: dict[str, Tensor]
     """Each reward [B]."""
     violations: dict[str, Tensor]
@@ -74,22 +74,22 @@ class Collected(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """All that the score is made of [B], by its name."""
+        """All parts of the score [B], by name."""
         return self.rewards_by_name | {f"rule/{rule}": broken for rule, broken in self.violations.items()}
 
 
 class PPOAlgorithm:
-    """PPO over models, prompts and rewards that are ready; `align.ppo.trainer.PPOTrainer` prepares them.
+    """The PPO loop over models, prompts and rewards, which `align.ppo.trainer.PPOTrainer` prepares.
 
     Args:
         loaded: the policy.
         optimization: of the `ActorCritic`.
         roles: the models by their role.
-        shapes: what the FLOPs of each role depend on.
+        shapes: what each role's FLOPs depend on.
         rewards: what is maximized.
         prompts: to sample from.
         validation: fixed prompts for evaluation; may be empty.
-        engine: what samples.
+        engine: samples the responses.
         ptx: demonstrations or raw texts whose language-model loss is added, or None.
         judge: chooses the policy that is kept; None: the rewards do.
         rules: what rules add to the rewards; None: nothing.
@@ -116,7 +116,9 @@ class PPOAlgorithm:
         self.roles, self.shapes, self.rewards, self.ptx, self.engine = roles, shapes, rewards, ptx, engine
         self.prompts, self.validation, self.refresh = prompts, validation, refresh
         width = max((len(prompt.ids) for prompt in (*prompts, *validation)), default=0) + config.max_new_tokens
-        at_once = -largest(-sampling_tokens(run.memory, loaded.backbone, width), run.accelerator)  # of all processes
+        at_once = -largest(
+            -sampling_tokens(run.memory, loaded.backbone, width), run.accelerator
+        )  # the smallest of all processes
         self.sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=at_once, reserve=config.cuda_graphs)
         self.controller = KLController(config.kl_beta)
         if config.kl_target:
@@ -148,7 +150,7 @@ class PPOAlgorithm:
         if not done and self.validation:
             self.run.log(0, self.evaluate(0))
         for update in self.run.updates(done + 1, self.config.updates, self._save_checkpoint):
-            if self.evaluation.says_stop:
+            if self.evaluation.should_stop:
                 break
             before = self._progress()
             try:
@@ -166,7 +168,7 @@ class PPOAlgorithm:
         return self.folder
 
     def restore(self) -> int:
-        """Go on from the run's checkpoint; returns the update after which it was written, 0 if there is none."""
+        """Restore the run's checkpoint; returns the update after which it was written, 0 if there is none."""
         done, progress = load_checkpoint(self.run, self.optimization)
         for name, state in progress.items():
             if name in self.stateful:  # ptx can be switched off
@@ -176,7 +178,7 @@ class PPOAlgorithm:
         return done
 
     def _progress(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights and the optimizer's state, as it is now."""
+        """A copy of the current state of everything in `stateful`."""
         return copy.deepcopy({name: part.state() for name, part in self.stateful.items()})
 
     def _save_checkpoint(self, update: int, progress: dict[str, Any] | None = None) -> None:
@@ -197,20 +199,20 @@ class PPOAlgorithm:
         metrics = rollout_metrics(experience, collected.rewards, collected.parts, self.config.importance_cap) | learned
         metrics |= self.score_shaping.metrics() | self.rules.metrics()
         self.negative_kl.check(response_kl(experience))
-        if update > self.config.critic_warmup:  # the KL of a policy that rests says nothing of beta
+        if update > self.config.critic_warmup:  # while the policy is frozen, its KL must not change beta
             self.controller.adapt(metrics["kl/k1"], len(experience.rollout))
             self.rules.adapt(collected.violations)
         if self.refresh:
             self.refresh.after_update(update)
         return metrics | self._costs(experience.rollout, ptx_flops)
 
-    def collect(self, update: int) -> Collected:
+    def collect(self, update: int) -> ScoredRollout:
         """Sample, score and shape an update's rollout."""
         prompts = prompts_of_update(self.config, self.prompts, update)
         rollout = self._sample(prompts, (self.config.seed, Stream.ROLLOUT, update))
         self.clock.lap("sample")
         self.run.leave_untouched_update()
-        with kept_if_unscored(self.run, rollout, update):
+        with save_if_scoring_fails(self.run, rollout, update):
             raw, parts = self.rewards(rollout)
             violations = self.rules.violations(rollout)
         scores = self.score_shaping.shape(raw, rollout, self.rules.score_to_learn(raw, violations))
@@ -222,7 +224,7 @@ class PPOAlgorithm:
         )
         experience = build_experience(self.config, rollout, scores.learned, role_outputs, self.controller.beta)
         self.clock.lap("score")
-        return Collected(experience, scores.reported, parts, violations)
+        return ScoredRollout(experience, scores.reported, parts, violations)
 
     def learn(self, experience: Experience, update: int) -> dict[str, float]:
         """Epochs over a rollout; metrics are means over all minibatches."""
@@ -263,7 +265,7 @@ class PPOAlgorithm:
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:
-        """The policy that is evaluated and kept: the mean of its weights, where one is kept."""
+        """Use the averaged weights for evaluation and saving, if the run averages them."""
         if self.optimization.average is None:
             yield
             return
@@ -273,7 +275,7 @@ class PPOAlgorithm:
         self.engine.weights_changed()
 
     def save(self, folder: Path, metrics: dict[str, float]) -> None:
-        """Save the policy as it is now; in `self.folder`, as the run's result."""
+        """Save the current policy; `self.folder` holds the run's result."""
         state = self.optimization.model_state()
         if self.run.is_main:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")

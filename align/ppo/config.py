@@ -32,10 +32,10 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     prompts: str = option("data/prompts.jsonl", "prompts to sample from: file, folder or hub name")
     validation_prompts: str = option("", "fixed prompts for evaluation; empty: none")
     reward_model: str = option("", "folder of a reward model; empty: only reward_functions")
-    reward_models: list[str] = option([], "folders of several reward models that count as one, by reward_ensemble")
+    reward_models: list[str] = option([], "folders of several reward models, combined by reward_ensemble")
     reward_ensemble: EnsembleRule = option(
         "mean",
-        "what several reward models say together: mean, wco (the lowest: worst case), uwo (mean minus uncertainty_weight "
+        "how several reward models are combined: mean, wco (the lowest: worst case), uwo (mean minus uncertainty_weight "
         "times their variance)",
     )
     uncertainty_weight: float = option(0.1, "see reward_ensemble; rewards must be on one scale")
@@ -43,24 +43,28 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         [], "own rewards, each module:function or module:function=weight; added to the reward model's"
     )
     reward_timeout: float = option(
-        0.0, "seconds that a reward function may take for a rollout, after which the run stops; 0: any time"
+        0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit"
     )
     rule_model: str = option("", "folder of a rule model (`align rules`) that judges responses too; empty: none")
     rules: list[str] = option(
         [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
     )
     rule_weight: float = option(
-        1.0, "what the mean over rules of P(follows) counts beside the preference reward, both normalized (Sparrow)"
+        1.0, "weight of the mean over rules of P(follows) relative to the preference reward, both normalized (Sparrow)"
     )
     rule_budgets: list[str] = option(
         [],
         "instead of rule_weight: shares of responses that may violate a rule, one for all or RULE=SHARE, each held by a "
         "Lagrange multiplier (Safe RLHF); empty: none",
     )
-    rule_multiplier: float = option(1.0, "what each multiplier starts as, in deviations of the preference per violation")
-    rule_multiplier_rate: float = option(0.2, "how fast multipliers move, by what their rules exceed their budgets")
+    rule_multiplier: float = option(
+        1.0, "initial value of each multiplier, in standard deviations of the preference per violation"
+    )
+    rule_multiplier_rate: float = option(
+        0.2, "step size of the multipliers, which follow how far their rules exceed the budgets"
+    )
     rule_multiplier_limit: float = option(
-        10.0, "largest multiplier; and what evaluations take off for each share of responses beyond a budget"
+        10.0, "largest multiplier; also the penalty in evaluations per share of responses beyond a budget"
     )
     attribute_model: str = option(
         "", "folder of an attribute model (`align attributes`); needs attribute_reward; empty: none"
@@ -81,7 +85,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed"
     )
     reference_refresh: int = option(
-        0, "updates after which the reference becomes the policy as it then is, again and again; 0: it stays the start"
+        0, "copy the policy into the reference every so many updates; 0: the reference stays the starting model"
     )
     kl_horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)")
     kl_penalty: Literal["reward", "k1", "k2", "k3"] = option(
@@ -89,20 +93,20 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "where the KL penalty is: on the reward of each token, or in the loss by the estimator k1, k2 or k3 (GRPO: k3)",
     )
     clip: float = option(0.2, "epsilon of the policy's ratio clip")
-    clip_high: float = option(0.0, "epsilon of that clip above 1 (DAPO: 0.28); 0: clip")
+    clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip")
     dual_clip: float = option(
-        0.0, "largest ratio that counts for a token with a negative advantage, above 1 (Ye et al. 2020: 3); 0: any"
+        0.0, "largest ratio for a token with a negative advantage, above 1 (Ye et al. 2020: 3); 0: no limit"
     )
     importance_cap: float = option(
         0.0,
-        "with an engine of its own (vLLM): weigh each token's policy loss by min(p(policy) / p(engine), importance_cap) "
-        "and go on whatever the mismatch (Yao et al. 2025: 2); 0: no weights",
+        "with a separate engine (vLLM): weight each token's policy loss by min(p(policy) / p(engine), importance_cap) "
+        "and continue despite any mismatch (Yao et al. 2025: 2); 0: no weights",
     )
-    entropy_weight: float = option(0.0, "weight of the policy's entropy, which is added to what is maximized")
+    entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized")
     value_clip: float = option(0.2, "how far a value may move from its old one in one update")
     value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)")
     advantages: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
-        "gae", "estimator of advantages; all but gae do without a critic, and rloo and grpo need samples_per_prompt"
+        "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
     )
     gamma: float = option(1.0, "discount of later rewards")
     lam: float = option(0.95, "lambda of generalized advantage estimation")
@@ -113,31 +117,34 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "score of a response that did not end: replace it by missing_eos_score, lower it by that much, keep it",
     )
     missing_eos_score: float = option(-1.0, "see missing_eos (summarize_from_feedback_details: -1)")
-    length_limit: int = option(0, "response tokens that cost nothing; see length_penalty")
-    length_penalty: float = option(0.0, "what each token beyond length_limit takes off the score; 0: nothing")
+    length_limit: int = option(0, "response tokens without a penalty; see length_penalty")
+    length_penalty: float = option(0.0, "subtracted from the score for each token beyond length_limit; 0: none")
     normalize_scores: Literal["none", "scale", "standardize"] = option(
         "none",
-        "scores that are learned from, by running statistics of all scores so far: divided by their standard deviation "
-        "(scale), and with their mean subtracted first (standardize)",
+        "normalize the scores that are learned from by running statistics of all scores so far: divide by the standard "
+        "deviation (scale), or subtract the mean first (standardize)",
     )
-    score_clip: float = option(0.0, "how far scores that are learned from may be from 0, after normalize_scores; 0: any")
+    score_clip: float = option(
+        0.0, "clip the scores that are learned from to this distance from 0, after normalize_scores; 0: no clip"
+    )
     critic: Literal["shared", "separate"] = option(
         "shared",
-        "where values come from: a head on the policy's trunk, or a model (with LoRA: an adapter) of the critic's own",
+        "where values come from: a head on the policy's trunk (shared), or a separate model (with LoRA: adapter)",
     )
     value_learning_rate: float = option(
         0.0,
-        "peak learning rate of the weights that serve values alone: the head, and with critic separate its model or "
+        "peak learning rate of weights used only for values: the head, and with critic separate its model or "
         "adapter (InstructGPT: 9e-6); 0: learning_rate",
     )
-    critic_warmup: int = option(0, "updates at first in which the critic learns and the policy rests")
+    critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen")
     value_start: Literal["auto", "zero", "mean"] = option(
         "auto",
-        "what values start as: auto (the reward model's rewards where a separate critic can, else 0), zero, or the mean "
+        "initial values: auto (from the reward model if a separate critic can start from it, else 0), zero, or the mean "
         "score of the first rollout",
     )
     ema_decay: float = option(
-        0.0, "keep and evaluate an exponential mean of the weights over optimizer steps (InstructGPT: 0.992); 0: none"
+        0.0,
+        "keep and evaluate an exponential moving average of the weights over optimizer steps (InstructGPT: 0.992); 0: none",
     )
     ptx_data: str = option(
         "", "demonstrations or raw texts whose language-model loss is added (InstructGPT's ptx); empty: none"
@@ -145,9 +152,9 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     ptx_weight: float = option(27.8, "weight of that loss (InstructGPT: 27.8)")
     ptx_objective: Literal["demonstrations", "lm", "span_corruption", "infilling", "mass", "prefix"] = option(
         "demonstrations",
-        "what is learned of ptx_data: the answers of demonstrations; of raw texts (rows with a text) the next token (lm), "
-        "spans that were taken out (span_corruption: T5), the text from a noisy one (infilling: BART), one span of half of "
-        "it (mass), or what follows a random place (prefix)",
+        "what is learned from ptx_data: the answers of demonstrations; from raw texts the next token (lm), "
+        "masked spans (span_corruption: T5), the text from a noisy one (infilling: BART), one masked span of half of it "
+        "(mass), or the continuation of a random prefix (prefix)",
     )
     ptx_tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of")
     ptx_per_response: int = option(1, "examples of ptx_data for each response that is learned from (InstructGPT: 8)")
@@ -157,32 +164,33 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "a block; 0: all, and examples are drawn at random",
     )
     ptx_sentinels: list[str] = option(
-        [], "tokens that stand for what was taken out of raw texts; empty: <extra_id_0>, <extra_id_1>, ..."
+        [], "tokens that replace masked spans of raw texts; empty: <extra_id_0>, <extra_id_1>, ..."
     )
     evaluate_every: int = option(10, "updates between evaluations on validation_prompts")
     max_kl: float = option(
         25.0,
-        "largest validation KL, in nats per response, of a policy that is kept; of those, the highest reward wins, or "
-        "with judge_model the judge's highest",
+        "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
+        "with judge_model the judge's highest score",
     )
     keep_confidence: float = option(
         0.0,
-        "keep another policy only if the difference is surer than this, by a paired test over validation_prompts (0.95); "
+        "replace the kept policy only at this confidence, by a paired test over validation_prompts (such as 0.95); "
         "0: keep the one with the highest mean",
     )
     judge_model: str = option(
-        "", "reward model of other data or another seed that chooses the policy that is kept; empty: the reward itself does"
+        "",
+        "reward model trained on other data or with another seed, which selects the policy to keep; empty: the reward does",
     )
     judge_patience: int = option(
         0,
-        "stop after this many evaluations in a row with more reward but a lower judge than at the judge's best; 0: never",
+        "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
     )
     keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
 
     rollout_updates: int = option(
         100, "updates whose rollouts are written to rollouts/, evenly spread over the run; 0: none, at least updates: all"
     )
-    rollout_rows: int = option(64, "responses that are written of each of these rollouts, at most")
+    rollout_rows: int = option(64, "most responses to write from each of these rollouts")
 
     @property
     def all_reward_models(self) -> list[str]:
@@ -191,7 +199,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
 
     @property
     def estimator(self) -> Estimator:
-        """What `advantages` names, with its settings."""
+        """The estimator that `advantages` names, with its settings."""
         estimators: dict[str, Estimator] = {
             "gae": Gae(self.gamma, self.lam, self.lam if self.value_lam < 0 else self.value_lam),
             "rloo": Rloo(self.samples_per_prompt),
@@ -216,8 +224,8 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
             require_setting(self, name, bool(self.rule_model) or not getattr(self, name), "empty without rule_model")
         one_list = not (self.reward_model and self.reward_models)
         require_setting(self, "reward_models", one_list, "empty, because reward_model is given: list all in reward_models")
-        resting = 0 <= self.critic_warmup < self.updates
-        require_setting(self, "critic_warmup", resting, f"0 or more and below updates ({self.updates})")
+        shorter = 0 <= self.critic_warmup < self.updates
+        require_setting(self, "critic_warmup", shorter, f"0 or more and below updates ({self.updates})")
         require_setting(self, "ptx_tokens", self.ptx_tokens > 1, "above 1")
         for name in ("gamma", "lam"):
             require_setting(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
@@ -229,7 +237,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         require_setting(self, "minibatches", self.minibatches <= prompts, most)
 
     def _check_objective(self) -> None:
-        """Settings of advantages and losses that exclude each other."""
+        """Check settings of advantages and losses that exclude each other."""
         require_setting(self, "dual_clip", self.dual_clip == 0 or self.dual_clip > 1, "above 1, or 0")
         capped = self.importance_cap == 0 or self.importance_cap >= 1
         require_setting(self, "importance_cap", capped, "at least 1, or 0")

@@ -8,7 +8,7 @@ from torch import Tensor
 def lagrangian_scores(preference: Tensor, costs: Tensor, multipliers: Tensor) -> Tensor:
     """Scores [B] (preference - sum of multiplier x cost) / (1 + sum of multipliers).
 
-    The division keeps scores of one size while multipliers grow.
+    The division keeps the scale of scores constant while multipliers grow.
 
     Args:
         preference: [B].

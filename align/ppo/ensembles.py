@@ -1,4 +1,4 @@
-"""Several reward models as one, after Coste et al. 2024 (arXiv 2310.02743), section 3.2; imports only torch."""
+"""Combining several reward models into one, after Coste et al. 2024 (arXiv 2310.02743), section 3.2; imports only torch."""
 
 from typing import Literal
 

@@ -14,7 +14,7 @@ from align.ppo.config import PPOConfig
 from align.ppo.experience import compute_role_outputs
 from align.ppo.metrics import text_metrics
 from align.ppo.rewards import Rewards
-from align.ppo.rollout import Rollout, kept_if_unscored
+from align.ppo.rollout import Rollout, save_if_scoring_fails
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
 from align.ppo.selection import is_new_best
@@ -31,8 +31,8 @@ class PolicyEvaluation:
     Args:
         backbone: the policy's.
         rewards: what the policy is trained on.
-        rules: what rules add to it.
-        judge: what it is not trained on and chooses the policy that is kept; None: the rewards choose.
+        rules: what rules add to the rewards.
+        judge: rewards that it is not trained on, which select the policy to keep; None: the rewards do.
         save: saves the policy.
         folder: where the best policy goes.
     """
@@ -57,14 +57,14 @@ class PolicyEvaluation:
         self.drift, self.overoptimization = DriftWatch(), OveroptimizationWatch(config.judge_patience)
 
     @property
-    def says_stop(self) -> bool:
-        """Whether the reward is being exploited: it rises, and the judge falls."""
+    def should_stop(self) -> bool:
+        """Whether the reward is being exploited: it rises while the judge's score falls."""
         return self.overoptimization.reached
 
     @torch.no_grad()
     def __call__(self, update: int, rollout: Rollout) -> dict[str, float]:
         """Score responses to the fixed prompts, which were sampled with fixed noise; keep the policy if it is the best."""
-        with kept_if_unscored(self.run, rollout, update):
+        with save_if_scoring_fails(self.run, rollout, update):
             preference, violations = self.rewards(rollout)[0], self.rules.violations(rollout)
         scores = self.shaping.apply_rules(self.rules.score_to_compare(preference, violations), rollout)
         metrics = _mean_and_error("reward", scores) | self._kl(rollout) | text_metrics(rollout)
@@ -75,13 +75,13 @@ class PolicyEvaluation:
         if judged is not None:
             metrics |= _mean_and_error("judge", judged)
         for warning in self.drift.check(metrics):
-            self.run.say(f"warning: reward rose, but {warning}: read the samples before you trust it")
+            self.run.say(f"warning: reward rose, but {warning}: read the samples before trusting it")
         self.run.say(self.overoptimization.check(update, metrics))
         self.run.record("samples", _sample_rows(rollout, scores, judged), update)
-        chooser, config = (scores if judged is None else judged).tolist(), self.config
+        deciding, config = (scores if judged is None else judged).tolist(), self.config
         may_be_kept = update > config.critic_warmup and metrics["kl"] <= config.max_kl  # before that, it is the start
-        if may_be_kept and is_new_best(chooser, self.kept, config.keep_confidence, self.evaluations):
-            self.kept = chooser
+        if may_be_kept and is_new_best(deciding, self.kept, config.keep_confidence, self.evaluations):
+            self.kept = deciding
             self.save(self.folder, metrics | {"update": update})
             metrics["kept"] = 1.0
         if update and config.keep_policies:
@@ -89,9 +89,9 @@ class PolicyEvaluation:
         return {f"validation/{name}": value for name, value in metrics.items()}
 
     def _kl(self, rollout: Rollout) -> dict[str, float]:
-        """KL to the starting model, of a response and of a token."""
-        rows, place = [list(range(len(rollout)))], (self.backbone, self.roles, self.run.accelerator)
-        outputs = compute_role_outputs(self.config, rollout, rows, *place)
+        """KL to the starting model, per response and per token."""
+        rows = [list(range(len(rollout)))]
+        outputs = compute_role_outputs(self.config, rollout, rows, self.backbone, self.roles, self.run.accelerator)
         total = (outputs.log_probs - (outputs.reference if outputs.start is None else outputs.start)).sum()
         return {"kl": float(total / len(rollout)), "kl_per_token": float(total / rollout.lengths.sum())}
 

@@ -1,4 +1,4 @@
-"""Reward functions to try the trainer with; own ones look the same and live in any module.
+"""Reward functions to try the trainer with; your own have the same form and can be in any module.
 
 Each takes prompts (conversations) and the text of the response to each, and returns one score for each.
 """

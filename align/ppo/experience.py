@@ -22,7 +22,7 @@ from align.seeds import Stream, generator
 from align.tensor_ops import Padded, length_mask, masked_mean, whiten
 
 MISMATCH_LIMIT = 0.1
-"""Nats a token; bfloat16 and other kernels cost a hundredth of it or less, another model or temperature far more."""
+"""Nats per token. bfloat16 and other kernels cause a hundredth of it or less; another model or temperature, far more."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Experience:
 
     rollout: Rollout
     scores: Tensor
-    """[B] of whole responses, as they are learned from."""
+    """[B] of whole responses, to learn from."""
     role_outputs: RoleOutputs
     lengths: Tensor
     """[B] response tokens."""
     advantages: Tensor
-    """[B, T] as the estimator makes them."""
+    """[B, T] from the estimator."""
     returns: Tensor | None
     """[B, T] from unwhitened advantages; None without a critic."""
     beta: float
@@ -63,11 +63,11 @@ class Experience:
 
 
 def minibatches(config: PPOConfig, rollout: Rollout, update: int, epoch: int) -> list[list[int]]:
-    """The rows of each minibatch of an epoch over the rollout, shuffled anew each time; samples of a prompt go together."""
-    each = config.samples_per_prompt
-    order = generator(config.seed, Stream.MINIBATCH_ORDER, update, epoch).permutation(len(rollout) // each).tolist()
+    """The rows of each minibatch of an epoch over the rollout, reshuffled each time; a prompt's samples stay together."""
+    samples = config.samples_per_prompt
+    order = generator(config.seed, Stream.MINIBATCH_ORDER, update, epoch).permutation(len(rollout) // samples).tolist()
     parts = (order[number :: config.minibatches] for number in range(config.minibatches))
-    return [[prompt * each + sample for prompt in part for sample in range(each)] for part in parts]
+    return [[prompt * samples + sample for prompt in part for sample in range(samples)] for part in parts]
 
 
 def plan_minibatch(
@@ -81,7 +81,7 @@ def plan_minibatch(
 
 
 def pack_rollout(rollout: Rollout, rows: Sequence[int], device: torch.device) -> tuple[Padded, Padded, Tensor | None]:
-    """Prompts and responses of some rows, and whose prompt is whose, ready for a module."""
+    """Prompts and responses of some rows, and each response's prompt index, ready for a module."""
     return pack_groups([prompt.ids for prompt in rollout.prompts], rollout.responses, rows, device)
 
 
@@ -112,21 +112,21 @@ def compute_role_outputs(
                 outputs.append(roles.start(prompt, response, config.temperature, prompt_index))
             columns = torch.stack([column.float() for column in outputs])
             if batch.weight:
-                for place, row in enumerate(batch.rows):
-                    scored[row] = columns[:, place, : len(rollout.responses[row])].cpu()
+                for index, row in enumerate(batch.rows):
+                    scored[row] = columns[:, index, : len(rollout.responses[row])].cpu()
     everywhere = exchange_rows(scored, len(rollout), accelerator)
     padded = [torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True) for column in zip(*everywhere, strict=True)]
     return RoleOutputs(*padded)
 
 
-def engine_figures(experience: Experience, cap: float) -> dict[str, float]:
-    """How far the engine that sampled is from the policy; nothing if they are one. docs/metrics.md defines the figures.
+def engine_metrics(experience: Experience, cap: float) -> dict[str, float]:
+    """Mismatch between the sampling engine and the policy, empty if they are the same model; see docs/metrics.md.
 
     Args:
-        cap: of the importance weights that correct for it; 0: nothing does.
+        cap: largest importance weight that corrects for it; 0: no correction.
 
     Raises:
-        UserError: if they are further apart than number formats and kernels can bring them, and nothing corrects for it.
+        UserError: if the mismatch is larger than number formats and kernels can cause, and nothing corrects for it.
     """
     engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
     if engine_log_probs is None:
@@ -141,7 +141,7 @@ def engine_figures(experience: Experience, cap: float) -> dict[str, float]:
         raise UserError(
             f"the engine samples from a different distribution than the policy ({mismatch:.2g} nats per token): does it "
             "serve the policy's architecture and configuration, and does it report log-probs at the sampling temperature "
-            "(--logprobs-mode processed_logprobs)? If it is so on purpose, as with quantized weights, importance_cap 2 "
+            "(--logprobs-mode processed_logprobs)? If that is intended, as with quantized weights, importance_cap 2 "
             "corrects for it"
         )
     return {"sampling/mismatch": mismatch}

@@ -1,4 +1,4 @@
-"""How far the policy is from the reference, and what that costs; imports only torch."""
+"""KL between policy and reference: estimators, losses and the penalty's coefficient. Imports only torch."""
 
 from typing import Literal
 
@@ -30,7 +30,7 @@ def kl_losses(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> T
 
 
 class KLController:
-    """The coefficient of the KL penalty. This one stays: 0.02 in InstructGPT, 0.05 in summarize_from_feedback_details."""
+    """The coefficient of the KL penalty, constant here: 0.02 in InstructGPT, 0.05 in summarize_from_feedback_details."""
 
     def __init__(self, beta: float) -> None:
         self.beta = beta
@@ -44,7 +44,12 @@ class KLController:
         self.beta = state
 
     def adapt(self, kl: float, samples: int) -> None:
-        """Take note of the mean KL of responses (nats, summed over tokens) and of how many there were: nothing changes."""
+        """Adapt beta to a rollout; a constant one does not change.
+
+        Args:
+            kl: mean over responses, in nats summed over tokens.
+            samples: number of responses.
+        """
 
 
 class AdaptiveKL(KLController):
@@ -57,4 +62,4 @@ class AdaptiveKL(KLController):
     def adapt(self, kl: float, samples: int) -> None:
         """Raise beta while KL is above the target, by at most 20 % per horizon of samples; lower it below."""
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        self.beta *= 1.0 + error * min(samples / self.horizon, 1.0)  # a rollout above the horizon must not turn the sign
+        self.beta *= 1.0 + error * min(samples / self.horizon, 1.0)  # a rollout larger than the horizon must not overshoot

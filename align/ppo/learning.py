@@ -19,7 +19,7 @@ EXACT_RATIO_TOLERANCE = 1e-4
 """On a processor the same kernels see the same shapes in scoring and in training: the ratio is 1 but for rounding."""
 RATIO_WARNING, RATIO_LIMIT = 1e-3, 0.05
 """On a GPU, kernels may differ between the pass without and the pass with gradients. A mean ratio error of 0.001 in
-bfloat16 is worth a line; one of 0.05 is a quarter of the usual clip range and means that something else is wrong."""
+bfloat16 is worth a warning; one of 0.05 is a quarter of the usual clip range and means that something else is wrong."""
 
 
 def loss_of_minibatch(
@@ -41,9 +41,11 @@ def loss_of_minibatch(
         policy, clipped = policy_losses(new.log_probs, old_log_probs, columns(experience.advantages), *clips)
         if experience.importance is not None:
             policy = policy * columns(experience.importance)
-        terms, decided = {"policy": (1.0, policy)}, {"policy": clipped}
+        terms, was_clipped = {"policy": (1.0, policy)}, {"policy": clipped}
         if experience.returns is not None:
-            value, decided["value"] = value_losses(new.values, old_values, columns(experience.returns), config.value_clip)
+            value, was_clipped["value"] = value_losses(
+                new.values, old_values, columns(experience.returns), config.value_clip
+            )
             terms["value"] = (config.value_weight, value)
         if config.entropy_weight:
             terms["entropy"] = (-config.entropy_weight, new.entropy)
@@ -56,7 +58,7 @@ def loss_of_minibatch(
             ratio = torch.exp(new.log_probs - old_log_probs)
             sums = {
                 **{f"{name}_loss": mean for name, mean in means.items()},
-                **{f"clipped/{name}": (where & mask).sum() / count for name, where in decided.items()},
+                **{f"clipped/{name}": (where & mask).sum() / count for name, where in was_clipped.items()},
                 "ratio/mean": masked_sum(ratio, mask) / count,
                 "ratio_error": masked_sum((ratio - 1).abs(), mask) / count,
                 # Schulman's k3 of the step within the update, old to new.
@@ -83,7 +85,7 @@ def check_ratio(error: float, device: torch.device) -> str:
     exact = device.type == "cpu"
     problem = (
         f"the ratio at the first minibatch of a fresh rollout is off by {error:.2g} on average, not 1: the model computes "
-        "different log-probs in training and in scoring (dropout, a kernel that is not deterministic?)"
+        "different log-probs in training and in scoring (check for dropout and nondeterministic kernels)"
     )
     if not error <= (EXACT_RATIO_TOLERANCE if exact else RATIO_LIMIT):
         raise UserError(problem)

@@ -1,10 +1,10 @@
-"""What a rollout is reported by; docs/metrics.md defines each metric."""
+"""Metrics of a rollout; docs/metrics.md defines each."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from align.ppo.experience import Experience, engine_figures
+from align.ppo.experience import Experience, engine_metrics
 from align.ppo.kl import kl_estimates
 from align.ppo.rollout import Rollout
 from align.tensor_ops import masked_mean
@@ -32,8 +32,8 @@ def response_kl(experience: Experience) -> Tensor:
     return (k1 * experience.mask).sum(1)
 
 
-def value_figures(experience: Experience) -> dict[str, float]:
-    """How well the critic foresees returns; nothing without a critic."""
+def value_metrics(experience: Experience) -> dict[str, float]:
+    """How well the critic predicts returns; empty without a critic."""
     if experience.returns is None:
         return {}
     returns, mask = experience.returns, experience.mask
@@ -48,9 +48,9 @@ def rollout_metrics(
     """All metrics of a rollout.
 
     Args:
-        scores: [B] in the unit of the rewards.
+        scores: [B] on the scale of the rewards.
         parts: each reward [B] by its name.
-        importance_cap: of the weights that correct for an engine of its own; 0: nothing does.
+        importance_cap: largest importance weight that corrects for a separate engine; 0: no correction.
 
     Raises:
         UserError: if the engine that sampled is too far from the policy.
@@ -60,8 +60,8 @@ def rollout_metrics(
     start = {} if roles.start is None else {"kl/start": float(((roles.log_probs - roles.start) * mask).sum(1).mean())}
     k3 = (kl_estimates(roles.log_probs, roles.reference)[1] * mask).sum(1)
     return {
-        **value_figures(experience),
-        **engine_figures(experience, importance_cap),
+        **value_metrics(experience),
+        **engine_metrics(experience, importance_cap),
         **{f"reward/{name}": float(values.mean()) for name, values in parts.items()},
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std(correction=0)),

@@ -14,24 +14,24 @@ def policy_losses(
     clip_high: float | None = None,
     dual_clip: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether a clip decided; all [B, T].
+    """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [B, T].
 
     Args:
-        log_probs: of the sampled tokens, now.
-        old_log_probs: of the same tokens, when they were sampled.
-        advantages: as the estimator made them.
-        clip: epsilon; the ratio counts between 1 - clip and 1 + clip.
-        clip_high: epsilon above 1, if that is another (DAPO, arXiv 2503.14476, section 3.1).
-        dual_clip: the ratio of a token with a negative advantage counts up to here, above 1 (Ye et al. 2020, arXiv
-            1912.09729, equation 5): a bad token that has become likely does not push without bound.
+        log_probs: of the sampled tokens, under the current policy.
+        old_log_probs: of the same tokens, under the policy that sampled them.
+        advantages: from the estimator.
+        clip: epsilon; the ratio is clipped to 1 - clip and 1 + clip.
+        clip_high: upper epsilon, if it differs (DAPO, arXiv 2503.14476, section 3.1).
+        dual_clip: largest ratio of a token with a negative advantage, above 1 (Ye et al. 2020, arXiv 1912.09729,
+            equation 5): bounds the loss of a bad token that has become likely.
     """
     ratio = torch.exp(log_probs - old_log_probs)
-    free = -advantages * ratio
+    unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
     # The largest loss is infinite where the advantage is not negative: there is nothing to bound.
     largest = torch.where(advantages < 0, -advantages * dual_clip, math.inf)
-    larger = torch.maximum(free, clipped)
-    return torch.minimum(larger, largest), (clipped > free) | (larger > largest)
+    larger = torch.maximum(unclipped, clipped)
+    return torch.minimum(larger, largest), (clipped > unclipped) | (larger > largest)
 
 
 def importance_weights(log_probs: Tensor, engine_log_probs: Tensor, cap: float) -> Tensor:
@@ -49,10 +49,10 @@ def importance_weights(log_probs: Tensor, engine_log_probs: Tensor, cap: float) 
 
 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Half of the larger of two squared errors, and whether the clip decided; all [B, T].
+    """Half of the larger of two squared errors, and whether it is the clipped one; all [B, T].
 
     The second error is that of values held within `clip` of the old ones (lm-human-preferences, `train_policy.py`, `loss`).
     """
     near = values.clamp(old_values - clip, old_values + clip)  # exact for values within the clip, unlike old + difference
-    free, clipped = (values - returns) ** 2, (near - returns) ** 2
-    return 0.5 * torch.maximum(free, clipped), clipped > free
+    unclipped, clipped = (values - returns) ** 2, (near - returns) ** 2
+    return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped

@@ -1,4 +1,4 @@
-"""InstructGPT's ptx: language-model loss on demonstrations or raw text, added to PPO's so that old skills are not lost."""
+"""InstructGPT's ptx: language-model loss on demonstrations or raw text, added to PPO's loss against forgetting."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,41 +32,41 @@ from align.training.optimization import Optimization, Sums
 Read = TypeVar("Read")
 Item = TypeVar("Item")
 FITTED_EXAMPLES = 16
-"""Examples that are tried at the start, whether the model can read them."""
+"""Examples checked at the start for whether they fit the model."""
 SENTENCE_ENDS = (".", "!", "?")
 """What the last token of a sentence ends in, for the shuffling of sentences."""
 
 
 @dataclass(frozen=True)
 class PtxExample:
-    """What is read in one row: a prompt, responses to it that do not see each other, and which of their tokens count."""
+    """One row: a prompt, responses to it that do not see each other, and masks of the tokens in the loss."""
 
     prompt: list[int]
     responses: list[list[int]]
     masks: list[list[bool]]
 
     @classmethod
-    def of(cls, prompt: list[int], *responses: list[int]) -> "PtxExample":
-        """An example of which all response tokens count."""
+    def from_ids(cls, prompt: list[int], *responses: list[int]) -> "PtxExample":
+        """An example with all response tokens in the loss."""
         return cls(prompt, list(responses), [[True] * len(ids) for ids in responses])
 
     @property
     def predicted(self) -> int:
-        """Tokens that count."""
+        """Number of tokens in the loss."""
         return sum(map(sum, self.masks))
 
 
 class PtxKind(Protocol[Item]):
-    """What is learned of ptx data. Noise is drawn anew each time that an item becomes an example."""
+    """A kind of ptx data. Noise is redrawn each time an item becomes an example."""
 
     def read(self) -> list[Item]:
         """The items of all of the data."""
 
     def stream(self, accelerator: Accelerator) -> ExampleStream[Any, Item]:
-        """The items of data that are read while a policy learns."""
+        """The same items, read block by block during training."""
 
     def example(self, item: Item, random: numpy.random.Generator) -> PtxExample:
-        """An item as it is learned from."""
+        """An item as a training example."""
 
 
 class Demonstrations:
@@ -105,11 +105,11 @@ class PackedTexts:
         return texts.pack(([*ids, self.end] for ids in documents), self.begin, self.config.ptx_tokens)
 
     def example(self, item: PromptResponses, random: numpy.random.Generator) -> PtxExample:
-        return PtxExample.of(item.prompt, *item.responses)
+        return PtxExample.from_ids(item.prompt, *item.responses)
 
 
 class DenoisedTexts:
-    """Raw texts of which a part is taken out, anew at each draw, and is to be given back."""
+    """Raw texts with a masked part to reconstruct; the part is redrawn each time."""
 
     def __init__(self, config: PPOConfig, loaded: LoadedModel) -> None:
         self.config, self.loaded = config, loaded
@@ -120,14 +120,14 @@ class DenoisedTexts:
     def read(self) -> list[list[int]]:
         pieces = self._cut(_documents(self.config, self.loaded))
         if not pieces:
-            raise UserError(f"{self.config.ptx_data}: no text has two tokens, so nothing can be taken out of one")
+            raise UserError(f"{self.config.ptx_data}: no text has two tokens, so nothing can be masked; give longer texts")
         return pieces
 
     def stream(self, accelerator: Accelerator) -> ExampleStream[list[int], list[int]]:
         return _stream(self.config, partial(_document_row, self.loaded), self._cut, accelerator)
 
     def _cut(self, documents: Iterable[list[int]]) -> list[list[int]]:
-        return texts.pieces(documents, self.config.ptx_tokens)
+        return texts.cut_into_pieces(documents, self.config.ptx_tokens)
 
     def example(self, item: list[int], random: numpy.random.Generator) -> PtxExample:
         if self.objective == "infilling":
@@ -135,12 +135,12 @@ class DenoisedTexts:
         else:
             objectives = {"span_corruption": texts.span_corruption, "mass": texts.mass, "prefix": texts.prefix}
             found = objectives[self.objective](item, self.denoising, random)
-        # As with T5's own data: input and target end as texts do that stand by themselves.
-        return PtxExample.of(self.tokenization.as_whole_text(found.prompt), [*found.response, self.end])
+        # As in T5's own data, input and target each end with the token that ends a text.
+        return PtxExample.from_ids(self.tokenization.as_whole_text(found.prompt), [*found.response, self.end])
 
     def _sentence_ends(self, ids: list[int]) -> list[int]:
         token_texts = self.tokenization.token_texts(ids)
-        return [place for place in range(1, len(ids)) if token_texts[place - 1].rstrip().endswith(SENTENCE_ENDS)]
+        return [index for index in range(1, len(ids)) if token_texts[index - 1].rstrip().endswith(SENTENCE_ENDS)]
 
 
 def _documents(config: PPOConfig, loaded: LoadedModel) -> Iterator[list[int]]:
@@ -169,8 +169,8 @@ def _stream(
     accelerator: Accelerator,
 ) -> ExampleStream[Read, Item]:
     """The data of `ptx_data`, block by block; several sources come one after the other."""
-    place = (config.ptx_stream_block, (config.seed, 0), accelerator, config.skip_bad_rows)
-    return ExampleStream(config.ptx_data, encode, arrange, *place)
+    block, key = config.ptx_stream_block, (config.seed, 0)
+    return ExampleStream(config.ptx_data, encode, arrange, block, key, accelerator, config.skip_bad_rows)
 
 
 def _denoising(config: PPOConfig, loaded: LoadedModel) -> texts.Denoising:
@@ -187,21 +187,21 @@ def _denoising(config: PPOConfig, loaded: LoadedModel) -> texts.Denoising:
     if missing or len(sentinels) < 2:
         lacking = missing[0] if missing else "<extra_id_0>, ..."
         raise UserError(
-            f"ptx_objective {config.ptx_objective}: the tokenizer lacks {lacking}; name at least two tokens by "
-            "ptx_sentinels that texts do not use, or take lm or prefix"
+            f"ptx_objective {config.ptx_objective}: the tokenizer lacks {lacking}; name in "
+            "ptx_sentinels at least two tokens that texts do not use, or set ptx_objective to lm or prefix"
         )
     return texts.Denoising(sentinels, tokenizer.mask_token_id if tokenizer.mask_token_id is not None else sentinels[0])
 
 
 class PtxLoss:
-    """Examples, of which every optimizer step learns from a random batch, or from the next ones of a stream.
+    """Adds the ptx loss of a random batch, or of the next examples of a stream, to each optimizer step.
 
     Args:
         loaded: the policy.
         accelerator: the processes that share the reading of a stream.
 
     Raises:
-        UserError: for data or settings that do not go together with the model.
+        UserError: for data or settings that do not fit the model.
     """
 
     def __init__(self, config: PPOConfig, loaded: LoadedModel, accelerator: Accelerator) -> None:
@@ -228,7 +228,7 @@ class PtxLoss:
             self.stream.load_state(state)
 
     def draw(self, count: int, key: tuple[int, ...]) -> list[PtxExample]:
-        """`count` random examples; the same key gives the same ones with the same noise. Of a stream, the next ones."""
+        """`count` random examples, the same with the same noise for the same key; from a stream, the next ones."""
         random = generator(self.config.seed, Stream.PTX_ROWS, *key)
         if self.stream:
             items = self.stream.take(count)

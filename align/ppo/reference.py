@@ -1,4 +1,4 @@
-"""A reference that follows the policy by steps: every N updates it becomes the policy as it then is."""
+"""A moving reference: every N updates the policy is copied into it."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -24,7 +24,7 @@ class Replay(NamedTuple):
     recorded: RolloutRow | None
     """The row that the run wrote; None if it wrote none."""
     difference: str
-    """What is not the same; "" if all is, or if nothing was written."""
+    """The first difference; "" if there is none, or nothing was written."""
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def replay(trainer: PPOTrainer, run: Path, update: int, row: int, learn_again: i
     (again,) = rows_of(update, experience, rewards, parts, algorithm.loaded.tokenization, [row])
     difference = ""
     if recorded is not None and (what := describe_difference(recorded, again)):
-        difference = f"{run}: update {update}, row {row} is not what it was: {what}{_changed_environment(run)}"
+        difference = f"{run}: update {update}, row {row} differs from the recording: {what}{_changed_environment(run)}"
     return Replay(again, recorded, difference)
 
 
@@ -128,8 +128,8 @@ def describe_difference(before: RolloutRow, after: RolloutRow) -> str:
         if old == new:
             continue
         if isinstance(old, list) and len(old) == len(new):
-            place = next(number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
-            return f"{item.name} at place {place} was {old[place]!r} and is {new[place]!r}"
+            index = next(number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+            return f"{item.name} at token {index} was {old[index]!r} and is {new[index]!r}"
         return f"{item.name} was {old!r} and is {new!r}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Where scores come from: reward models, any Python callables, or both, each logged by itself."""
+"""The rewards of a run: reward models, Python functions or both, each logged separately."""
 
 import itertools
 import math
@@ -39,14 +39,14 @@ class WeightedFunction:
     weight: float
     function: RewardFunction
     specification: str = ""
-    """As it was written in settings; empty for an object in memory."""
+    """As given in the settings; empty for an object in memory."""
 
 
 def load_functions(specifications: Sequence[str]) -> list[WeightedFunction]:
     """Import `module:function` or `module:function=weight`; modules in the working directory are found too.
 
     Raises:
-        UserError: if a module, a function or a weight is not what it should be.
+        UserError: if a module or function cannot be imported, or a weight is not a finite number.
     """
     functions: list[WeightedFunction] = []
     form = "module:function or module:function=weight"
@@ -63,19 +63,19 @@ def load_functions(specifications: Sequence[str]) -> list[WeightedFunction]:
     return functions
 
 
-def call(
+def call_reward_function(
     reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str], timeout: float = 0.0
 ) -> list[float]:
     """The scores of a reward function, checked.
 
     Args:
-        timeout: seconds that it may take; 0: any time.
+        timeout: seconds that it may take; 0: no limit.
 
     Raises:
         UserError: if it raises, takes longer, or returns anything but one finite number for each response.
     """
     return checked_scores(
-        _answer(reward, prompts, responses, timeout),
+        _run_function(reward, prompts, responses, timeout),
         len(responses),
         f"reward function '{reward.name}'",
         items="responses",
@@ -83,39 +83,39 @@ def call(
     )
 
 
-def _answer(
+def _run_function(
     reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str], timeout: float
 ) -> Sequence[float]:
-    """What a reward function returns, waited for in a thread of its own if it may not take any time."""
+    """What a reward function returns; with a timeout, it runs in a thread of its own."""
     outcome: list[Any] = []
 
-    def ask() -> None:
+    def run() -> None:
         try:
             outcome[:] = [True, reward.function(prompts, responses)]
         except Exception as error:
             outcome[:] = [False, error]
 
     if timeout:
-        thread = threading.Thread(target=ask, daemon=True)  # one that hangs for ever does not hold the process
+        thread = threading.Thread(target=run, daemon=True)  # a function that hangs must not keep the process alive
         thread.start()
         thread.join(timeout)
     else:
-        ask()
+        run()
     if not outcome:
         raise UserError(
-            f"reward function '{reward.name}' gave nothing in {timeout:g} s for {len(responses)} responses; "
-            "raise reward_timeout, or mend it"
+            f"reward function '{reward.name}' returned nothing in {timeout:g} s for {len(responses)} responses; "
+            "raise reward_timeout, or fix the function"
         )
-    done, answer = outcome
-    if done:
-        return cast(Sequence[float], answer)
-    if isinstance(answer, UserError):
-        raise answer
-    place = traceback.extract_tb(answer.__traceback__)[-1]
+    succeeded, result = outcome
+    if succeeded:
+        return cast(Sequence[float], result)
+    if isinstance(result, UserError):
+        raise result
+    frame = traceback.extract_tb(result.__traceback__)[-1]
     raise UserError(
-        f"reward function '{reward.name}' failed: {type(answer).__name__}: {first_line(answer)} "
-        f"({place.filename}:{place.lineno})"
-    ) from answer
+        f"reward function '{reward.name}' failed: {type(result).__name__}: {first_line(result)} "
+        f"({frame.filename}:{frame.lineno})"
+    ) from result
 
 
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
@@ -125,15 +125,15 @@ Combine = Callable[[Tensor], Tensor]
 
 
 class Rewards:
-    """All rewards of a run: each is logged by its name, their weighted sum is the score.
+    """All rewards of a run: each is logged under its name, and their weighted sum is the score.
 
     Args:
-        models: reward models, which count as one.
+        models: reward models, combined into one.
         functions: reward functions with their weights.
-        rubrics: rubrics with what judges by them.
+        rubrics: rubrics with their judges.
         attributes: a reward from the attributes of responses.
         combine: makes one reward of those of several models; None: their mean.
-        timeout: seconds that a function may take for a rollout; 0: any time.
+        timeout: seconds that a function may take for a rollout; 0: no limit.
     """
 
     def __init__(
@@ -166,7 +166,9 @@ class Rewards:
             numbered = (f"{reward.name}_{number}" for number in itertools.count(2))
             taken = {*RESERVED, *parts, *members}
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
-            parts[name] = reward.weight * torch.tensor(call(reward, conversations, rollout.texts, self.timeout))
+            parts[name] = reward.weight * torch.tensor(
+                call_reward_function(reward, conversations, rollout.texts, self.timeout)
+            )
         categories = [prompt.category for prompt in rollout.prompts]
         for scorer in self.rubrics:
             scores = torch.tensor(scorer(conversations, rollout.texts, categories))
@@ -177,7 +179,7 @@ class Rewards:
         return torch.stack([*parts.values(), none]).sum(0), parts | members
 
     def _of_models(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The reward of the models, and where there are several, each one's and their disagreement."""
+        """The combined reward of the models; if there are several, also each one's reward and their disagreement."""
         if not self.models:
             return {}, {}
         rewards = torch.stack([torch.tensor(model(rollout.sampled)) for model in self.models])

@@ -1,4 +1,4 @@
-"""Which prompts an update takes, and the policy's responses to them."""
+"""Rollouts: the prompts of an update, and the policy's responses to them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,11 +58,11 @@ class Rollout:
 
 
 @contextmanager
-def kept_if_unscored(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
-    """Save a rollout that cannot be scored: what has been sampled may have taken an hour.
+def save_if_scoring_fails(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
+    """Save the rollout if scoring it fails: sampling may have taken an hour.
 
     Raises:
-        UserError: what was raised inside, with where the rollout is.
+        UserError: the original one, with the file that holds the rollout.
     """
     try:
         yield
@@ -76,14 +76,14 @@ def kept_if_unscored(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
 
 
 def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], update: int) -> list[EncodedPrompt]:
-    """The prompts of update 1..: each pass over the data is shuffled anew and used up before the next begins."""
+    """The prompts of an update, from 1; each pass over the data is reshuffled, and completed before the next begins."""
     count = config.rollout_size // config.samples_per_prompt
     rows: list[int] = []
     first = (update - 1) * count
     while len(rows) < count:
-        epoch, place = divmod(first + len(rows), len(prompts))
+        epoch, index = divmod(first + len(rows), len(prompts))
         order = generator(config.seed, Stream.DATA_ORDER, epoch).permutation(len(prompts)).tolist()
-        rows += order[place : place + count - len(rows)]
+        rows += order[index : index + count - len(rows)]
     return [prompts[row] for row in rows for _ in range(config.samples_per_prompt)]
 
 

@@ -1,7 +1,7 @@
-"""Rollouts on disk as they are learned from: a Parquet file for each update, a row for each response.
+"""Rollouts on disk: a Parquet file for each update, with a row for each response.
 
-A file is written whole before its update learns, and what it holds depends on the run alone: a run that was killed writes
-the same bytes again. Which updates have one follows from their number: a resumed run keeps what an unbroken one does.
+A file is complete before its update learns, and its bytes depend only on the run: a resumed run writes the same again. Which
+updates are written depends only on their number, so that a resumed run keeps the same ones as an uninterrupted run.
 """
 
 import json
@@ -23,28 +23,28 @@ from align.training.run import Run
 
 FOLDER = "rollouts"
 REWARD = "reward/"
-"""What the columns of the parts of the reward begin with, as their metrics do."""
+"""Prefix of the columns of reward parts, as of their metrics."""
 TRACES = 8
-"""Responses of an update that trackers get as conversations: to be read, not to cover the run."""
+"""Responses per update that are sent to trackers as conversations."""
 PER_TOKEN = ("log_probs", "kl", "values", "advantages")
 FLOATS, TURNS = pa.list_(pa.float32()), pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """A response as it was learned from. Numbers are those of the run, in float32.
+    """A response as it was learned from, with the run's own numbers in float32.
 
     Attributes:
         update: from 1.
-        row: its place in the rollout, from 0.
+        row: index in the rollout, from 0.
         prompt: role and content of each turn.
-        text: the response's words.
+        text: the response.
         ended: whether it ended by itself.
-        reward: the score in the unit of the rewards, after the rules for ends and length.
+        reward: the score on the scale of the rewards, after the rules for missing EOS and length.
         score: the score that was learned from.
         parts: each reward by its name, times its weight.
         ids: the response's token ids [T].
-        tokens: each token as text [T]; a character that takes several tokens stands at the last of them.
+        tokens: each token as text [T]; a character of several tokens is at the last of them.
         log_probs: of each token by the policy [T], at the sampling temperature.
         kl: log-prob of the policy minus that of the reference [T].
         values: the critic's [T].
@@ -102,9 +102,9 @@ def rows_of(
 
     Args:
         experience: what is learned from.
-        rewards: [B] scores in the unit of the rewards.
+        rewards: [B] scores on the scale of the rewards.
         parts: each reward [B] by its name.
-        rows: their places in the rollout.
+        rows: their indices in the rollout.
     """
     rollout, outputs = experience.rollout, experience.role_outputs
     kl, _ = kl_estimates(outputs.log_probs, outputs.reference)
@@ -147,14 +147,14 @@ class RolloutWriter:
         self.recorded = recorded_updates(updates, keep)
 
     def drop_after(self, update: int) -> None:
-        """Remove what a killed run wrote after the checkpoint that is gone on from."""
+        """Remove what a killed run wrote after the checkpoint that it resumes from."""
         if self.run.is_main:
             for path in (self.run.folder / FOLDER).glob("update-*.parquet"):
                 if _update_of(path) > update:
                     path.unlink()
 
     def write(self, update: int, experience: Experience, rewards: Tensor, parts: Mapping[str, Tensor]) -> None:
-        """Write an update's rollout, if it is one of those that are kept; arguments as `rows_of` has.
+        """Write an update's rollout, if it is one of those to write; arguments as for `rows_of`.
 
         Raises:
             UserError: if the disk is full or not writable.
@@ -201,7 +201,7 @@ def write_rollout(path: Path, rows: Sequence[RolloutRow], processes: int = 1) ->
     names = dict.fromkeys(name for row in rows for name in row.parts)
     columns |= {f"{REWARD}{name}": (pa.float32(), [row.parts.get(name) for row in rows]) for name in names}
     table = pa.table({name: pa.array(values, kind) for name, (kind, values) in columns.items()})
-    # Log-probs hardly ever repeat: a dictionary of them would only cost room.
+    # Log-probs hardly ever repeat: a dictionary of them would only take space.
     repeated = [name for name in columns if name not in PER_TOKEN]
     repeated = [f"{name}.list.element" if name in ("ids", "tokens") else name for name in repeated]
     about = {"align": json.dumps({"processes": processes})}

@@ -1,8 +1,8 @@
-"""What rules add to the reward: a weighted term, as Sparrow's, or budgets of violations with a Lagrange multiplier each.
+"""What rules add to the reward: a weighted term (Sparrow), or violation budgets with one Lagrange multiplier each.
 
 The weighted form adds up parts that are normalized by their own running mean and deviation: the preference reward, and
 `rule_weight` times the mean over rules of how likely each is followed (Glaese et al. 2022, section 2.7). Under budgets,
-the preference stays normalized, and each rule takes off its multiplier times how likely it is violated.
+the preference stays normalized, and each rule subtracts its multiplier times the probability of a violation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]
         given: numbers for all rules, and RULE=NUMBER for one.
 
     Raises:
-        UserError: for a rule that is not judged, one without a budget, or what is no share.
+        UserError: for an unknown rule, a rule without a budget, or a number that is not from 0 to 1.
     """
     budgets: dict[str, float] = {}
     for text in given:
@@ -51,7 +51,7 @@ def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]
 
 
 class RuleTerms:
-    """Rules as a part of what is learned from; without a scorer, what is learned from is the preference reward alone.
+    """Combines rules with the preference reward; without a scorer, the preference reward alone counts.
 
     Args:
         scorer: judges responses by the rules.
@@ -64,16 +64,16 @@ class RuleTerms:
         self.multipliers = dict.fromkeys(self.budgets, config.rule_multiplier)
         self.moments = {name: RunningMoments() for name in (PREFERENCE, *self.rules)}
         self.first: dict[str, tuple[float, float]] = {}
-        """Mean and deviation of each part in the first evaluation, by which all evaluations are compared."""
+        """Mean and standard deviation of each part in the first evaluation, the scale of all evaluations."""
 
     def violations(self, rollout: Rollout) -> dict[str, Tensor]:
-        """What the rule model says of a rollout; nothing without one."""
+        """How likely each response violates each rule [B]; empty without a rule model."""
         if self.scorer is None:
             return {}
         return dict(zip(self.rules, self.scorer(rollout.sampled), strict=True))
 
     def score_to_learn(self, preference: Tensor, violations: Violations) -> Tensor:
-        """What is learned from [B]; the parts enter the running statistics first."""
+        """Scores to learn from [B]; the parts are added to the running statistics first."""
         if not self.rules:
             return preference
         parts = _parts(preference, violations)
@@ -87,10 +87,10 @@ class RuleTerms:
         return self._weighted(parts, scales)
 
     def score_to_compare(self, preference: Tensor, violations: Violations) -> Tensor:
-        """What evaluations are compared by [B], in the unit of the first one: there, each part has mean 0 and deviation 1.
+        """Scores to compare evaluations by [B], on the scale of the first one, where each part has mean 0 and deviation 1.
 
-        Under budgets, the preference minus `rule_multiplier_limit` for all of a violation beyond a budget: with a penalty
-        that no multiplier exceeds, the best policy is one that keeps its budgets, if there is one (an exact penalty).
+        Under budgets: the preference minus `rule_multiplier_limit` times the excess over the budgets. No multiplier exceeds
+        this penalty, so the best policy is within its budgets if any policy is (an exact penalty).
         """
         if not self.rules:
             return preference
@@ -110,7 +110,7 @@ class RuleTerms:
         return _scaled(parts, scales, PREFERENCE) + self.config.rule_weight * rules
 
     def adapt(self, violations: Violations) -> None:
-        """Move the multipliers after a rollout."""
+        """Update the multipliers after a rollout."""
         config = self.config
         for rule, multiplier in self.multipliers.items():
             cost, budget = float(violations[rule].mean()), self.budgets[rule]

@@ -1,7 +1,7 @@
-"""From what rewards say of a response to the score that is learned from: normalized, clipped, ruled.
+"""From rewards to the scores that are learned from: normalized, clipped, with rules for a missing EOS and for length.
 
-The rules (a missing end, too many tokens) also hold where policies are compared; running statistics do not, because they
-would make the same response worth something else at every evaluation.
+The rules also apply when policies are compared; running statistics do not, because they would change the score of the
+same response from evaluation to evaluation.
 """
 
 import math
@@ -15,7 +15,7 @@ from align.ppo.shaping import apply_missing_eos_rule, penalize_length
 
 
 class RunningMoments:
-    """Mean and variance of all numbers so far, each as important as any other (Chan, Golub and LeVeque 1979)."""
+    """Mean and variance of all numbers so far, equally weighted (Chan, Golub and LeVeque 1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -26,7 +26,7 @@ class RunningMoments:
         return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
 
     def add(self, values: Tensor) -> None:
-        """Take numbers into account."""
+        """Add numbers to the statistics."""
         values = values.double()
         mean, added = float(values.mean()), values.numel()
         shift, total = mean - self.mean, self.count + added
@@ -47,26 +47,26 @@ class Scores(NamedTuple):
     """The scores [B] of a rollout."""
 
     reported: Tensor
-    """After the rules, in the unit of the rewards."""
+    """After the rules, on the scale of the rewards."""
     learned: Tensor
     """What the policy learns from."""
 
 
 class ScoreShaping:
-    """What happens to scores, in this order: normalized, clipped, then the rules for missing ends and for length.
+    """Normalizes scores, clips them, then applies the rules for a missing EOS and for length.
 
-    So `missing_eos_score` and `length_penalty` are in the unit of what is learned from: normalized scores, if they are.
+    So `missing_eos_score` and `length_penalty` are on the scale of the scores that are learned from, normalized or not.
     """
 
     def __init__(self, config: PPOConfig) -> None:
         self.config, self.moments = config, RunningMoments()
 
     def shape(self, raw: Tensor, rollout: Rollout, learned: Tensor | None = None) -> Scores:
-        """Scores to learn from, which enter the running statistics first.
+        """Shape scores; those to learn from are added to the running statistics first.
 
         Args:
-            raw: [B] in the unit of the rewards.
-            learned: [B] what is learned from, where that is not `raw`.
+            raw: [B] on the scale of the rewards.
+            learned: [B] scores to learn from, if they differ from `raw`.
         """
         learned, config = (raw if learned is None else learned).float(), self.config
         self.moments.add(learned)
@@ -79,7 +79,7 @@ class ScoreShaping:
         return Scores(self.apply_rules(raw, rollout), self.apply_rules(learned, rollout))
 
     def apply_rules(self, scores: Tensor, rollout: Rollout) -> Tensor:
-        """Scores [B] after the rules for missing ends and for length."""
+        """Scores [B] after the rules for a missing EOS and for length."""
         config, ended, lengths = self.config, rollout.ended_mask, rollout.lengths
         scores = apply_missing_eos_rule(scores.float(), ended, config.missing_eos, config.missing_eos_score)
         return penalize_length(scores, lengths, config.length_limit, config.length_penalty)

@@ -37,8 +37,8 @@ RULE_ADAPTER = "rules"
 def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
     """Whether a reward model can be an adapter on the policy's base, so that one base serves both.
 
-    It must be an adapter on the very base that the policy's adapter is on, and read the same token ids: the same tokenizer
-    and chat template.
+    It must be an adapter on the same base as the policy's adapter, and read the same token ids: the same tokenizer and chat
+    template.
     """
     if policy.adapter is None or not is_reward_model(folder, kind):
         return False
@@ -128,10 +128,10 @@ class ScoringModels:
     """All models that score the responses of a run.
 
     Attributes:
-        rewards: the reward models, which count as one.
+        rewards: the reward models, combined into one.
         judges: the reward model that chooses the policy that is kept, if there is one.
         rules: the rule model, if there is one.
-        rubrics: rubrics with what judges by them.
+        rubrics: rubrics with their judges.
         attributes: a reward from an attribute model, if there is one.
     """
 
@@ -179,14 +179,15 @@ def load_scoring_models(
         judges: the reward model that chooses the policy that is kept, if there is one.
 
     Raises:
-        UserError: if one of them is not what it has to be.
+        UserError: if one of them is not a model of the kind that its setting needs.
     """
     sources = load_rewards([*rewards, *judges], policy, config.dtype)
     rules = load_source(config.rule_model, policy, config.dtype, RULE_ADAPTER, RULE) if config.rule_model else None
     rubrics = load_rubrics(config, accelerator, config.dtype, config.micro_batch_tokens)
     attributes = None
     if config.attribute_model:
-        place = (policy.tokenization, accelerator, config.micro_batch_tokens)
-        scorer = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)
+        scorer = AttributeScorer.from_folder(
+            config.attribute_model, config.dtype, policy.tokenization, accelerator, config.micro_batch_tokens
+        )
         attributes = AttributeReward(scorer, config.attribute_reward)
     return ScoringModels(sources[: len(rewards)], sources[len(rewards) :], rules, rubrics, attributes)

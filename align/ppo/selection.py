@@ -1,4 +1,4 @@
-"""Which policy of a PPO run is kept. Plain Python."""
+"""Which policy of a PPO run is kept."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which model plays which role in a PPO run, where each of them is, and how much memory they need."""
+"""The models of a PPO run: which model has which role, and how much memory they need."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ def check_memory(
     frozen: Sequence[nn.Module | None],
     prompts: list[EncodedPrompt],
 ) -> None:
-    """Tell how much memory the run will need, if every response is as long as it may be.
+    """Report how much memory the run will need if every response has its maximum length.
 
     Raises:
         UserError: if that is more than there is.
@@ -132,15 +132,15 @@ def _reference_adapter(loaded: LoadedModel) -> str:
 
 
 def rate_groups(config: PPOConfig, module: ActorCritic) -> list[RateGroup]:
-    """The learning rates of critic and policy, which rests during `critic_warmup`.
+    """The learning rates of critic and policy; the policy's is 0 during `critic_warmup`.
 
     A trunk that both share is the policy's: the value loss moves it at the policy's rate.
     """
     critic = module.critic_weights()
     policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
-    rest = config.critic_warmup * config.epochs * config.minibatches
+    frozen_steps = config.critic_warmup * config.epochs * config.minibatches
     return [
-        RateGroup("", policy, config.learning_rate, rest),
+        RateGroup("", policy, config.learning_rate, frozen_steps),
         RateGroup("value", critic, config.value_learning_rate or config.learning_rate),
     ]
 

@@ -13,8 +13,7 @@ MissingEos = Literal["replace", "lower", "keep"]
 def apply_missing_eos_rule(scores: Tensor, ended: Tensor, missing_eos: MissingEos, penalty: float) -> Tensor:
     """Scores [B] after the rule for responses that did not end.
 
-    A response that was cut at the limit has no proper end to be judged at; summarize_from_feedback_details replaces its
-    score by -1.
+    A truncated response has no EOS to be scored at; summarize_from_feedback_details replaces its score by -1.
 
     Args:
         ended: [B] bool.
@@ -22,8 +21,8 @@ def apply_missing_eos_rule(scores: Tensor, ended: Tensor, missing_eos: MissingEo
     """
     if missing_eos == "keep":
         return scores
-    instead = torch.full_like(scores, penalty) if missing_eos == "replace" else scores - abs(penalty)
-    return torch.where(ended, scores, instead)
+    replacement = torch.full_like(scores, penalty) if missing_eos == "replace" else scores - abs(penalty)
+    return torch.where(ended, scores, replacement)
 
 
 def penalize_length(scores: Tensor, lengths: Tensor, limit: int, penalty: float) -> Tensor:
@@ -31,7 +30,7 @@ def penalize_length(scores: Tensor, lengths: Tensor, limit: int, penalty: float)
 
     Args:
         lengths: [B] response tokens.
-        limit: tokens that cost nothing.
+        limit: tokens without a penalty.
     """
     return scores - penalty * (lengths - limit).clamp(min=0).to(scores.dtype)
 

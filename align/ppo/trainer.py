@@ -62,7 +62,7 @@ class PPOTrainer:
             reward itself does.
 
     Raises:
-        UserError: for anything that the settings or the data have wrong.
+        UserError: for a mistake in the settings or the data.
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class PPOTrainer:
         read_budgets(config.rule_budgets, list(rule_texts))
         _require_rewards(config, [*models, *functions], [*models, *judges])
         if config.judge_patience and not (judge and validation_prompts):
-            raise UserError("judge_patience needs judge_model and validation_prompts: nothing could say when to stop")
+            raise UserError(
+                "judge_patience needs judge_model and validation_prompts: without them nothing decides when to stop"
+            )
         names = reward_settings(models, functions, judge)
         config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         copies = 2 if config.reference_refresh else 1
@@ -96,7 +98,7 @@ class PPOTrainer:
             module = build_actor_critic(config, self.loaded, scoring.mounted, scoring.critic_start)
         optimization, roles, refresh = self._prepare(module, scoring, encoded)
         rewards = self._rewards(scoring, functions, roles)
-        judging = self._judging(scoring, judge_functions, roles) if judge else None
+        judge_rewards = self._judge_rewards(scoring, judge_functions, roles) if judge else None
         rules = self._rule_scorer(scoring.rules, rule_texts, roles) if scoring.rules else None
         counts = f"{len(encoded)} prompts, {len(held_out)} held out"
         self.run.say(f"ppo: {counts}; model {self.run.config.model}")
@@ -120,7 +122,7 @@ class PPOTrainer:
             held_out,
             self.engine,
             ptx,
-            judging,
+            judge_rewards,
             RuleTerms(config, rules),
             refresh,
         )
@@ -133,7 +135,7 @@ class PPOTrainer:
     def _prepare(
         self, module: ActorCritic, scoring: ScoringModels, prompts: list[EncodedPrompt]
     ) -> tuple[Optimization, Roles, ReferenceRefresh | None]:
-        """The optimization, all roles and the refresh of the reference, once it is known that there is the memory."""
+        """The optimization, all roles and the refresh of the reference, after checking that memory suffices."""
         config, loaded, accelerator = self.config, self.loaded, self.run.accelerator
         if config.reference_refresh and zero_stage(accelerator) == 3:
             raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
@@ -158,8 +160,8 @@ class PPOTrainer:
         models = [self._scorer(source, roles) for source in scoring.rewards]
         return Rewards(models, functions, combine, scoring.rubrics, config.reward_timeout, scoring.attributes)
 
-    def _judging(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
-        """What chooses the policy that is kept."""
+    def _judge_rewards(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
+        """The rewards that select the policy to keep."""
         models = [self._scorer(source, roles) for source in scoring.judges]
         return Rewards(models, functions, timeout=self.config.reward_timeout)
 
@@ -168,7 +170,7 @@ class PPOTrainer:
         return RuleScorer(scorer, texts, scorer.tokenization or self.loaded.tokenization)
 
     def _scorer(self, source: RewardSource, roles: Roles) -> RewardModelScorer:
-        """What scores with a model; tells if it reads texts instead of the policy's token ids."""
+        """The scorer of a model; reports if it reads texts instead of the policy's token ids."""
         scorer = source.scorer(self.loaded, roles, self.run.accelerator, self.config.micro_batch_tokens)
         if scorer.tokenization:
             self.run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it")
@@ -196,7 +198,7 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], 
 def reward_settings(
     models: Sequence[str | LoadedReward], functions: Sequence[WeightedFunction], judge: Reward | None
 ) -> dict[str, Any]:
-    """What the settings of a run say of its rewards and its judge."""
+    """The settings that describe a run's rewards and judge."""
     names = [model if isinstance(model, str) else model.loaded.base for model in models]
     return {
         "reward_model": names[0] if len(names) == 1 else "",
@@ -207,7 +209,7 @@ def reward_settings(
 
 
 def judge_name(judge: Reward | None) -> str:
-    """What the settings of a run say of its judge."""
+    """The judge's name in a run's settings."""
     if isinstance(judge, (str, LoadedReward)):
         return judge if isinstance(judge, str) else judge.loaded.base
     return function_name(judge) if judge else ""
@@ -223,7 +225,7 @@ def make_trainer(config: PPOConfig) -> PPOTrainer:
     """The trainer of `config.model` against `config.reward_model` and `config.reward_functions`.
 
     Raises:
-        UserError: for anything that the settings or the data have wrong.
+        UserError: for a mistake in the settings or the data.
     """
     reward: list[Reward] = [*config.all_reward_models, *load_functions(config.reward_functions)]
     judge = config.judge_model or None
@@ -234,13 +236,13 @@ def run_ppo(config: PPOConfig) -> Path:
     """Train `config.model` against `config.reward_model` and `config.reward_functions`; returns the best policy's folder.
 
     Raises:
-        UserError: for anything that the settings or the data have wrong.
+        UserError: for a mistake in the settings or the data.
     """
     return make_trainer(config).train()
 
 
 def _require_rewards(config: PPOConfig, rewards: Sequence[object], models: Sequence[str | LoadedReward]) -> None:
-    """Refuse a run without a reward, or whose reward models are none.
+    """Refuse a run without a reward, or with reward models that are not ones.
 
     Args:
         rewards: reward models and functions.

@@ -1,4 +1,4 @@
-"""What a person would watch for during PPO: the wrong sign of KL, and reward that rises while text quality falls."""
+"""Checks during PPO: a negative KL, and a reward that rises while text quality falls."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class NegativeKLWatch:
         self.count = 0
 
     def check(self, kl: Tensor) -> None:
-        """Take the k1 estimates [B] of one rollout, summed over tokens, into account.
+        """Check the k1 estimates [B] of one rollout, summed over tokens.
 
         Raises:
             UserError: after `PATIENCE` updates in a row clearly below 0.
@@ -47,13 +47,13 @@ class NegativeKLWatch:
 
 
 class DriftWatch:
-    """Compares evaluations with the first one and says when reward rose while the text changed for the worse."""
+    """Compares evaluations with the first one, and warns if reward rose while the text got worse."""
 
     def __init__(self, first: Mapping[str, float] | None = None) -> None:
         self.first = dict(first) if first else None
 
     def check(self, metrics: Mapping[str, float]) -> list[str]:
-        """What to warn of after an evaluation; metrics are named as in docs/metrics.md, without their prefix."""
+        """Warnings after an evaluation; metrics are named as in docs/metrics.md, without their prefix."""
         if self.first is None:
             self.first = dict(metrics)
             return []
@@ -79,7 +79,7 @@ class DriftWatch:
 
 
 class OveroptimizationWatch:
-    """Tells when the reward goes on rising after the judge's best while the judge falls (Gao et al. 2022, metric 1).
+    """Detects a reward that keeps rising after the judge's best evaluation while the judge falls (Gao et al. 2022).
 
     An evaluation counts if the judge is below its best so far and the reward above what it was there.
 
@@ -114,12 +114,12 @@ class OveroptimizationWatch:
         self.count = self.count + 1 if metrics["reward"] > best["reward"] else 0
         if not self.reached:
             return ""
-        places = [
-            f"update {place['update']:.0f} (KL {place['kl']:.3g} nats per response, {place['kl_per_token']:.3g} per token)"
-            for place in (best, {**metrics, "update": update})
+        points = [
+            f"update {point['update']:.0f} (KL {point['kl']:.3g} nats per response, {point['kl_per_token']:.3g} per token)"
+            for point in (best, {**metrics, "update": update})
         ]
         return (
-            f"stopped: from {places[0]} to {places[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
+            f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
             f"and the judge fell from {best['judge']:.3g} to {metrics['judge']:.3g}"
         )
 

@@ -65,7 +65,7 @@ class TransformersEngine:
         uniforms = row_uniforms(len(prompts), sampling, *seed)
         own = share_of_process(range(len(prompts)), accelerator)
         own_prompts = [prompts[row] for row in own]
-        with self._readable(self._fits_whole(prompts, sampling)), loaded.backbone.adapter(loaded.adapter):
+        with self._gathered_weights(self._fits_whole(prompts, sampling)), loaded.backbone.adapter(loaded.adapter):
             sampled = sample(loaded.backbone, own_prompts, uniforms[own], sampling, loaded.tokenization.end_ids)
         # A row is its ids, and whether it ended.
         responses = (torch.tensor([[*ids, ended]]) for ids, ended in zip(sampled.ids, sampled.ended, strict=True))
@@ -77,7 +77,7 @@ class TransformersEngine:
         pass
 
     @contextmanager
-    def _readable(self, whole: bool) -> Iterator[None]:
+    def _gathered_weights(self, whole: bool) -> Iterator[None]:
         """Weights that ZeRO-3 has sharded, gathered for this rollout: all at once, or layer by layer as they are read."""
         model, accelerator = self.loaded.backbone.model, self.optimization.accelerator
         reading = whole_weights(model.parameters()) if whole else LayerGathering(model, accelerator).reading()

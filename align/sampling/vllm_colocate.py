@@ -34,11 +34,11 @@ class VLLMColocate:
 
     def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
         self.optimization, self.loaded = optimization, loaded
-        self.stale, self.sleeps, self.share_copy = True, config.vllm_sleep, config.vllm_tensor_parallel
+        self.stale, self.sleeps, self.processes_per_copy = True, config.vllm_sleep, config.vllm_tensor_parallel
         processes = optimization.accelerator.num_processes
-        if processes % self.share_copy:
+        if processes % self.processes_per_copy:
             raise UserError(
-                f"vllm_tensor_parallel is {self.share_copy}, but there are {processes} processes: start a multiple of it"
+                f"vllm_tensor_parallel is {self.processes_per_copy}, but there are {processes} processes: start a multiple"
             )
         require_servable(loaded.backbone, loaded.adapter)
         advice = "is there a GPU with memory for a second copy of the model (vllm_memory_share)?"
@@ -52,7 +52,7 @@ class VLLMColocate:
                 max_model_length=longest,
                 max_num_seqs=config.vllm_requests,
                 enable_sleep_mode=self.sleeps,
-                tensor_parallel_size=self.share_copy,
+                tensor_parallel_size=self.processes_per_copy,
             )
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
@@ -67,7 +67,7 @@ class VLLMColocate:
             return self._generate([prompts[row] for row in rows], sampling, [seeds[row] for row in rows])
 
         with self._awake():
-            results = map_across_processes(range(len(prompts)), generate_rows, accelerator, self.share_copy)
+            results = map_across_processes(range(len(prompts)), generate_rows, accelerator, self.processes_per_copy)
         ends = self.loaded.tokenization.end_ids
         return Responses([ids for ids, _ in results], [ids[-1] in ends for ids, _ in results], [seen for _, seen in results])
 

@@ -72,14 +72,14 @@ class VLLMServer:
         answered: dict[int, Row] = {}  # filled on the main process alone
         sample_missing = partial(self._sample_missing, prompts, sampling, seeds, answered)
         for attempt in range(self.retries + 1):
-            gone = self._send_weights_if_stale() or run_on_main(lambda: _gone(sample_missing), self.accelerator)
+            gone = self._send_weights_if_stale() or run_on_main(lambda: _connection_loss(sample_missing), self.accelerator)
             if not gone:
                 return run_on_main(lambda: self._responses(answered), self.accelerator)
             if attempt == self.retries:
                 break
             kept = f"{len(answered)} of {len(prompts)} responses are kept"
             self.optimization.run.say(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
-            if run_on_main(lambda: _gone(self._connect_again), self.accelerator):
+            if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
                 break
             self.stale = True
         update = 0 if isinstance(seed[-1], Stream) else seed[-1]
@@ -90,7 +90,7 @@ class VLLMServer:
         """On all processes; returns how the server went away, "" if it did not."""
         if self.stale:
             with gathered_weights(self.optimization.module, self.accelerator):
-                gone = run_on_main(lambda: _gone(self._send_weights), self.accelerator)
+                gone = run_on_main(lambda: _connection_loss(self._send_weights), self.accelerator)
             if gone:
                 return gone
             self.stale = False
@@ -202,7 +202,7 @@ class VLLMServer:
         except UserError:
             raise
         except Exception as error:
-            kind = ServerGoneError if _says_gone(error) else UserError
+            kind = ServerGoneError if _is_connection_loss(error) else UserError
             raise kind(
                 f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
                 "docs/clusters.md says, then go on with --resume true"
@@ -225,14 +225,14 @@ class VLLMServer:
             timer.cancel()
 
 
-def _says_gone(error: Exception) -> bool:
+def _is_connection_loss(error: Exception) -> bool:
     """Whether nobody is there: no connection, or a proxy that says so. A server that is only slow is not asked again."""
     if isinstance(error, requests.ConnectionError):
         return "timed out" not in str(error)
     return bool(re.match(r"Request failed: 50[234]\b", str(error)))
 
 
-def _gone(work: Callable[[], None]) -> str:
+def _connection_loss(work: Callable[[], None]) -> str:
     """Call something; returns how the server went away meanwhile, "" if it did not."""
     try:
         work()

@@ -109,7 +109,7 @@ def test_a_reward_function_that_is_not_there(function, why, prompts, refused, mi
         ("short", "gave 1 scores for 4 responses"),
         ("endless", "gave inf for the response "),
         ("failing", "failed: ZeroDivisionError: division by zero ("),
-        ("hanging", "gave nothing in 0.5 s for 4 responses; raise reward_timeout, or mend it"),
+        ("hanging", "returned nothing in 0.5 s for 4 responses; raise reward_timeout, or fix the function"),
     ],
 )
 def test_a_reward_function_with_wrong_scores(function, why, prompts, mine, tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.batches.texts import Denoising, infilling, mass, pack, pieces, prefix, span_corruption, take_out
+from align.batches.texts import Denoising, cut_into_pieces, infilling, mass, pack, prefix, replace_spans, span_corruption
 
 SENTINELS = list(range(1000, 1100))
 MASK = 999
@@ -34,7 +34,7 @@ def put_back(source, target):
 def test_the_sentence_of_the_t5_paper():
     words = re.findall(r"\S+", "Thank you for inviting me to your party last week .")
     names = dict(zip(SENTINELS, ("<X>", "<Y>", "<Z>"), strict=False))
-    source, target = take_out(range(len(words)), [(2, 4), (8, 9)], SENTINELS)
+    source, target = replace_spans(range(len(words)), [(2, 4), (8, 9)], SENTINELS)
     said = [" ".join(names.get(token) or words[token] for token in ids) for ids in (source, target)]
     assert said == ["Thank you <X> me to your party <Y> week .", "<X> for inviting <Y> last <Z>"]
 
@@ -139,4 +139,4 @@ def test_rows_are_full_and_hold_all_documents(documents, length):
 
 def test_a_row_has_a_part_for_each_document():
     assert [row.responses for row in pack([[1, 2, 3], [4], [5, 6, 7]], 0, 5)] == [[[1, 2, 3], [4], [5]], [[6, 7]]]
-    assert pieces([[1, 2, 3, 4, 5], [6], [7, 8]], 2) == [[1, 2], [3, 4], [7, 8]]  # one token: nothing could be left
+    assert cut_into_pieces([[1, 2, 3, 4, 5], [6], [7, 8]], 2) == [[1, 2], [3, 4], [7, 8]]  # one token: nothing could be left

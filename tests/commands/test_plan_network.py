@@ -8,7 +8,7 @@ import pytest
 from align import cli
 from align.commands.plan.config import PlanConfig
 from align.commands.plan.main import make_plan
-from align.commands.plan.network import COUNTS, held_bytes, links_of, quickest, sent_bytes, traffic
+from align.commands.plan.network import COUNTS, fastest_that_fits, links_of, resident_bytes, sent_bytes, traffic
 from align.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def test_micro_batches_repeat_what_their_stage_repeats():
 
 def test_what_is_held_is_the_table_of_the_clusters_page():
     # 2 P weights, 4 T masters, 8 T moments; gradients 4 T without DeepSpeed and 2 T with it.
-    assert [held_bytes(8, 8, stage) for stage in range(4)] == [144, 16 + 12 + 16, 16 + 12 + 2, 2 + 12 + 2]
+    assert [resident_bytes(8, 8, stage) for stage in range(4)] == [144, 16 + 12 + 16, 16 + 12 + 2, 2 + 12 + 2]
 
 
 def test_one_update_by_hand():
@@ -50,11 +50,11 @@ def test_the_share_of_sending_does_not_depend_on_the_model_and_grows_with_device
 
 
 def test_what_does_not_fit_is_not_taken():
-    best = quickest(traffic(70e9, 262_144, 16_384, "H100", 0.4))
+    best = fastest_that_fits(traffic(70e9, 262_144, 16_384, "H100", 0.4))
     assert list(best) == list(COUNTS)
     assert best[16] is None
     assert best[64].way == "ZeRO-3"
-    assert quickest(traffic(7e9, 262_144, 16_384, "H100", 0.4))[8].way == "ZeRO-1"
+    assert fastest_that_fits(traffic(7e9, 262_144, 16_384, "H100", 0.4))[8].way == "ZeRO-1"
 
 
 def test_links():

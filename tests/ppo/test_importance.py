@@ -8,7 +8,7 @@ import torch
 
 from align.errors import UserError
 from align.ppo.config import PPOConfig
-from align.ppo.experience import build_experience, engine_figures
+from align.ppo.experience import build_experience, engine_metrics
 from align.ppo.objective import importance_weights, policy_losses
 from tests.models.losses import minibatch_loss, role_outputs
 
@@ -57,7 +57,7 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
     experience = build_experience(trainer.config, rollout, scores, roles, 0.05)
     weights = torch.tensor([math.exp(-0.5), 2.0]).repeat(5)[: experience.mask.shape[1]]  # e^1 is cut to 2
     torch.testing.assert_close(experience.importance[experience.mask], weights.expand(6, -1)[experience.mask])
-    figures = engine_figures(experience, 2.0)
+    figures = engine_metrics(experience, 2.0)
     even, odd = int(experience.mask[:, 0::2].sum()), int(experience.mask[:, 1::2].sum())
     assert figures["sampling/capped"] == pytest.approx(odd / (even + odd))
     assert figures["sampling/importance"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
@@ -80,9 +80,9 @@ def test_without_weights_a_mismatch_stops_the_run(found) -> None:
     experience = build_experience(config, rollout, torch.zeros(6), roles, 0.05)
     assert experience.importance is None
     with pytest.raises(UserError, match=r"samples from a different distribution .* importance_cap 2 corrects for it"):
-        engine_figures(experience, 0.0)
+        engine_metrics(experience, 0.0)
     own = build_experience(config, dataclasses.replace(rollout, log_probs=None), torch.zeros(6), roles, 0.05)
-    assert engine_figures(own, 0.0) == {}
+    assert engine_metrics(own, 0.0) == {}
 
 
 @pytest.mark.parametrize(("cap", "engine"), [(0.5, "vllm-server"), (-1.0, "vllm-server"), (2.0, "transformers")])

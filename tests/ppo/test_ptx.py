@@ -135,7 +135,7 @@ def test_settings_and_data_that_do_not_fit_are_named(load_sharp, make_run, texts
         run = make_run(PPOConfig, "ppo", **{"ptx_data": texts, "ptx_objective": "mass"} | settings)
         return PtxLoss(run.config, loaded, run.accelerator)
 
-    with pytest.raises(UserError, match="lacks <nothing>; name at least two tokens by ptx_sentinels that texts"):
+    with pytest.raises(UserError, match="lacks <nothing>; name in ptx_sentinels at least two tokens that texts"):
         make(ptx_sentinels=["<nothing>", "<pad>"])
     with pytest.raises(UserError, match="do not fit the model's context"):
         make(ptx_data=[{"text": "x" * 5000}], ptx_tokens=4000)

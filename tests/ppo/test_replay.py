@@ -81,7 +81,10 @@ def test_what_differs_is_one_line(copy: Path, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         cli.main(["replay", str(copy), "--update", "3", "--row", "2"])
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"error: {copy}: update 3, row 2 is not what it was: kl at place {len(rows[2].kl) - 1} was 7.0 and is " in line
+    assert (
+        f"error: {copy}: update 3, row 2 differs from the recording: kl at token {len(rows[2].kl) - 1} was 7.0 and is "
+        in line
+    )
     assert "the run had python 2.7 (now " in line
     assert "torch 0.1 (now " in line
 

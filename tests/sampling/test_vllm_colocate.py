@@ -69,7 +69,7 @@ def test_a_vllm_that_sleeps_is_sent_the_weights_before_each_rollout(stand_in_vll
 
 
 def test_one_process_shares_no_copy_with_another(stand_in_vllm, settings):
-    with pytest.raises(UserError, match="vllm_tensor_parallel is 2, but there are 1 processes: start a multiple of it"):
+    with pytest.raises(UserError, match="vllm_tensor_parallel is 2, but there are 1 processes: start a multiple"):
         run_ppo(PPOConfig(**settings, vllm_tensor_parallel=2))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from align.data.records import MAX_RESPONSES
 from align.settings import option, require_setting
 
-MAY_CHANGE = ("rounds", "poll_seconds")
+CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
 """Settings that a loop which has begun may be continued with."""
 
 

@@ -9,7 +9,7 @@ from align.commands.loop.rows import read_rows, write_rows
 from align.data.records import Prompt
 from align.data.scores import ranks_from_scores
 from align.errors import UserError
-from align.ppo.rewards import WeightedFunction, call, load_functions
+from align.ppo.rewards import WeightedFunction, call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.service import RewardService
 
@@ -20,14 +20,14 @@ class Labeler(Protocol):
     """Ranks answers. Both methods may be called again after a kill, at any point."""
 
     def publish(self, name: str, samples: Path) -> None:
-        """Hand out the answers of a round, rows as `align sample` writes them, under the round's name."""
+        """Make a round's answers (rows of `align sample`) available for ranking, under the round's name."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         """Write the rankings as rows to `target` if all are there; returns what is still missing, or ""."""
 
 
 class AnswerScorer(Protocol):
-    """A simulated labeler's opinion: one number for each response, the higher the better."""
+    """Scores of a simulated labeler: one number for each response, higher is better."""
 
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]: ...
 
@@ -36,7 +36,7 @@ class FileLabeler:
     """Waits for a file in the round's folder."""
 
     def publish(self, name: str, samples: Path) -> None:
-        """There is nothing to do: the samples lie in the folder."""
+        """Nothing to do: the samples are in the round's folder."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         return "" if target.exists() else f"rank the answers in {samples} and write the rankings to {target}"
@@ -49,7 +49,7 @@ class SimulatedLabeler:
         self.score = score
 
     def publish(self, name: str, samples: Path) -> None:
-        """There is nothing to do: it reads the samples."""
+        """Nothing to do: `collect` reads the samples."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         ranked = []
@@ -61,9 +61,9 @@ class SimulatedLabeler:
 
 
 class AppLabeler:
-    """Puts each round into the labeling app as a batch, and takes the rankings out when every item has been judged.
+    """Imports each round into the labeling app as a batch, and exports the rankings when every item has been judged.
 
-    A lead who closes the batch before that ends the wait: the judgments that are there are taken.
+    If a lead closes the batch earlier, the judgments made so far are exported.
     """
 
     def __init__(self, config: LoopConfig) -> None:
@@ -89,7 +89,7 @@ class AppLabeler:
 
         progress = self._progress(name)
         if progress is None:
-            raise UserError(f"labeler app: the batch {name!r} is not in the database any more")
+            raise UserError(f"labeler app: the batch {name!r} is no longer in the database")
         if progress["open"] and progress["done"] < progress["slots"]:
             done = f"{progress['done']} of {progress['slots']} judgments of the batch {name!r} are there"
             return f"{done}; closing the batch in the app ends the wait"
@@ -115,7 +115,7 @@ def make_labeler(config: LoopConfig) -> Labeler:
 
 
 def make_scorer(name: str) -> AnswerScorer:
-    """A reward function (module:function) or a reward model as somebody who has an opinion.
+    """The scorer of a simulated labeler: a reward function (module:function) or a reward model.
 
     Raises:
         UserError: if it is neither.
@@ -136,7 +136,7 @@ class FunctionScorer:
 
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
         conversations = [Prompt.from_row({"prompt": prompt}).prompt for prompt in prompts]
-        return call(self.function, conversations, responses)
+        return call_reward_function(self.function, conversations, responses)
 
 
 class ModelScorer:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from align.commands.loop.config import MAY_CHANGE, LoopConfig
+from align.commands.loop.config import CHANGEABLE_SETTINGS, LoopConfig
 from align.errors import UserError
 from align.files import write_json
 from align.runtime.console import console
@@ -23,7 +23,7 @@ class LoopState:
     def __init__(self, config: LoopConfig) -> None:
         self.path = Path(config.output_dir) / "loop.json"
         self.steps: dict[str, dict[str, Any]] = {}
-        self.settings = {name: value for name, value in asdict(config).items() if name not in MAY_CHANGE}
+        self.settings = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE_SETTINGS}
         if self.path.exists():
             self._read()
 

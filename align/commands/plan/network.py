@@ -89,7 +89,7 @@ def sent_bytes(parameters: float, devices: int, stage: int, micro_batches: int) 
     return micro_batches * (2 * gather + reduce)  # weights before the forward and before the backward pass
 
 
-def held_bytes(parameters: float, devices: int, stage: int) -> float:
+def resident_bytes(parameters: float, devices: int, stage: int) -> float:
     """Bytes on each device of what is there all the time, as docs/clusters.md has them."""
     shards = [devices if stage >= least else 1 for least in (3, 1, 2)]  # of weights, of optimizer state, of gradients
     gradient = WEIGHT if stage else GRADIENT
@@ -116,14 +116,14 @@ def traffic(
         computing = FLOPS_PER_WEIGHT * parameters * tokens / (devices * device.peak * mfu)
         micro_batches = max(1, math.ceil(tokens / devices / micro_tokens))
         for stage in range(4):
-            held = held_bytes(parameters, devices, stage)
+            held = resident_bytes(parameters, devices, stage)
             sending = sent_bytes(parameters, devices, stage, micro_batches) / speed
             way = f"ZeRO-{stage}" if stage else "whole"
             found.append(Traffic(devices, way, held, computing, sending, held <= 2 / 3 * device.memory))
     return found
 
 
-def quickest(found: list[Traffic]) -> dict[int, Traffic | None]:
+def fastest_that_fits(found: list[Traffic]) -> dict[int, Traffic | None]:
     """Of the ways that fit, the one with the least to send, for each number of devices; the simpler one of equals."""
     best: dict[int, Traffic | None] = {}
     for devices in dict.fromkeys(item.devices for item in found):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from align.commands.plan.hardware import GIB, Cost
-from align.commands.plan.network import REACHED, quickest
+from align.commands.plan.network import REACHED, fastest_that_fits
 from align.commands.plan.result import Plan, StagePlan
 from align.commands.plan.roles import first_that_fits
 
@@ -62,7 +62,7 @@ def memory(stage: StagePlan, gpu: str, devices: int) -> str:
 
 def sending(plan: Plan) -> str:
     """For each number of devices: the share of an update that each way spends on sending, and the way to take."""
-    config, best = plan.config, quickest(plan.traffic)
+    config, best = plan.config, fastest_that_fits(plan.traffic)
     names = list(dict.fromkeys(item.way for item in plan.traffic))
     rows = []
     for devices, taken in best.items():

@@ -106,7 +106,7 @@ def test_answers_are_counted_by_author_and_prompt(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "settings", "says"),
     [
-        ([row("a", None, MODEL)], {}, r"nobody is named under model as the author of 'a'; import the texts with model"),
+        ([row("a", None, MODEL)], {}, r"field 'model' is missing for 'a': import the texts with their author under model"),
         ([row("a", "m", MODEL)], {}, r"no text by person; the authors are m$"),
         ([row("a", "person", MODEL)], {}, r"no text by a model; the authors are person$"),
         ([row("a", "m", MODEL), row("b", "person", MODEL)], {"control": "x"}, r"by the control 'x'; the models are m$"),

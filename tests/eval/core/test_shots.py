@@ -88,7 +88,7 @@ def test_toxicity_reads_examples_before_its_instruction(shots_from):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"models": ["tiny-llama+shots"]}, "tiny-llama.shots is to read examples; set shots or instruction"),
+        ({"models": ["tiny-llama+shots"]}, "tiny-llama.shots ends in .shots: set shots or instruction"),
         ({"models": ["tiny-llama"], "shots": 1}, "name one, such as tiny-llama.shots"),
         ({"models": ["tiny-llama+shots"], "shots": -1}, "shots"),
         ({"models": ["tiny-llama+shots"], "shots": 1, "shots_from": "no/such/file.jsonl"}, "no/such/file.jsonl"),

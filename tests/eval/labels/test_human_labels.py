@@ -85,7 +85,7 @@ def test_the_four_panels(tmp_path):
     ("change", "complaint"),
     [
         ({"model": None}, "r.jsonl:1: field 'model'"),
-        ({"ratings": [8, 1]}, "field 'ratings': is no list of numbers from 1 to 7"),
+        ({"ratings": [8, 1]}, "field 'ratings': is not a list of whole numbers from 1 to 7"),
         ({"ratings": [1]}, "field 'ratings'"),
         ({"flags": ["violent"]}, "field 'flags'"),
     ],

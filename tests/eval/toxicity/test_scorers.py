@@ -74,7 +74,7 @@ def test_a_function_is_called_in_batches():
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("math:no_such", "no_such"),
         ("model:/no/such/folder", "no folder, no hub name"),
-        ("model:tiny-llama", "is no text classifier: it lacks 'score.weight'"),
+        ("model:tiny-llama", "is not a text classifier: it has no weight 'score.weight'"),
     ],
 )
 def test_a_scorer_that_cannot_be_had(name, complaint):
