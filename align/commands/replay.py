@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
         arguments: the command line after `align replay`.
 
     Raises:
-        UserError: for invalid arguments, if the run does not keep what is needed, or if the response is not what it was.
+        UserError: for invalid arguments, if the run does not keep what is needed, or if the response differs from the recorded one.
     """
     parser = OneLineParser(prog="align replay", allow_abbrev=False, description=HELP)
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of a run of PPO, or of sft, reward and ppo")

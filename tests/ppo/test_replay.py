@@ -126,7 +126,7 @@ def test_a_run_from_python_is_replayed_from_python(tmp_path: Path) -> None:
         ({"ids": [5, 6], "tokens": ["Y", "o."]}, "ids was [5, 6, 7] and is [5, 6]"),
         ({"reward": 0.2}, "reward was 0.1 and is 0.2"),
         ({"parts": {"model": 0.0}}, "parts was {'model': 0.1, 'brevity': 1e-08} and is {'model': 0.0}"),
-        ({"values": [1.0, 2.5, 3.0]}, "values at place 1 was 2.0 and is 2.5"),
+        ({"values": [1.0, 2.5, 3.0]}, "values at token 1 was 2.0 and is 2.5"),
     ],
 )
 def test_the_first_difference_is_named(changes: dict[str, object], expected: str) -> None:

@@ -64,7 +64,7 @@ def test_a_file_of_something_else(tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_figure_is_a_number(value):
-    with pytest.raises(UserError, match="'t' is (nan|inf): a scorer"):
+    with pytest.raises(UserError, match=r"'t' is (nan|inf): a scorer"):
         Figure("t", value, None, None, 1)
 
 
