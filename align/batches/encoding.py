@@ -1,4 +1,4 @@
-"""Records as token ids within the limits: what every stage makes of its data before it starts."""
+"""Encoding of records as token ids within length limits, for all stages."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ any layout that the files may have. A string is taken as a prompt."""
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several sources of training data, given to a trainer in place of one.
+    """Several weighted sources of training data for a trainer.
 
     Attributes:
-        weights: how often an example of each source is seen beside one of another (`align.training.epochs.Epochs`).
+        weights: relative frequency of each source's examples (`align.training.epochs.Epochs`).
     """
 
     sources: Sequence[Data]
@@ -39,7 +39,7 @@ TrainingData = Data | Mixture
 
 
 def data_name(data: TrainingData) -> str:
-    """What a run's settings and model card say of its data."""
+    """The name of training data in a run's settings and model card."""
     if isinstance(data, Mixture):
         return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
     return data if isinstance(data, str) else f"{len(data)} records in memory" if data else ""
@@ -51,7 +51,7 @@ ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a prompt and a response may be, in tokens, and what happens to longer ones.
+    """Maximum tokens of a prompt and of a response, and what happens to longer ones.
 
     Attributes:
         overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning.
@@ -68,7 +68,7 @@ class Limits:
 
         Args:
             where: names the record in an error.
-            fixed: tokens at the prompt's beginning and at the response's end that are kept in any case.
+            fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
 
         Raises:
             UserError: with `overlong` as `error`, if either is too long.
@@ -103,7 +103,7 @@ def encode_records(
 
     Args:
         skip_bad_rows: leave out rows of a file that cannot be read, and list them.
-        encode_one: yields what a record becomes; prompts and responses go through the `ApplyLimits` that it is given.
+        encode_one: yields a record's examples; it passes prompts and responses through the `ApplyLimits` it is given.
 
     Raises:
         UserError: if a record exceeds the limits or what the model can read, or if none is left.
@@ -177,7 +177,7 @@ def encode_mixture(data: TrainingData, encode: Callable[[Data], list[Encoded]]) 
 
 
 def mixture_of(data: TrainingData) -> Mixture:
-    """Training data as its sources with their weights, which the names of several may have: NAME or NAME=WEIGHT.
+    """Training data as weighted sources; several names may each have a weight: NAME or NAME=WEIGHT.
 
     Raises:
         UserError: for a weight that is not above 0.
@@ -209,7 +209,7 @@ def encode_demonstrations(
 
 
 def encode_demonstration_row(loaded: LoadedModel, limits: Limits, row: SourceRow) -> list[EncodedDemonstration]:
-    """What one row of a file gives, see `encode_demonstrations`; nothing if it is dropped.
+    """The examples of one row of a file, see `encode_demonstrations`; none if it is dropped.
 
     Raises:
         UserError: for a bad row, or one beyond the limits.
@@ -265,7 +265,7 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
 def encode_response(
     prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str
 ) -> PromptResponse | None:
-    """A response and what it answers within the limits; None if they are dropped.
+    """A prompt and its response within the limits; None if they are dropped.
 
     Args:
         where: names them in an error.
@@ -284,7 +284,7 @@ def encode_response(
 def _apply_limits(
     loaded: LoadedModel, limits: Limits, where: str, prompt: list[int], response: list[int] | None
 ) -> PromptResponse | None:
-    """Apply the limits and what the model can read to a prompt and a response.
+    """Apply the limits, and the model's context size, to a prompt and a response.
 
     Args:
         response: None leaves room for the longest one, which is still to be sampled.

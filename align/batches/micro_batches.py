@@ -1,4 +1,4 @@
-"""Micro-batches: a global batch cut by tokens, and spread over processes that must keep in step."""
+"""Micro-batches: a global batch cut by tokens and divided among processes that must run in lockstep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from align.tensor_ops import cut_by_tokens
 Item = TypeVar("Item")
 
 MAX_PADDING_PER_BATCH = {"cpu": 64, "cuda": 4096}
-"""Tokens that a device computes in about the time that the calls of one more batch cost: with more padding than that, it is
-cheaper to cut the batch in two."""
+"""Tokens whose computation takes about as long as the overhead of one more batch: with more padding than that, splitting the
+batch is faster."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Rows for one forward and backward pass.
 
-    A filler has weight 0: it keeps processes in step and changes nothing. Where n processes share rows, each counts 1 / n.
+    A filler has weight 0: it only keeps processes in lockstep. Where n processes share rows, each has weight 1 / n.
     """
 
     rows: list[int]
@@ -31,7 +31,7 @@ class MicroBatch:
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
     """This process's part of a global batch, cut by tokens after sorting by length.
 
-    Every process gets the same number of micro-batches, because sharded weights are gathered by all in step; a process
+    Every process gets the same number of micro-batches, because all of them must gather sharded weights together; a process
     with fewer rows gets fillers at the end. Processes that share rows get the same ones, and more of them at a time.
 
     Args:
@@ -89,7 +89,9 @@ def map_groups(
 ) -> list[Item]:
     """`map_rows` where rows of one group are worked on together; see `group_batches`."""
     numbered: list[tuple[int, Item]] = []
-    reports = accelerator.process_index % sequence_size(accelerator) == 0  # those that share its rows found the same
+    reports = (
+        accelerator.process_index % sequence_size(accelerator) == 0
+    )  # one of the processes that share rows reports for all
     for batch in group_batches(groups, costs, budget, accelerator):
         results = function(batch.rows)
         if batch.weight and reports:

@@ -1,4 +1,4 @@
-"""Responses to one prompt are read together, so that the prompt is read once."""
+"""Packing of responses to one prompt into one row, so that the prompt is read once."""
 
 from collections.abc import Iterable, Sequence
 
@@ -64,7 +64,7 @@ def pack_groups(
         rows: the rows of a group are next to each other.
 
     Returns:
-        Prompts, responses, and the prompt of each response [R]; None if every row has a prompt of its own.
+        Prompts, responses, and the prompt of each response [R]; None if every row has its own prompt.
     """
     distinct: list[Ids] = []
     prompt_index: list[int] = []

@@ -1,9 +1,9 @@
 """Training data that is larger than memory: rows are read block by block while a model trains.
 
-A block is a fixed number of rows. Each process parses and tokenizes its own share of them (every n-th of n processes); then
-all have the block's token ids, so that a batch is cut as any other and the number of processes changes no number. Within
-a block examples come in a random order. The position, which a checkpoint holds, is the rows before the block and the place
-in it: a resumed run passes over those rows without parsing them, reads the block again, and goes on to the same bits.
+A block is a fixed number of rows. Each process parses and tokenizes its own share of them (every n-th of n processes) and
+then gets the whole block's token ids, so that results do not depend on the number of processes. Examples are shuffled
+within a block. The position, which checkpoints store, is the rows before the block and the index within it: a resumed run
+skips those rows without parsing them, reads the block again, and continues bit for bit.
 """
 
 import logging
@@ -24,14 +24,14 @@ Example = TypeVar("Example")
 
 
 class ExampleStream(Generic[Item, Example]):
-    """The examples of one source, pass after pass, of which one block is in memory.
+    """The examples of one source, pass after pass, with one block in memory.
 
     Args:
         source: a file, folder or hub name.
-        encode: makes items of a row: none, one or several.
-        arrange: makes examples of the items of a block.
+        encode: makes zero or more items from a row.
+        arrange: makes examples from the items of a block.
         block: rows in memory at once.
-        key: the run's seed, and numbers that tell streams of one run apart.
+        key: the run's seed, and numbers that distinguish the streams of one run.
         skip_bad_rows: leave out bad rows, and log how many a pass had.
 
     Raises:
@@ -51,7 +51,7 @@ class ExampleStream(Generic[Item, Example]):
         self.source, self.encode, self.arrange, self.block, self.key = source, encode, arrange, block, key
         self.accelerator, self.skip_bad_rows = accelerator, skip_bad_rows
         self.load_state({"start": 0, "number": 0, "place": 0})
-        self._read_block()  # so that what is wrong with its first rows ends a run before it begins
+        self._read_block()  # so that a mistake in its first rows stops the run before training
 
     def take(self, count: int) -> list[Example]:
         """The next examples.
@@ -106,12 +106,12 @@ class ExampleStream(Generic[Item, Example]):
         if not self.gives_any:
             raise UserError(f"{self.source}: a pass through it gave no example within the limits; raise them, or check it")
         if self.bad:
-            logger.warning("%s: skipped %d rows, which are bad", self.source, self.bad)
+            logger.warning("%s: skipped %d bad rows", self.source, self.bad)
         self._rows = islice(iter_raw_rows(self.source), 0, None)
         self.start, self.gives_any, self.bad = 0, False, 0
 
     def _encode_rows(self, rows: list[RawRow]) -> list[Sequence[Item] | str]:
-        """What each row gives, or what is wrong with it: a process that stopped here would leave the others waiting."""
+        """Each row's items, or its error message: raising here would leave the other processes waiting."""
         outcomes: list[Sequence[Item] | str] = []
         for raw in rows:
             try:
@@ -126,7 +126,7 @@ class StreamedBatches(Generic[Example]):
 
     Attributes:
         current: the examples of the update, by their rows.
-        updates_per_epoch: all updates of the run: how long a pass is, nobody knows.
+        updates_per_epoch: all updates of the run, because the length of a pass is unknown.
     """
 
     def __init__(
@@ -159,6 +159,6 @@ class StreamedBatches(Generic[Example]):
         return {"streams": [stream.state() for stream in self.streams]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the position."""
         for stream, position in zip(self.streams, state.get("streams", []), strict=False):
             stream.load_state(position)

@@ -1,8 +1,8 @@
-"""Raw text as examples for a language model: packed to length, or with a part taken out that is to be given back.
+"""Raw text as examples for a language model: packed to a fixed length, or with masked parts to reconstruct.
 
-Documents that share a row must not see each other. That is what responses to one prompt do not either, so a row is a prompt
-of one token, which begins a document, with the documents as its responses: each sees that token and itself, and its
-positions restart.
+Documents that share a row must not attend to each other, just like responses to one prompt. So a row is a prompt of one
+token, which begins a document, with the documents as its responses: each attends to that token and itself, and its positions
+restart.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ from align.examples import PromptResponse, PromptResponses
 
 Ids = Sequence[int]
 Span = tuple[int, int]
-"""The first place of a span, and the place after its last."""
+"""The first index of a span, and the index after its last."""
 
 CORRUPTED, MEAN_SPAN = 0.15, 3.0
-"""T5 (Raffel et al. 2020, sections 3.3.3 and 3.3.4): the share of tokens that is taken out, and a span's mean length."""
+"""T5 (Raffel et al. 2020, sections 3.3.3 and 3.3.4): the share of tokens that is masked, and the mean length of a span."""
 INFILLED, POISSON_SPAN = 0.3, 3.0
 """BART (Lewis et al. 2020, sections 5.1 and 2.2): the share of tokens, and the lambda of the spans' lengths."""
 MASKED = 0.5
@@ -25,11 +25,11 @@ MASKED = 0.5
 
 
 class Denoising(NamedTuple):
-    """The tokens that stand for what was taken out.
+    """The tokens that replace masked spans.
 
     Attributes:
-        sentinels: one for each span of T5's; the first of them that is left ends the target.
-        mask: what BART and MASS put there.
+        sentinels: T5's, one for each span; the first unused one ends the target.
+        mask: the mask token of BART and MASS.
     """
 
     sentinels: Sequence[int]
@@ -37,7 +37,7 @@ class Denoising(NamedTuple):
 
 
 def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PromptResponses]:
-    """Rows of exactly `length` tokens of documents, but the last; a document is cut where its row is full.
+    """Rows of exactly `length` tokens except the last; a document is split where a row is full.
 
     Args:
         documents: token ids, each with the token that ends a document.
@@ -58,7 +58,7 @@ def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PromptRespon
 
 
 def cut_into_pieces(documents: Iterable[Ids], length: int) -> list[list[int]]:
-    """Documents cut into pieces of at most `length` tokens; those of one token, of which nothing could stay, are dropped."""
+    """Documents cut into pieces of at most `length` tokens; pieces of one token are dropped."""
     cut = (list(ids[start : start + length]) for ids in documents for start in range(0, len(ids), length))
     return [piece for piece in cut if len(piece) > 1]
 
@@ -88,10 +88,10 @@ def span_corruption(ids: Ids, denoising: Denoising, random: numpy.random.Generat
     taken = min(max(round(CORRUPTED * len(ids)), 1), len(ids) - 1)
     count = min(max(round(taken / MEAN_SPAN), 1), taken, len(ids) - taken, len(denoising.sentinels) - 1)
     lengths, gaps = _segments(taken, count, random), _segments(len(ids) - taken, count, random)
-    spans, place = [], 0
+    spans, position = [], 0
     for gap, length in zip(gaps, lengths, strict=True):  # text comes first, so that no two spans touch
-        spans.append((place + gap, place + gap + length))
-        place += gap + length
+        spans.append((position + gap, position + gap + length))
+        position += gap + length
     return replace_spans(ids, spans, denoising.sentinels)
 
 
@@ -101,7 +101,7 @@ def infilling(ids: Ids, denoising: Denoising, random: numpy.random.Generator, en
     A span of length 0 inserts a mask.
 
     Args:
-        ends: places after the last token of each sentence but the text's own end.
+        ends: indices after the last token of each sentence, without the text's own end.
     """
     left = round(INFILLED * len(ids))
     lengths: list[int] = []
@@ -109,29 +109,29 @@ def infilling(ids: Ids, denoising: Denoising, random: numpy.random.Generator, en
         lengths.append(min(int(random.poisson(POISSON_SPAN)), left))
         left -= lengths[-1]
     free = len(ids) - sum(lengths)
-    # Where spans begin, counted in tokens that stay: those of length 0 may lie anywhere, too.
-    places = numpy.sort(random.integers(free + 1, size=len(lengths)))
+    # Starts of spans, counted in unmasked tokens; spans of length 0 may be anywhere, too.
+    starts = numpy.sort(random.integers(free + 1, size=len(lengths)))
     random.shuffle(lengths)
     noisy: list[list[int]] = [[]]
-    borders, place, stayed = set(ends), 0, 0
+    boundaries, position, kept_before = set(ends), 0, 0
 
-    def read(until: int) -> None:
-        nonlocal place
-        while place < until:
-            noisy[-1].append(ids[place])
-            place += 1
-            if place in borders:
+    def copy_tokens(until: int) -> None:
+        nonlocal position
+        while position < until:
+            noisy[-1].append(ids[position])
+            position += 1
+            if position in boundaries:
                 noisy.append([])
 
-    for start, length in zip(places.tolist(), lengths, strict=True):
-        read(place + start - stayed)
-        stayed = start
+    for start, length in zip(starts.tolist(), lengths, strict=True):
+        copy_tokens(position + start - kept_before)
+        kept_before = start
         noisy[-1].append(denoising.mask)
-        crossed = any(place < border <= place + length for border in borders)
-        place += length
+        crossed = any(position < boundary <= position + length for boundary in boundaries)
+        position += length
         if crossed:  # the sentence's end is inside the span: the mask belongs to what came before
             noisy.append([])
-    read(len(ids))
+    copy_tokens(len(ids))
     order = random.permutation(len(noisy)).tolist()
     return PromptResponse([token for number in order for token in noisy[number]], list(ids))
 

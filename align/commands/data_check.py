@@ -6,7 +6,7 @@ from pathlib import Path
 from align.commands.arguments import OneLineParser
 from align.errors import UserError
 
-HELP = "data check FILE, data clean FILE: what is in a file and of an evaluation in it; raw text by C4's rules"
+HELP = "data check FILE, data clean FILE: describe a file, find evaluation rows in it; clean raw text by C4's rules"
 
 
 def main(arguments: list[str]) -> None:
@@ -25,22 +25,27 @@ def main(arguments: list[str]) -> None:
     actions = parser.add_subparsers(metavar="check|clean", required=True)
     check = actions.add_parser("check", help="describe a file: records, lengths, ties, repeated prompts, bad rows")
     check.add_argument("file", metavar="FILE", help="a file, a folder or the name of a hub data set")
-    check.add_argument("--kind", help=f"what its rows are: {', '.join(KINDS)}; default: what the first rows look like")
+    check.add_argument("--kind", help=f"kind of its records: {', '.join(KINDS)}; default: guessed from the first rows")
     check.add_argument("--against", metavar="EVALUATION", help="list the rows of this source that share words with FILE")
-    check.add_argument("--words", type=int, help=f"with --against: how many in a row make a match; default {WORDS}")
+    check.add_argument(
+        "--words", type=int, help=f"with --against: consecutive shared words that make a match; default {WORDS}"
+    )
     check.set_defaults(run=_check)
-    clean = actions.add_parser("clean", help="keep the lines and pages of raw text that C4's rules keep")
+    clean = actions.add_parser("clean", help="clean raw text by C4's rules")
     clean.add_argument("file", metavar="FILE", help="rows with a `text`: a file, a folder or the name of a hub data set")
     clean.add_argument("--output", metavar="FILE", type=Path, required=True, help="the .jsonl file to write")
-    clean.add_argument("--bad-words", "--bad_words", metavar="FILE", help="words, one a line, of which a page may have none")
+    clean.add_argument("--bad-words", "--bad_words", metavar="FILE", help="words, one per line, that no page may contain")
     for name in ("sentences", "words"):
         default = getattr(cleaning, name.upper())
         unit = {"sentences": "page", "words": "line"}[name]
         clean.add_argument(f"--{name}", type=int, default=default, help=f"fewest {name} of a {unit}; default {default}")
-    clean.add_argument("--language", default="", help="keep pages in this language alone, such as en (extra: clean)")
+    clean.add_argument("--language", default="", help="keep only pages in this language, such as en (needs the extra clean)")
     probability = cleaning.LANGUAGE_PROBABILITY
     clean.add_argument(
-        "--probability", type=float, default=probability, help=f"least probability of that; default {probability}, as C4's"
+        "--probability",
+        type=float,
+        default=probability,
+        help=f"lowest probability of that language; default {probability}, as in C4",
     )
     clean.add_argument("--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows without a text")
     clean.set_defaults(run=_clean)

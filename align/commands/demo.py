@@ -1,6 +1,6 @@
-"""`align demo`: a model goes through all three stages, is compared with where it came from, and gets a report.
+"""`align demo`: train a model through all three stages, compare it with the original one, and write a report.
 
-Each stage that is finished is not done again, so a demo that was broken off goes on where it stopped.
+Finished stages are skipped, so an interrupted demo resumes where it stopped.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from align.shipped import shipped_root
 
 CONFIGS = shipped_root() / "configs" / "demo"
 JUDGES = {"smollm2-135m": "smollm2-135m-judge"}
-"""Reward models that no policy of the demo learned from, by the name of the model that the demo aligns."""
+"""Reward models that no policy of the demo was trained on, by the name of the model that the demo aligns."""
 BEST_OF = 16
 """Answers among which the fine-tuned model's best is chosen, to compare PPO with."""
 BEST_OF_PROMPTS = 40
-"""The first prompts, which are in random order: 16 answers to each of all would take longer than all other evaluations."""
+"""Number of prompts for that: 16 answers to every prompt would take longer than all other evaluations."""
 HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
 """The figure of each evaluation that the demo's table shows."""
 
@@ -49,12 +49,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(models)}")
     parser.add_argument("--output_dir", "--output-dir", default="runs/demo", help="folder of the demo's runs and its report")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
-    words = parser.parse_args(list(arguments))
-    if words.model not in models:
-        raise UserError(f"the demo knows no model '{words.model}'; it has settings for {', '.join(models)}")
+    options = parser.parse_args(list(arguments))
+    if options.model not in models:
+        raise UserError(f"--model {options.model}: the demo has no settings for it; use one of {', '.join(models)}")
     started = time.monotonic()
-    folder = Path(words.output_dir)
-    rows = run_demo(words.model, folder, words.seed)
+    folder = Path(options.output_dir)
+    rows = run_demo(options.model, folder, options.seed)
     report = write_report(folder)
     print(summary_table(rows))
     print(f"{(time.monotonic() - started) / 60:.1f} minutes; the report: {report}")
@@ -76,7 +76,7 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
     aligned = run_unless_finished(run_ppo, ppo)
     prompts = read_records("data/prompts_heldout.jsonl", Prompt)
     sampling = Sampling(ppo.max_new_tokens, ppo.temperature)
-    if ppo.overlong == "truncate":  # bytes make rows long: the tiny models take short prompts only
+    if ppo.overlong == "truncate":  # the tiny models read bytes, so only short prompts fit
         prompts = [prompt for prompt in prompts if len(prompt.prompt) == 1]
     scorer = load_reward_model(str(reward))
     comparison = compare_policies(str(policy), str(aligned), scorer, prompts, sampling, seed)
@@ -110,7 +110,7 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
     All figures go to `folder/eval` and into the report; the rows hold one of each task.
 
     Args:
-        settings: those of `align eval all`; a tiny model, whose answers are noise, has none and no rows.
+        settings: settings of `align eval all`; if the file does not exist, as for the tiny models, there are no rows.
     """
     if not settings.exists():
         return []

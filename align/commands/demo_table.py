@@ -1,4 +1,4 @@
-"""The rows of the demo's table: what each stage achieved on data that it did not learn from."""
+"""The rows of the demo's table: what each stage achieved on held-out data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from align.training.metrics_file import read_metrics
 
 
 def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, Any]]:
-    """The table at the end: what each stage achieved on data that it did not learn from."""
+    """The table at the end: what each stage achieved on held-out data."""
     sft, reward = read_metrics(folder / "sft"), read_metrics(folder / "reward")
     sft_start, sft_best = (
         sft[0],
@@ -59,7 +59,7 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
 
 
 def instruction_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
-    """How many answers obey an instruction that a program can check (`align eval instructions`); no row without any."""
+    """Share of answers that obey an instruction a program can check (`align eval instructions`); no row without any."""
     checked = [(i, Constraint.from_row(prompt.check)) for i, prompt in enumerate(comparison.prompts) if prompt.check]
     if not checked:
         return []
@@ -99,7 +99,7 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
 
 
 def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> dict[str, Any]:
-    """How often a reward model that PPO never met prefers the answers after PPO.
+    """How often a reward model that PPO was not trained on prefers the answers after PPO.
 
     Args:
         policy: folder of either policy, for its tokenizer.

@@ -1,4 +1,4 @@
-"""`align launch`: accelerate's launcher with an orderly end: signals reach every process, and no traceback of the launcher.
+"""`align launch`: accelerate's launcher, but signals reach every process, and failures show no launcher traceback.
 
 accelerate and torch end a failed or stopped launch with a traceback and exit code 1; a launch of one process does not pass
 signals on at all. Here the exit code is that of the process that failed first, or 75 after a request to stop.
@@ -12,7 +12,7 @@ from types import FrameType
 
 from align.signals import EXIT_STOPPED, SIGNALS
 
-HELP = "start a stage in several processes; takes the arguments of accelerate launch"
+HELP = "start a stage in several processes, with the arguments of accelerate launch"
 
 
 def main(arguments: list[str]) -> None:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     except SignalException:
         raise SystemExit(EXIT_STOPPED) from None
     except ChildFailedError as error:
-        # One that was killed comes before those that failed because they lost it.
+        # A killed process comes before those that failed because they lost it.
         rank, first = min(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp))
         if first.exitcode != EXIT_STOPPED:
             why = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _forward_signal(number: int, _frame: FrameType | None) -> None:
-    """Give a signal to the processes that this one has started."""
+    """Forward a signal to the processes that this one has started."""
     import psutil
 
     for child in psutil.Process(os.getpid()).children():
@@ -57,5 +57,5 @@ def _forward_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _shell_exit_code(code: int) -> int:
-    """An exit code as a shell writes it: 128 + the number of the signal that ended a process."""
+    """An exit code by the shell's convention: 128 + the number of the signal that ended the process."""
     return 128 - code if code < 0 else code

@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> None:
     """
     parser = OneLineParser(prog="align model", allow_abbrev=False, description=HELP)
     actions = parser.add_subparsers(metavar="list|fetch|consolidate", required=True)
-    actions.add_parser("list", help="the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())
-    fetch = actions.add_parser("fetch", help="make or download a model now, and print its folder")
+    actions.add_parser("list", help="list the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())
+    fetch = actions.add_parser("fetch", help="make or download a model, and print its folder")
     fetch.add_argument("name", metavar="NAME", help="a built-in model, or a name on the hub")
     fetch.set_defaults(run=lambda options: print(fetch_model(options.name)))
     whole = actions.add_parser("consolidate", help="write the policy of a checkpoint as a folder that loads elsewhere")
@@ -54,7 +54,7 @@ def _consolidate(source: Path, output: Path) -> None:
 
 
 def fetch_model(name: str) -> Path:
-    """The folder of a model, which is made or downloaded if it is not on this machine; of a hub model only `HUB_FILES`.
+    """The folder of a model, which is made or downloaded if it is not on this machine; of a hub model, only `HUB_FILES`.
 
     Args:
         name: a built-in model, a folder or a hub name.

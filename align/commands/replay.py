@@ -1,4 +1,4 @@
-"""`align replay`: a response of a PPO run, sampled again to the bit, with all that was learned from it."""
+"""`align replay`: resample a response of a PPO run bit for bit, with its rewards, KL, values and advantages."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from align.errors import UserError
 if TYPE_CHECKING:
     from align.ppo.rollout_files import RolloutRow
 
-HELP = "sample a response of a PPO run again, to the bit"
+HELP = "resample a response of a PPO run, bit for bit"
 
 
 def main(arguments: list[str]) -> None:
@@ -19,12 +19,12 @@ def main(arguments: list[str]) -> None:
         arguments: the command line after `align replay`.
 
     Raises:
-        UserError: for invalid arguments, if the run does not keep what is needed, or if the response differs from the recorded one.
+        UserError: for invalid arguments, a run that lacks the needed files, or a response that differs.
     """
     parser = OneLineParser(prog="align replay", allow_abbrev=False, description=HELP)
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of a run of PPO, or of sft, reward and ppo")
     parser.add_argument("--update", type=int, required=True, help="number of the update, from 1")
-    parser.add_argument("--row", type=int, required=True, help="place of the response in its rollout, from 0")
+    parser.add_argument("--row", type=int, required=True, help="index of the response in its rollout, from 0")
     parser.add_argument(
         "--learn_again",
         "--learn-again",
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
         result = replay(trainer, run, options.update, options.row, options.learn_again)
         is_main = trainer.run.is_main
     if is_main:
-        show(result.row)
+        print_response(result.row)
         if result.recorded is None:
             print(
                 f"\nnot compared: the run did not write update {options.update}, row {options.row} (rollout_updates, rows)"
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(result.difference)
 
 
-def show(row: "RolloutRow") -> None:
+def print_response(row: "RolloutRow") -> None:
     """Print a response: prompt, answer, parts of the reward, and a table of its tokens."""
     from rich.console import Console
     from rich.table import Table
@@ -71,7 +71,7 @@ def show(row: "RolloutRow") -> None:
     out.print(f"KL {format_number(sum(row.kl))} nats, {len(row.ids)} tokens\n")
     table = Table("place", "token", "id", "log-prob", "KL", "value", "advantage")
     columns = zip(row.tokens, row.ids, row.log_probs, row.kl, row.values, row.advantages, strict=True)
-    for place, (token, number, *figures) in enumerate(columns):
-        # repr shows white space, and tokens that are part of a character.
-        table.add_row(str(place), repr(visible_text(token)), str(number), *(f"{figure:.4f}" for figure in figures))
+    for index, (token, token_id, *numbers) in enumerate(columns):
+        # repr makes white space and incomplete characters visible.
+        table.add_row(str(index), repr(visible_text(token)), str(token_id), *(f"{number:.4f}" for number in numbers))
     out.print(table)

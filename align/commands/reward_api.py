@@ -1,8 +1,8 @@
 """The HTTP interface of `align serve-reward`.
 
-`/score` takes plain prompts and responses: what reward functions of TRL and verl hold (docs/howto/reward-elsewhere.md has
-a client for each). `/get_reward` is the form that OpenRLHF's remote reward model is asked in: texts as the policy's chat
-template wrote them.
+`/score` takes plain prompts and responses, as reward functions of TRL and verl have them (docs/howto/reward-elsewhere.md has
+a client for each). `/get_reward` is OpenRLHF's interface of remote reward models: texts rendered by the policy's chat
+template.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""`align serve-reward`: a reward model behind HTTP, in the forms that other frameworks' reward functions call."""
+"""`align serve-reward`: serve a reward model over HTTP, with the interfaces of other frameworks."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Stages that a command runs one after the other, each once."""
+"""Running each stage of a command once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,9 @@ from align.settings import RunConfig
 
 
 def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path:
-    """Run a stage unless its model is there already; returns the model's folder.
+    """Run a stage unless it has finished; returns the model's folder.
 
-    A stage that was broken off goes on from its last checkpoint.
+    An interrupted stage resumes from its last checkpoint.
     """
     folder = Path(config.output_dir)
     if (folder / "model").exists() and (folder / "finished").exists():

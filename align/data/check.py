@@ -1,4 +1,4 @@
-"""Describes a data file in words: the text of `align data check FILE`."""
+"""The description of a data file that `align data check FILE` prints."""
 
 import math
 import os
@@ -40,7 +40,7 @@ def check_data(path: str, kind_name: str | None = None) -> str:
 
 
 def guess_kind(source: str | os.PathLike[str], split: str = "train") -> type[Record]:
-    """The kind of the first recognized row, a ranking in preference to a demonstration or prompt.
+    """The kind of the first recognized row; the most specific one if several match.
 
     Args:
         source: a file, a folder or the name of a hub data set.
@@ -120,9 +120,9 @@ def _kind_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             ("verdicts", _list_most_common(record.verdict for record in judgments)),
             ("rules", _list_most_common(record.rule for record in judgments)),
         ]
-    qualities = [record for record in records if isinstance(record, AttributeJudgment)]
-    if qualities:
-        return [("attributes", _list_most_common(name for record in qualities for name in record.attributes))]
+    attributes = [record for record in records if isinstance(record, AttributeJudgment)]
+    if attributes:
+        return [("attributes", _list_most_common(name for record in attributes for name in record.attributes))]
     return []
 
 

@@ -1,4 +1,4 @@
-"""C4's rules for pages of the web (Raffel et al. 2020, section 2.2): which lines and pages of raw text are kept."""
+"""Cleaning of raw web pages by C4's rules (Raffel et al. 2020, section 2.2)."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ from align.errors import UserError
 from align.files import new_file
 
 SENTENCES, WORDS = 5, 3
-"""Fewest sentences of a page and words of a line, as in the paper's first version; its last has 3 and 5."""
+"""Minimum sentences per page and words per line, as in the paper's first version; its last one has 3 and 5."""
 LANGUAGE_PROBABILITY = 0.99
-"""The least probability of the wanted language: C4's, which asked langdetect."""
+"""Minimum probability of the wanted language: C4's, which used langdetect."""
 SPAN = 3
-"""Sentences in a row that occur once in all pages."""
+"""Consecutive sentences that are deduplicated over all pages."""
 LINE_ENDS = (".", "!", "?", '"', "\u201d")
 """Terminal punctuation: a line that ends otherwise is a menu or a title."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'\u201d)\]]*\s+")
@@ -25,14 +25,14 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'\u201d)\]]*\s+")
 
 @dataclass(frozen=True)
 class CleaningRules:
-    """What a page has to be.
+    """What a page must satisfy to be kept.
 
     Attributes:
-        sentences: the fewest of a page.
-        words: the fewest of a line.
-        bad_words: words, in lower case, of which a page may have none.
-        language: the one that a page has to be in, as its two or three letters (ISO 639); empty: any.
-        probability: the least that it is in it.
+        sentences: minimum per page.
+        words: minimum per line.
+        bad_words: words in lower case that a page may not contain.
+        language: ISO 639 code of the language that a page must be in; empty: any.
+        probability: minimum probability of that language.
     """
 
     sentences: int = SENTENCES
@@ -46,8 +46,8 @@ class Cleaner:
     """Cleans pages one after another, and remembers the spans of sentences that it has seen.
 
     Attributes:
-        removed: why, and how many: lines and pages by reason, and repeated sentences.
-        kept: pages.
+        removed: number of removed lines, pages and repeated sentences, by reason.
+        kept: number of pages.
     """
 
     def __init__(self, rules: CleaningRules) -> None:
@@ -57,7 +57,7 @@ class Cleaner:
         self._spans: set[bytes] = set()
 
     def clean(self, text: str) -> str | None:
-        """The page as it is kept, or None."""
+        """The cleaned page, or None if it is dropped."""
         reason = self._page_problem(text)
         if reason is None:
             lines = [split_sentences(line) for line in self._kept_lines(text)]
@@ -87,25 +87,25 @@ class Cleaner:
                 self.removed["lines without an end"] += bool(line)
             elif len(line.split()) < self.rules.words:
                 self.removed[f"lines of fewer than {self.rules.words} words"] += 1
-            elif "javascript" in line.lower():  # a warning that it is to be switched on
+            elif "javascript" in line.lower():  # a warning to enable it
                 self.removed["lines about Javascript"] += 1
             else:
                 yield line
 
     def _without_repeated_spans(self, lines: list[list[str]]) -> list[list[str]]:
         """The lines without sentences of a span that occurred before, here or on an earlier page."""
-        places = [(number, place) for number, line in enumerate(lines) for place in range(len(line))]
+        positions = [(number, index) for number, line in enumerate(lines) for index in range(len(line))]
         repeated: set[tuple[int, int]] = set()
-        for start in range(len(places) - SPAN + 1):
-            span = places[start : start + SPAN]
-            sentences = (" ".join(lines[number][place].lower().split()) for number, place in span)
+        for start in range(len(positions) - SPAN + 1):
+            span = positions[start : start + SPAN]
+            sentences = (" ".join(lines[number][index].lower().split()) for number, index in span)
             digest = hashlib.blake2b("\n".join(sentences).encode(), digest_size=16).digest()
             if digest in self._spans:
                 repeated.update(span)
             self._spans.add(digest)
         self.removed["repeated sentences"] += len(repeated)
         return [
-            [sentence for place, sentence in enumerate(line) if (number, place) not in repeated]
+            [sentence for index, sentence in enumerate(line) if (number, index) not in repeated]
             for number, line in enumerate(lines)
         ]
 
@@ -127,7 +127,7 @@ def language_detector(language: str) -> Callable[[str], float]:
 
 
 def split_sentences(line: str) -> list[str]:
-    """The sentences of a line, each with its end; a quotation mark behind it stays with it."""
+    """The sentences of a line, each with its end mark and a closing quotation mark."""
     starts = [0, *(match.end() for match in _SENTENCE_END.finditer(line)), len(line)]
     parts = (line[start:end].strip() for start, end in zip(starts, starts[1:], strict=False))
     return [part for part in parts if part]
@@ -180,7 +180,7 @@ def read_bad_words(path: str) -> frozenset[str]:
 
 
 def _any_of(words: Collection[str]) -> re.Pattern[str] | None:
-    """Whole words: a bad word inside a longer one counts for nothing."""
+    """Matches whole words only, not parts of longer words."""
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(words)))})(?!\w)") if words else None
 
 

@@ -1,4 +1,4 @@
-"""Conversations: what a turn is, which orders of turns make sense, and how a conversation is written in a file."""
+"""Conversations: turns, the allowed orders of turns, and the form in a file."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -27,7 +27,7 @@ def check_conversation(value: object, field: str) -> Conversation:
     """Turns of known roles, a system turn only at the start, user and assistant in alternation.
 
     Alternation is required here because the chat templates of several models (Llama 2, Mistral, Gemma) reject anything
-    else, and would do so hours later. A system turn may be empty: for some templates that means "not the default one".
+    else, and would do so only during training. An empty system turn is allowed: some templates then omit their default one.
 
     Args:
         value: a list of {role, content}.

@@ -9,8 +9,10 @@ from typing import Any
 
 from align.errors import UserError, nearest_name
 
-ROUNDING = 1e-3  # how far above 1 two probabilities may be together, for files that round them
-SPELLING_SIMILARITY = 0.85  # how similar (0 to 1) an unknown field's name is to a known one to count as a spelling mistake
+ROUNDING = 1e-3  # tolerance of a sum of two probabilities above 1, for files that round them
+SPELLING_SIMILARITY = (
+    0.85  # similarity (0 to 1) of an unknown field's name to a known one from which it counts as misspelled
+)
 
 
 def field_error(field: str, wrong: str, remedy: str) -> UserError:
@@ -31,7 +33,7 @@ def short_repr(value: object) -> str:
 
 
 def check_row(row: object) -> Mapping[str, Any]:
-    """A row must be a mapping of field names to values."""
+    """The row, which must map field names to values."""
     if not isinstance(row, Mapping):
         raise UserError(f"the row is {short_repr(row)}, not a JSON object; write one {{...}} per line")
     return row
@@ -154,7 +156,7 @@ def check_margin(value: object) -> float:
 
 
 def check_preferences(value: object, count: int) -> tuple[tuple[float, ...], ...]:
-    """For each of `count` responses the probabilities that it is better than each; two of them leave the rest to a tie."""
+    """The probability that response i beats j, for `count` responses; what (i, j) and (j, i) leave of 1 is a tie."""
     rows = [check_list(row, f"preferences[{i}]", count) for i, row in enumerate(check_list(value, "preferences", count))]
     for i, row in enumerate(rows):
         for j, entry in enumerate(row):

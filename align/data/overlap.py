@@ -1,8 +1,8 @@
-"""Which rows of an evaluation occur in training data: the text of `align data check TRAINING --against EVALUATION`.
+"""Which rows of an evaluation occur in training data, for `align data check TRAINING --against EVALUATION`.
 
-As GPT-3 looked for contamination (Brown et al. 2020, arXiv 2005.14165, section 4 and appendix C): a row is suspicious if it
-shares 13 words in a row with the training data, whatever their case and the signs between them. Word sequences that occur in
-more than ten training rows are forms of speech or of a template, and count for nothing.
+As GPT-3's check for contamination (Brown et al. 2020, arXiv 2005.14165, section 4 and appendix C): a row is suspicious if it
+shares 13 consecutive words with the training data, ignoring case and punctuation. Word sequences that occur in
+more than ten training rows are common phrases or templates, and are ignored.
 """
 
 import os
@@ -55,7 +55,7 @@ def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike
     Args:
         training: a file, a folder or the name of a hub data set.
         evaluation: the same.
-        words: how many in a row make a match; a text with fewer has to be shared as a whole.
+        words: consecutive words that make a match; a shorter text must match as a whole.
 
     Raises:
         UserError: if a source cannot be read, or for fewer than `FEWEST_WORDS` words.

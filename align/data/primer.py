@@ -1,6 +1,6 @@
-"""Examples and an instruction before a prompt: how a model that was never fine-tuned is shown what an answer looks like.
+"""Few-shot prompting: examples and an instruction before a prompt, for models that were not fine-tuned.
 
-InstructGPT's plots have such a baseline, "GPT-3 (prompted)", beside fine-tuned models (Ouyang et al. 2022, figure 1).
+InstructGPT compares with such a baseline, "GPT-3 (prompted)" (Ouyang et al. 2022, figure 1).
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from align.errors import UserError
 
 @dataclass(frozen=True)
 class Primer:
-    """What comes before each conversation.
+    """Few-shot examples and an instruction that come before each conversation.
 
     Attributes:
-        instruction: opens the first user turn: some templates know no system role. May be empty.
+        instruction: starts the first user turn, because some templates have no system role; may be empty.
         examples: questions with their answers, as earlier turns.
     """
 

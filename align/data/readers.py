@@ -84,7 +84,7 @@ def read_records(
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
     require_records(scanned, source, kind)
     if scanned.problems:
-        logger.warning("%s: skipped %d of %d rows, which are bad:", source, len(scanned.problems), scanned.rows)
+        logger.warning("%s: skipped %d bad rows of %d:", source, len(scanned.problems), scanned.rows)
         for problem in scanned.problems[:LISTED_PROBLEMS]:
             logger.warning("%s", problem)
     return scanned.records

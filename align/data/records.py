@@ -158,7 +158,7 @@ class Ranking(Record):
         labeler: who ranked.
         ratings: the quality of each response [K], from 1 to 7.
         preferences: the probability that response i is better than response j [K, K], where labelers disagree or may be
-            wrong; what (i, j) and (j, i) leave of 1 is the probability of a tie.
+            wrong; 1 minus the entries (i, j) and (j, i) is the probability of a tie.
         flags: names for the whole ranking, or a tuple of names for each response.
         model: which model wrote each response [K].
         id: the row's id, if it has one.

@@ -28,7 +28,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One row and its place (`FILE:LINE` or `FILE: row N`, from 1). A broken row has `error` instead of `row`."""
+    """One row and its location (`FILE:LINE` or `FILE: row N`, from 1). A broken row has `error` instead of `row`."""
 
     where: str
     row: Any = None
@@ -37,10 +37,10 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it is stored: to pass over it costs little.
+    """One row before parsing, so that skipping rows is cheap.
 
     Attributes:
-        where: its place, as `SourceRow` has it.
+        where: its location, as in `SourceRow`.
         content: a line of JSON, or the row itself from a file of another kind.
     """
 
@@ -58,7 +58,7 @@ class RawRow:
 
 
 def split_sources(sources: str) -> list[str]:
-    """The names in a list of sources that are separated by commas. What is there, commas and all, is one source."""
+    """The names in a list of sources that are separated by commas. An existing path with commas is one source."""
     if resolve_path(sources).exists():
         return [sources]
     return [name for part in sources.split(",") if (name := part.strip())] or [sources]

@@ -60,7 +60,7 @@ def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: b
         yield text
     name = source if isinstance(source, str) else "texts in memory"
     if bad:
-        logger.warning("%s: skipped %d rows, which are bad", name, bad)
+        logger.warning("%s: skipped %d bad rows", name, bad)
     if not found:
         raise UserError(f"{name}: no text in it; each row needs a field 'text'")
 

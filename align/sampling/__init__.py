@@ -1,1 +1,1 @@
-"""How responses are drawn: by transformers in the training process, or by vLLM on GPUs."""
+"""Sampling of responses: by transformers in the training process, or by vLLM on GPUs."""

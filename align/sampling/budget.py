@@ -1,4 +1,4 @@
-"""How many tokens are sampled at once: all that a GPU has room for, since it takes much the same time for a step of any."""
+"""How many tokens are sampled at once: as many as a GPU has memory for, since a step takes about the same time for any."""
 
 from align.models.backbone import Backbone
 from align.sampling.generation import Sampling

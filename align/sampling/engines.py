@@ -85,7 +85,7 @@ class TransformersEngine:
             yield
 
     def _fits_whole(self, prompts: Sequence[list[int]], sampling: Sampling) -> bool:
-        """Whether every process samples with whole weights; a change of it is told.
+        """Whether every process samples with whole weights; a change is reported.
 
         Unless it is set, it follows from the memory that is free now, on the process that has the least.
         """

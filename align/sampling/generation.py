@@ -18,23 +18,23 @@ from align.seeds import Stream, generator
 from align.tensor_ops import Padded, cut_by_tokens
 
 BLOCK = 128
-"""Tokens of the vocabulary in each block that `draw` sums up."""
+"""Vocabulary entries in each block that `draw` sums."""
 
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 16}
-"""After how many tokens rows that have ended leave the batch. To see whether one has, the processor waits until the GPU has
-computed all that it was asked for; until then it asks for token after token, and those past a row's end are dropped."""
+"""Steps between checks for finished rows, which leave the batch. A check makes the CPU wait for the GPU, so
+several steps are queued first; tokens past a row's end are dropped."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn.
+    """How responses are sampled.
 
     Attributes:
         max_new_tokens: longest response, including its end token.
         temperature: divides the logits; 0 takes the likeliest token.
         top_k, top_p: 0 and 1 do not truncate the distribution, as PPO needs it; other values are for evaluation.
         batch_tokens: prompt and response tokens in the cache at once.
-        reserve: whether the cache has its full size from the beginning, so that a GPU records a step and replays it.
+        reserve: whether to allocate the cache at its full size, so that a GPU can record a step and replay it.
     """
 
     max_new_tokens: int
@@ -186,8 +186,8 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     inside = weights.gather(1, columns.clamp(max=vocabulary - 1)).double().masked_fill(columns >= vocabulary, 0.0)
     # If rounding puts the threshold above the block's sum, the last token with any probability is taken.
     last = (inside > 0).long().cumsum(-1).argmax(-1)
-    place = torch.searchsorted(inside.cumsum(-1), threshold, right=True)[:, 0].minimum(last)
-    return columns.gather(1, place[:, None])[:, 0]
+    index = torch.searchsorted(inside.cumsum(-1), threshold, right=True)[:, 0].minimum(last)
+    return columns.gather(1, index[:, None])[:, 0]
 
 
 def _warpers(sampling: Sampling) -> LogitsProcessorList:

@@ -1,4 +1,4 @@
-"""Settings that all commands share which use a finished model (`align sample`, `align eval`), and those of engines."""
+"""Settings of commands that use a finished model (`align sample`, `align eval`), and of sampling engines."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -51,10 +51,10 @@ class PrimerSettings:
 
 @dataclass(kw_only=True)
 class BestOfSettings:
-    """A model that answers several times and keeps the answer with the highest reward."""
+    """Best-of-n: a model samples several answers and keeps the one with the highest reward."""
 
     best_of: int = option(1, "answers of which a model named MODEL+best keeps the one with the highest reward")
-    best_of_reward: str = option("", "reward model that chooses it; take another one than decides the comparison")
+    best_of_reward: str = option("", "reward model that chooses it; use a different one than decides the comparison")
 
     def __post_init__(self) -> None:
         next_check = getattr(super(), "__post_init__", None)
@@ -68,7 +68,7 @@ class BestOfSettings:
 
 @dataclass(kw_only=True)
 class AnsweringConfig(InferenceConfig):
-    """How responses to prompts are drawn."""
+    """How responses to prompts are sampled."""
 
     max_new_tokens: int = option(256, "longest response, in tokens")
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
@@ -87,17 +87,17 @@ class AnsweringConfig(InferenceConfig):
 
     @property
     def sampling(self) -> Sampling:
-        """How responses are drawn, as `sample` takes it."""
+        """The same settings, as `sample` takes them."""
         return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.batch_tokens)
 
 
 @dataclass(kw_only=True)
 class EngineConfig:
-    """What samples the responses of a rollout; docs/clusters.md says how to start vLLM."""
+    """The engine that samples rollouts; docs/clusters.md says how to start vLLM."""
 
     engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
         "transformers",
-        "what samples: transformers with the model in training, a vLLM server on GPUs of its own, or vLLM in the training "
+        "what samples: transformers with the model in training, a vLLM server on separate GPUs, or vLLM inside the training "
         "processes, on their GPUs",
     )
     cuda_graphs: bool = option(
@@ -111,15 +111,13 @@ class EngineConfig:
     vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
     vllm_timeout: float = option(300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers")
     vllm_retries: int = option(
-        3, "how often a rollout goes on with a vLLM server that went away and is back within vllm_timeout; 0: never"
+        3, "how often a rollout may wait up to vllm_timeout for a vLLM server that went down; 0: never"
     )
     vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)")
     vllm_requests: int = option(
         256, "most rows that a server or vllm-colocate works on at once (vLLM's max_num_seqs, 256 by its default)"
     )
-    vllm_sleep: bool = option(
-        False, "let vllm-colocate give its memory back between rollouts, for training; waking it takes seconds"
-    )
+    vllm_sleep: bool = option(False, "free vllm-colocate's memory between rollouts, for training; waking it takes seconds")
     vllm_tensor_parallel: int = option(
         1, "GPUs that share one copy of the policy in vllm-colocate; the number of processes is a multiple of it"
     )

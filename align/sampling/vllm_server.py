@@ -38,7 +38,7 @@ TOKENIZER_PROBE = "Zwölf Boxkämpfer, 1,234.5 (x != y)\n\tnaïve: 人工"
 
 
 class ServerGoneError(UserError):
-    """Nobody answers at the server's address any more."""
+    """The server no longer answers."""
 
 
 Row = tuple[list[int], list[float]]
@@ -56,7 +56,7 @@ class VLLMServer:
     """
 
     client: "Client"
-    """Only on the main process."""
+    """Exists only on the main process."""
 
     def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
         self.url, self.timeout, self.retries = config.vllm_url.rstrip("/"), config.vllm_timeout, config.vllm_retries
@@ -87,7 +87,7 @@ class VLLMServer:
         raise UserError(f"{gone}{saved}")
 
     def _send_weights_if_stale(self) -> str:
-        """On all processes; returns how the server went away, "" if it did not."""
+        """Call on all processes; returns why the connection was lost, or ""."""
         if self.stale:
             with gathered_weights(self.optimization.module, self.accelerator):
                 gone = run_on_main(lambda: _connection_loss(self._send_weights), self.accelerator)
@@ -125,7 +125,7 @@ class VLLMServer:
         self.optimization.run.say(f"the vLLM server at {self.url} is back")
 
     def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
-        """Write what was sampled into the run's folder; returns the words that say so."""
+        """Save what was sampled to the run's folder; returns the end of the error message that says so."""
         if not answered:
             return ""
         text, run = self.loaded.tokenization.text, self.optimization.run
@@ -161,7 +161,7 @@ class VLLMServer:
     def _sample_missing(
         self, prompts: Sequence[list[int]], sampling: Sampling, seeds: list[int], answered: dict[int, Row]
     ) -> None:
-        """Ask for the rows that have no answer yet, several at a time; an answer counts as soon as it is there."""
+        """Request the rows that have no answer yet, several at a time; each answer is stored as it arrives."""
 
         def ask(row: int) -> None:
             answered[row] = self._sample_row(prompts[row], sampling, seeds[row])
@@ -226,14 +226,14 @@ class VLLMServer:
 
 
 def _is_connection_loss(error: Exception) -> bool:
-    """Whether nobody is there: no connection, or a proxy that says so. A server that is only slow is not asked again."""
+    """Whether the server is down: no connection, or a proxy's 502 to 504. A server that is only slow is not retried."""
     if isinstance(error, requests.ConnectionError):
         return "timed out" not in str(error)
     return bool(re.match(r"Request failed: 50[234]\b", str(error)))
 
 
 def _connection_loss(work: Callable[[], None]) -> str:
-    """Call something; returns how the server went away meanwhile, "" if it did not."""
+    """Call a function; returns why the connection was lost meanwhile, or ""."""
     try:
         work()
     except ServerGoneError as error:
@@ -242,7 +242,7 @@ def _connection_loss(work: Callable[[], None]) -> str:
 
 
 class Client(VLLMClient):
-    """TRL's client, with a timeout for every wait, and as many connections at once as may be asked for."""
+    """TRL's client, with a timeout for every request, and as many connections as parallel requests."""
 
     def __init__(self, url: str, timeout: float, connections: int) -> None:
         self.timeout, self.connections = timeout, connections
@@ -260,7 +260,7 @@ class Client(VLLMClient):
         self.session.headers["Connection"] = "close"  # the server would drop a kept connection during an update
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, _TimeoutAdapter(self.timeout, self.connections))
-        begun = time.monotonic()
+        started = time.monotonic()
         while True:
             try:
                 answer = requests.get(f"{self.base_url}/health", timeout=min(HEALTH_SECONDS, self.timeout))
@@ -269,7 +269,7 @@ class Client(VLLMClient):
                 found = f"it answers {answer.status_code}"
             except requests.RequestException as error:
                 found = type(error).__name__
-            if time.monotonic() - begun >= total_timeout:
+            if time.monotonic() - started >= total_timeout:
                 raise UserError(
                     f"vLLM server {self.base_url}: not up after {total_timeout:g} s ({found}); start it as docs/clusters.md "
                     "says, or correct vllm_url"

@@ -17,7 +17,7 @@ BASE = ".base_layer."
 
 
 def require_servable(backbone: Backbone, adapter: str | None) -> None:
-    """Refuse adapters that are more than one matrix added to another.
+    """Refuse adapters that cannot be merged into the base's matrices.
 
     Raises:
         UserError: for anything but plain LoRA, and for LoRA on a vocabulary matrix that reads and writes (tied).

@@ -128,9 +128,9 @@ def test_a_labeler_that_is_none():
 
 def test_a_folder_belongs_to_one_loop(tmp_path):
     config = LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", output_dir=str(tmp_path))
-    LoopState(config).once("a step", lambda: {"found": 1})
+    LoopState(config).run_once("a step", lambda: {"found": 1})
     again = LoopState(replace(config, rounds=5, poll_seconds=1.0))
-    assert again.once("a step", lambda: pytest.fail("done twice"))["found"] == 1
+    assert again.run_once("a step", lambda: pytest.fail("done twice"))["found"] == 1
     with pytest.raises(UserError, match=r"this loop began with seed 0, not 1; give another output_dir"):
         LoopState(replace(config, seed=1))
     (tmp_path / "loop.json").write_text("{")

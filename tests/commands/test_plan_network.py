@@ -35,9 +35,11 @@ def test_what_is_held_is_the_table_of_the_clusters_page():
 
 def test_one_update_by_hand():
     """1 B weights, 262,144 tokens, 16 H100: 6e9 x 262144 / (16 x 989e12 x 0.4) s; 2 x 15/16 x 2e9 bytes at 40 GB/s."""
-    (found,) = (item for item in traffic(1e9, 262_144, 16_384, "H100", 0.4) if (item.devices, item.way) == (16, "ZeRO-1"))
-    assert found.computing == pytest.approx(0.24850, rel=1e-4)
-    assert found.sending == pytest.approx(0.09375)
+    (found,) = (
+        item for item in traffic(1e9, 262_144, 16_384, "H100", 0.4) if (item.devices, item.strategy) == (16, "ZeRO-1")
+    )
+    assert found.compute == pytest.approx(0.24850, rel=1e-4)
+    assert found.communication == pytest.approx(0.09375)
     assert found.share == pytest.approx(0.09375 / (0.09375 + 0.24850), rel=1e-4)
 
 
@@ -45,7 +47,7 @@ def test_the_share_of_sending_does_not_depend_on_the_model_and_grows_with_device
     small, large = (traffic(size, 262_144, 16_384, "A100-80", 0.4) for size in (1e9, 70e9))
     assert [item.share for item in small] == pytest.approx([item.share for item in large])
     for way in ("whole", "ZeRO-1", "ZeRO-2", "ZeRO-3"):
-        shares = [item.share for item in small if item.way == way]
+        shares = [item.share for item in small if item.strategy == way]
         assert shares == sorted(shares)
 
 
@@ -53,8 +55,8 @@ def test_what_does_not_fit_is_not_taken():
     best = fastest_that_fits(traffic(70e9, 262_144, 16_384, "H100", 0.4))
     assert list(best) == list(COUNTS)
     assert best[16] is None
-    assert best[64].way == "ZeRO-3"
-    assert fastest_that_fits(traffic(7e9, 262_144, 16_384, "H100", 0.4))[8].way == "ZeRO-1"
+    assert best[64].strategy == "ZeRO-3"
+    assert fastest_that_fits(traffic(7e9, 262_144, 16_384, "H100", 0.4))[8].strategy == "ZeRO-1"
 
 
 def test_links():

@@ -49,7 +49,7 @@ def test_skipped_rows_are_counted_and_five_listed(tmp_path, caplog):
     path.write_bytes(b"{broken\n" * 6 + lines(ROWS) + b'{"prompt": 1}\n')
     with caplog.at_level(logging.WARNING):
         assert read_records(path, Prompt, skip_bad_rows=True) == RECORDS
-    assert caplog.messages[0] == f"{path}: skipped 7 of 10 rows, which are bad:"
+    assert caplog.messages[0] == f"{path}: skipped 7 bad rows of 10:"
     assert [message.split(" ")[0] for message in caplog.messages[1:]] == [f"{path}:{i}:" for i in range(1, 6)]
 
 
@@ -163,7 +163,7 @@ def test_hh_harmless(real_rows, caplog):
     with caplog.at_level(logging.WARNING):
         records = read_records(real_rows, Ranking, skip_bad_rows=True)
     assert len(records) == 1996
-    assert caplog.messages[0].endswith("skipped 4 of 2000 rows, which are bad:")
+    assert caplog.messages[0].endswith("skipped 4 bad rows of 2000:")
     first = records[0]
     assert [turn["role"] for turn in first.prompt] == ["user", "assistant", "user", "assistant", "user"]
     assert first.prompt[0]["content"] == "what are some pranks with a pen i can do?"

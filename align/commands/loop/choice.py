@@ -14,7 +14,7 @@ from align.errors import UserError
 
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:
-    """Draw prompts that no earlier round has had, in a random order; those left, if they are fewer.
+    """Draw `count` prompts that no earlier round used, in random order; all that are left, if they are fewer.
 
     Args:
         source: prompts: file, folder or hub name; one without an id gets its number.
@@ -39,15 +39,15 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
 def most_disputed(
     rows: Sequence[Row], scorers: Sequence[AnswerScorer], count: int, share: float, random: numpy.random.Generator
 ) -> list[Row]:
-    """Choose `count` rows: a share of those with the highest disagreement, which is written to them, the others at random.
+    """Choose `count` rows: a share by highest disagreement, which is added to these rows, the others at random.
 
     Args:
         rows: prompts with several answers, in random order.
         scorers: the reward models.
-        share: of the chosen rows, those that disagreement chooses.
+        share: share of the rows chosen by disagreement.
 
     Returns:
-        The chosen rows in a random order, so that nobody who labels them knows why one was chosen.
+        The chosen rows in random order, so that labelers cannot tell why a row was chosen.
     """
     disagreements = [ranking_disagreement(row, scorers) for row in rows]
     ranked = sorted(range(len(rows)), key=lambda index: -disagreements[index])
@@ -59,7 +59,7 @@ def most_disputed(
 
 
 def ranking_disagreement(row: Row, scorers: Sequence[AnswerScorer]) -> float:
-    """Variance over reward models of the probability that one answer beats another, in the mean over pairs of answers.
+    """Variance over reward models of the probability that one answer beats another, averaged over pairs of answers.
 
     Christiano et al. 2017 choose the pairs with the highest such variance (section 2.2.4).
     """

@@ -7,7 +7,7 @@ from align.data.records import MAX_RESPONSES
 from align.settings import option, require_setting
 
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
-"""Settings that a loop which has begun may be continued with."""
+"""Settings that may differ when a loop is resumed."""
 
 
 @dataclass(kw_only=True)
@@ -17,37 +17,39 @@ class LoopConfig:
     model: str = option("", "fine-tuned model that every round's policy starts from")
     output_dir: str = option("runs/loop", "folder of the rounds, their runs and loop.json")
     seed: int = option(0, "seed of all random numbers; the same seed and the same labels give the same result")
-    rounds: int = option(2, "rounds; a finished loop goes on if this is raised")
+    rounds: int = option(2, "number of rounds; raise it to continue a finished loop")
     reward_config: str = option("", "settings of `align reward` for every round: a YAML file")
     ppo_config: str = option("", "settings of `align ppo` for every round: a YAML file")
 
-    prompts: str = option("data/prompts.jsonl", "prompts to collect labels on; each of them in one round at most")
+    prompts: str = option("data/prompts.jsonl", "prompts to collect labels on; each is used in at most one round")
     prompts_per_round: int = option(200, "prompts that are labeled in a round")
     disputed_share: float = option(
         0.5,
         "share of a round's prompts that is chosen because the reward models disagree on their answers (Christiano et al. "
         "2017, section 2.2.4); the others are drawn at random. Counts from round 2 on and with reward_models above 1",
     )
-    candidates: int = option(2, "prompts that are sampled for each that is chosen, where disagreement chooses")
+    candidates: int = option(2, "prompts to sample answers for, per prompt that disagreement chooses")
     temperatures: list[float] = option([0.7, 1.0], "each model answers each prompt at each of these")
     samples: int = option(2, "answers to each prompt by each model at each temperature")
-    policies: int = option(1, "policies of the last rounds that answer too, beside the fine-tuned model")
+    policies: int = option(1, "number of earlier rounds' policies that also answer, besides the fine-tuned model")
     max_new_tokens: int = option(64, "longest answer, in tokens")
 
     labeler: str = option(
         "app",
-        "who ranks the answers: app (the labeling app), file (rankings are put into the round's folder by hand), or a "
+        "who ranks the answers: app (the labeling app), file (you put rankings into the round's folder), or a "
         "simulated labeler: module:function, a reward function as in `align ppo`, or the folder of a reward model",
     )
     database: str = option("", "address of the labeling app's database; empty: that of `align annotate`")
     overlap: int = option(1, "labelers who rank each item in the app")
-    poll_seconds: float = option(0.0, "look for labels this often until they are there; 0: look once, and end with a line")
+    poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing")
 
     held_out_share: float = option(0.125, "share of a round's rankings that no reward model learns from")
-    earlier_weight: float = option(1.0, "weight of a round's rankings beside those of the round after it")
-    more_rankings: str = option("", "rankings that every reward model learns from, too: names as in train_data; empty: none")
-    reward_models: int = option(1, "reward models in each round, of different seeds; PPO takes all of them as an ensemble")
-    evaluation_prompts: str = option("data/prompts_heldout.jsonl", "prompts that each policy is compared on with the start")
+    earlier_weight: float = option(1.0, "weight of a round's rankings relative to those of the next round")
+    more_rankings: str = option("", "more rankings for every reward model, named as in train_data; empty: none")
+    reward_models: int = option(1, "reward models per round, with different seeds; PPO uses them as an ensemble")
+    evaluation_prompts: str = option(
+        "data/prompts_heldout.jsonl", "prompts on which each policy is compared with the fine-tuned model"
+    )
 
     def __post_init__(self) -> None:
         for name in ("model", "reward_config", "ppo_config"):

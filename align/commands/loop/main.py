@@ -8,10 +8,10 @@ from align.commands.loop.rounds import Loop, say, summary
 
 
 def run_loop(config: LoopConfig) -> Path:
-    """Go on with a loop until its rounds are done or labels are missing; returns its folder.
+    """Run or resume a loop until its rounds are done or labels are missing; returns its folder.
 
     Raises:
-        UserError: for anything that the settings, the data or the labels have wrong.
+        UserError: for a mistake in the settings, the data or the labels.
     """
     loop, rounds = Loop(config), range(1, config.rounds + 1)
     for number in rounds:

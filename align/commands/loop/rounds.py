@@ -1,7 +1,6 @@
-"""`align loop`: sample answers, let them be ranked, train reward models and a policy on the rankings, and again.
+"""`align loop`: rounds of sampling answers, having them ranked, and training reward models and a policy on the rankings.
 
-Each step writes its files whole or not at all, or is a run that resumes from its checkpoints; `loop.json` says which
-steps are done.
+Each step writes its files atomically, or is a run that resumes from its checkpoints; `loop.json` lists the finished steps.
 """
 
 from collections.abc import Sequence
@@ -50,29 +49,31 @@ class Loop:
         self.ppo = parse(PPOConfig, ["--config", config.ppo_config])
 
     def run_round(self, number: int) -> str:
-        """Do what is left of a round, which is counted from 1; returns which labels it waits for, or ""."""
+        """Run the remaining steps of a round, counted from 1; returns which labels are missing, or ""."""
         folder, name = self.folder / f"round-{number}", f"round-{number}"
-        once = self.state.once
-        once(f"{name}/samples", lambda: self._sample(number, folder))
-        once(f"{name}/published", lambda: self._publish(name, folder))
+        run_once = self.state.run_once
+        run_once(f"{name}/samples", lambda: self._sample(number, folder))
+        run_once(f"{name}/published", lambda: self._publish(name, folder))
         rankings = folder / "rankings.jsonl"
         if f"{name}/rankings" not in self.state.steps:
             missing = self.labeler.collect(name, folder / "samples.jsonl", rankings)
             if missing:
                 return missing
-        once(f"{name}/rankings", lambda: {"rankings": len(read_rows(rankings))})
-        once(f"{name}/split", lambda: self._split(number, folder))
+        run_once(f"{name}/rankings", lambda: {"rankings": len(read_rows(rankings))})
+        run_once(f"{name}/split", lambda: self._split(number, folder))
         for member in range(self.config.reward_models):
-            once(f"{name}/reward-{member}", partial(self._train_reward, number, member))
-        once(f"{name}/ppo", lambda: self._train_policy(number))
-        once(f"{name}/comparison", lambda: self._compare(number, folder))
+            run_once(f"{name}/reward-{member}", partial(self._train_reward, number, member))
+        run_once(f"{name}/ppo", lambda: self._train_policy(number))
+        run_once(f"{name}/comparison", lambda: self._compare(number, folder))
         return ""
 
     def _sample(self, number: int, folder: Path) -> dict[str, Any]:
-        """Answers of the start and of the last rounds' policies to prompts that no round has had."""
+        """Sample answers of the fine-tuned model and of earlier rounds' policies to new prompts."""
         config = self.config
         used = {row["id"] for earlier in range(1, number) for row in self._rows(earlier, "prompts.jsonl")}
-        members = self._members(number - 1) if number > 1 and config.reward_models > 1 and config.disputed_share else []
+        members = (
+            self._reward_folders(number - 1) if number > 1 and config.reward_models > 1 and config.disputed_share else []
+        )
         wanted = config.prompts_per_round * (config.candidates if members else 1)
         prompts = choose_prompts(config.prompts, used, wanted, generator(config.seed, Stream.LOOP_PROMPTS, number))
         write_rows(folder / "candidates.jsonl", prompts)
@@ -111,7 +112,7 @@ class Loop:
                 overlong=self.ppo.overlong,
                 chat_template=self.ppo.chat_template,
                 dtype=self.ppo.dtype,
-                seed=self.config.seed + index,  # with the same noise, two policies would write nearly the same
+                seed=self.config.seed + index,  # with the same noise, two policies would give nearly the same answers
             )
             run_sample(settings)
         return read_rows(target)
@@ -121,7 +122,7 @@ class Loop:
         return {"labeler": self.config.labeler}
 
     def _split(self, number: int, folder: Path) -> dict[str, Any]:
-        """Hold out some prompts, with all rankings of each. Nothing is to be learned from a tie of all answers."""
+        """Hold out some prompts with all their rankings; drop rankings that tie all answers."""
         read = read_rows(folder / "rankings.jsonl")
         rows = [row for row in read if len(set(row["ranks"])) > 1]
         if not rows:
@@ -148,7 +149,7 @@ class Loop:
             model=self.config.model,
             train_data=", ".join(files),
             validation_data=", ".join(held_out),
-            output_dir=str(self._member(number, member).parent),
+            output_dir=str(self._reward_folder(number, member).parent),
             seed=self.config.seed + member,
         )
         run_unless_finished(run_reward, config)
@@ -156,7 +157,7 @@ class Loop:
         return {name: round(last[name], 4) for name in ("validation/accuracy",) if name in last}
 
     def _train_policy(self, number: int) -> dict[str, Any]:
-        members = list(map(str, self._members(number)))
+        members = list(map(str, self._reward_folders(number)))
         config = replace(
             self.ppo,
             model=self.config.model,
@@ -169,41 +170,41 @@ class Loop:
         return {"model": str(self._policy(number))}
 
     def _compare(self, number: int, folder: Path) -> dict[str, Any]:
-        """The round's policy and the start on held-out prompts, by the first reward model and by a simulated labeler."""
+        """Compare the round's policy with the fine-tuned model on held-out prompts, by reward and by a simulated labeler."""
         prompts = read_records(self.config.evaluation_prompts, Prompt)
         comparison = compare_policies(
             self.config.model,
             str(self._policy(number)),
-            load_reward_model(str(self._member(number, 0))),
+            load_reward_model(str(self._reward_folder(number, 0))),
             prompts,
             Sampling(self.config.max_new_tokens, self.ppo.temperature),
             self.config.seed,
             dtype=self.ppo.dtype,
             max_prompt_tokens=self.ppo.max_prompt_tokens,
         )
-        found: dict[str, Any] = {"reward gain": round(comparison.gain, 3), "KL": round(comparison.kl, 2)}
+        results: dict[str, Any] = {"reward gain": round(comparison.gain, 3), "KL": round(comparison.kl, 2)}
         if isinstance(self.labeler, SimulatedLabeler):
-            found |= labeler_figures(self.labeler.score, comparison)
-        write_json(folder / "comparison.json", found)
+            results |= labeler_figures(self.labeler.score, comparison)
+        write_json(folder / "comparison.json", results)
         write_report(folder)
-        return found
+        return results
 
     def _rows(self, number: int, name: str) -> list[Row]:
         return read_rows(self.folder / f"round-{number}" / name)
 
-    def _member(self, number: int, member: int) -> Path:
-        """The folder of a reward model; the first stands where the report looks for it."""
+    def _reward_folder(self, number: int, member: int) -> Path:
+        """The folder of a reward model; the first one is where the report looks for it."""
         return self.folder / f"round-{number}" / (f"reward-{member}" if member else "reward") / "model"
 
-    def _members(self, number: int) -> list[Path]:
-        return [self._member(number, member) for member in range(self.config.reward_models)]
+    def _reward_folders(self, number: int) -> list[Path]:
+        return [self._reward_folder(number, member) for member in range(self.config.reward_models)]
 
     def _policy(self, number: int) -> Path:
         return self.folder / f"round-{number}" / "ppo" / "model"
 
 
 def labeler_figures(score: AnswerScorer, comparison: PolicyComparison) -> dict[str, Any]:
-    """How a simulated labeler likes the policy: its gain in score, and how often it prefers the policy's answer."""
+    """A simulated labeler's scores of the policy: the gain, and how often it prefers the policy's answer."""
     prompts = [list(prompt.prompt) for prompt in comparison.prompts for _ in range(comparison.samples)]
     before, after = (score(prompts, part.texts) for part in (comparison.before, comparison.after))
     wins = [(b > a) + 0.5 * (b == a) for a, b in zip(before, after, strict=True)]

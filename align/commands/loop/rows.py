@@ -23,12 +23,11 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:
     """The answers of several models to the same prompts, as one row for each prompt.
 
-    An answer without a visible character, and the second of two equal answers, are left out: nobody could rank them.
-    A prompt with fewer than two answers left is left out, too.
+    Blank and duplicate answers are dropped, and then prompts with fewer than two answers.
 
     Args:
         parts: rows of `align sample`, the same prompts in the same order in each part.
-        prefix: goes before each id, so that a ranking says where it comes from.
+        prefix: added to each id, so that a ranking names its round.
     """
     merged = []
     for rows in zip(*parts, strict=True):

@@ -1,4 +1,4 @@
-"""What a loop has done: one file that is written after each step, so that a loop which was killed goes on behind it."""
+"""The finished steps of a loop, in one file written after each step, so that a killed loop resumes after the last one."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from align.runtime.console import console
 
 
 class LoopState:
-    """The file `loop.json` in the loop's folder: the settings, and the steps that are done with what each found.
+    """The file `loop.json` in the loop's folder: the settings, and the finished steps with their results.
 
     Raises:
         UserError: if the folder holds a loop of other settings, or its file cannot be read.
@@ -27,17 +27,17 @@ class LoopState:
         if self.path.exists():
             self._read()
 
-    def once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Do a step unless it is done; returns what it found.
+    def run_once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run a step unless it is finished; returns its results.
 
         Args:
-            name: tells the step from all others.
-            step: does it; being killed in it must leave nothing that doing it again does not repair.
+            name: unique among the steps.
+            step: does the work; it must be safe to run again after a kill at any point.
         """
         if name not in self.steps:
             started = time.monotonic()
-            found = step()
-            self.steps[name] = {**found, "seconds": round(time.monotonic() - started, 1)}
+            results = step()
+            self.steps[name] = {**results, "seconds": round(time.monotonic() - started, 1)}
             write_json(self.path, {"settings": self.settings, "steps": self.steps})
             facts = ", ".join(f"{key} {value}" for key, value in self.steps[name].items())
             console.print(f"{name}: {facts}", highlight=False, markup=False, soft_wrap=True)

@@ -9,17 +9,17 @@ from align.settings import option, require_setting
 
 @dataclass(kw_only=True)
 class PlanConfig:
-    """What training will need, before it starts: sizes for a compute budget, hours, energy, money and memory."""
+    """What training will need, before it starts: model size for a compute budget, hours, energy, cost and memory."""
 
-    flops: float = option(0.0, "compute budget in FLOPs: prints the model and the tokens that are best for it; 0: none")
+    flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and number of tokens for it; 0: none")
     fit: str = option(
         "",
-        "file of runs (rows of parameters, tokens, loss) to fit a scaling law to, which flops is then spent by; empty: none",
+        "file of runs (rows of parameters, tokens, loss) to fit a scaling law to, which then allocates flops; empty: none",
     )
     model: str = option(
-        "", "model of every stage, instead of the one in its settings; its config and tokenizer are read, not its weights"
+        "", "model of every stage, instead of the one in its settings; only its config and tokenizer are read"
     )
-    parameters: float = option(0.0, "for tokens: parameters of a model that is nowhere to be read; 0: those of model")
+    parameters: float = option(0.0, "for tokens: number of parameters, if there is no model to read; 0: those of model")
     tokens: float = option(0.0, "tokens of a training that has no settings file, such as pretraining; 0: none")
     sft: str = option("", "settings of fine-tuning to plan (configs/sft/x.yaml, or config.yaml of a run); empty: none")
     reward: str = option("", "settings of a reward model to plan; empty: none")
@@ -30,22 +30,23 @@ class PlanConfig:
     )
     update_tokens: float = option(
         0.0,
-        "tokens of an update, over all devices: prints what 8 to 1,024 devices would send each other against what they "
-        "compute, for all weights of model or parameters; 0: not",
+        "tokens of an update, over all devices: prints communication of 8 to 1,024 devices relative to their "
+        "computation, training all weights of model or parameters; 0: none",
     )
-    micro_batch_tokens: int = option(16384, "for update_tokens: tokens of a micro-batch of a device")
+    micro_batch_tokens: int = option(16384, "for update_tokens: tokens per micro-batch and device")
     gbits: float = option(
         0.0, "for update_tokens: Gbit/s between machines for each device; 0: NVIDIA's DGX, and 12.5 for devices on PCIe"
     )
     gpu: str = option("A100-80", f"device: {', '.join(DEVICES)}, or cpu (this machine's processor, whose peak is measured)")
     gpus: int = option(1, "number of devices")
     mfu: float = option(
-        0.4, "share of the devices' peak that is reached (PaLM: 0.462, table 3 there); small models and batches reach less"
+        0.4,
+        "share of the devices' peak that is reached (PaLM: 0.462, table 3 there); small models and batches reach less",
     )
-    tokens_per_second: float = option(0.0, "for tokens: speed of one device, where it is known, instead of mfu; 0: by mfu")
+    tokens_per_second: float = option(0.0, "for tokens: measured speed of one device, instead of mfu; 0: by mfu")
     measured: list[str] = option(
         [],
-        "runs on the same devices: their FLOP/s is taken instead of mfu, that of a stage's own run if there is one",
+        "runs on the same devices: their FLOP/s is used instead of mfu; a stage's own run if there is one",
     )
     price: float = option(0.0, "price of a device for an hour; 0: no cost is shown")
     watts: float = option(0.0, "power of a device; 0: the maximum in its datasheet")
@@ -63,7 +64,7 @@ class PlanConfig:
         require_setting(self, "pue", self.pue >= 1, "1 or more")
         for name in ("tokens", "update_tokens"):
             known = bool(getattr(self, name)) <= bool(self.model or self.parameters)
-            require_setting(self, name, known, "0 without model or parameters: nothing says what reads them")
+            require_setting(self, name, known, "0 unless model or parameters is given")
         require_setting(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
         on_gpus = not self.update_tokens or self.gpu != "cpu"
-        require_setting(self, "update_tokens", on_gpus, "0 with gpu cpu: no links are known of its machines")
+        require_setting(self, "update_tokens", on_gpus, "0 with gpu cpu: its network speed is not known")

@@ -1,4 +1,4 @@
-"""Devices, and what a number of FLOPs costs on them: hours, energy, CO2 and money."""
+"""Devices, and the cost of FLOPs on them: hours, energy, CO2 and money."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 class Device(NamedTuple):
-    """A GPU as its datasheet has it: dense bfloat16 FLOP/s, bytes of memory, bytes/s of memory, watts."""
+    """A GPU by its datasheet: dense bfloat16 FLOP/s, bytes of memory, bytes/s of memory, watts."""
 
     peak: float
     memory: float
@@ -27,7 +27,7 @@ DEVICES = {  # memory in NVIDIA's GB, which are 10^9 bytes
     "L40S": Device(PEAKS["L40S"], 48e9, 0.864e12, 350),
     "L4": Device(PEAKS["L4"], 24e9, 0.3e12, 72),
 }
-"""NVIDIA's datasheets; the SXM form where a name has two."""
+"""From NVIDIA's datasheets; the SXM version if there are two."""
 
 
 class Cost(NamedTuple):
@@ -49,7 +49,7 @@ def find_device(name: str, dtype: torch.dtype) -> Device:
 
 
 def cost(hours: float, devices: int, watts: float, pue: float, carbon: float, price: float) -> Cost:
-    """The cost of some hours.
+    """The cost of a number of hours.
 
     Energy and CO2 as in LLaMA (Touvron et al. 2023, section 6): hours of all devices x watts x PUE, x kg for a kWh.
     """

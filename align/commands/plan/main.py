@@ -13,7 +13,7 @@ from align.commands.plan.hardware import Cost, Device, cost, find_device
 from align.commands.plan.network import Traffic, traffic
 from align.commands.plan.result import Plan, StagePlan
 from align.commands.plan.roles import layouts
-from align.commands.plan.show import show
+from align.commands.plan.show import format_plan
 from align.commands.plan.speed import Speeds, read_speed
 from align.commands.plan.work import StageWork, ppo_work, reward_work, sft_work
 from align.errors import UserError
@@ -38,14 +38,14 @@ def run_plan(config: PlanConfig) -> None:
     Raises:
         UserError: see `make_plan`.
     """
-    print(show(make_plan(config)))
+    print(format_plan(make_plan(config)))
 
 
 def make_plan(config: PlanConfig) -> Plan:
     """The plan that the settings ask for.
 
     Raises:
-        UserError: if they ask for nothing, or for anything that they or the stages' settings and data have wrong.
+        UserError: if they ask for nothing, or for a mistake in them, the stages' settings or the data.
     """
     asked = (config.flops, config.fit, config.tokens, config.update_tokens, config.sft, config.reward, config.ppo)
     if not any(asked):
@@ -73,7 +73,7 @@ def make_plan(config: PlanConfig) -> Plan:
 
 
 def _traffic(config: PlanConfig) -> list[Traffic]:
-    """What 8 to 1,024 devices would send each other."""
+    """The communication of 8 to 1,024 devices."""
     parameters = config.parameters
     if not parameters:
         backbone = load_shapes(ModelConfig(model=config.model), torch.bfloat16).backbone
@@ -96,7 +96,7 @@ def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> St
     rate = measured or config.gpus * device.peak * config.mfu
     costs = {}
     for phase, flops in work.phases.items():
-        # Sampling a token reads every weight: on small batches memory is slower than arithmetic. A measured speed knows.
+        # Sampling a token reads every weight: on small batches memory bandwidth is the limit. Measured speeds include it.
         floor = 0.0 if measured else work.decoded.get(phase, 0.0) / device.bandwidth
         costs[phase] = _cost(config, device, max(flops / rate, floor) / 3600)
     temporary = pass_bytes(work.passes, work.batch, backward=True)
@@ -106,7 +106,7 @@ def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> St
 
 
 def _training(config: PlanConfig, speeds: Speeds) -> StagePlan:
-    """A training on `tokens` tokens, such as pretraining, by shape or parameters alone."""
+    """Training on `tokens` tokens, such as pretraining, from the model's shape or its number of parameters."""
     device = find_device(config.gpu, torch.bfloat16)
     per_token = scaling.FLOPS_PER_WEIGHT * config.parameters
     if not config.parameters:

@@ -1,7 +1,7 @@
-"""What processes send each other in an update, against what they compute: when more devices stop paying.
+"""Communication of an update relative to its computation: when more devices stop paying off.
 
-Sent by each device, in units of the bytes of what is sent, as in ring algorithms (NCCL's tests, PERFORMANCE.md): all-reduce
-2 (N - 1) / N, all-gather and reduce-scatter (N - 1) / N. Which of them a way to train needs is section 7 of ZeRO
+Bytes sent by each device per byte of data, with ring algorithms (NCCL's tests, PERFORMANCE.md): all-reduce
+2 (N - 1) / N, all-gather and reduce-scatter (N - 1) / N. Section 7 of ZeRO says which of them each strategy needs
 (Rajbhandari et al. 2020), with the number formats of this package: gradients are summed once per update, in float32
 without DeepSpeed and in bfloat16 with it, where stages 2 and 3 reduce them after each micro-batch. Latency is not counted:
 it grows with N, so the shares below are lower bounds.
@@ -43,26 +43,27 @@ PCIE = Links(31.5e9, 12.5e9 / PER_MACHINE)
 
 @dataclass(frozen=True)
 class Traffic:
-    """One way to train on so many devices.
+    """A training strategy on a number of devices.
 
     Attributes:
         memory: bytes on each device of weights, masters, gradients and moments; no activations.
-        computing: seconds of an update that its arithmetic takes.
-        sending: seconds of it that sending takes.
+        strategy: `whole` or the ZeRO stage.
+        compute: seconds of an update spent on arithmetic.
+        communication: seconds of an update spent on sending.
         fits: whether `memory` leaves a third of the device to activations.
     """
 
     devices: int
-    way: str
+    strategy: str
     memory: float
-    computing: float
-    sending: float
+    compute: float
+    communication: float
     fits: bool
 
     @property
     def share(self) -> float:
-        """Of an update that is spent on sending where nothing overlaps with it."""
-        return self.sending / (self.computing + self.sending)
+        """Share of an update spent on communication, if nothing overlaps with it."""
+        return self.communication / (self.compute + self.communication)
 
 
 def links_of(gpu: str, gbits: float) -> Links:
@@ -90,7 +91,7 @@ def sent_bytes(parameters: float, devices: int, stage: int, micro_batches: int) 
 
 
 def resident_bytes(parameters: float, devices: int, stage: int) -> float:
-    """Bytes on each device of what is there all the time, as docs/clusters.md has them."""
+    """Bytes on each device of weights, gradients and optimizer state, as in docs/clusters.md."""
     shards = [devices if stage >= least else 1 for least in (3, 1, 2)]  # of weights, of optimizer state, of gradients
     gradient = WEIGHT if stage else GRADIENT
     state = MASTER + MOMENTS
@@ -100,7 +101,7 @@ def resident_bytes(parameters: float, devices: int, stage: int) -> float:
 def traffic(
     parameters: float, tokens: float, micro_tokens: float, gpu: str, mfu: float, gbits: float = 0.0
 ) -> list[Traffic]:
-    """Every way on every number of devices of `COUNTS`.
+    """Every strategy on every number of devices in `COUNTS`.
 
     Args:
         parameters: of the model, all of them trained.
@@ -118,15 +119,15 @@ def traffic(
         for stage in range(4):
             held = resident_bytes(parameters, devices, stage)
             sending = sent_bytes(parameters, devices, stage, micro_batches) / speed
-            way = f"ZeRO-{stage}" if stage else "whole"
-            found.append(Traffic(devices, way, held, computing, sending, held <= 2 / 3 * device.memory))
+            strategy = f"ZeRO-{stage}" if stage else "whole"
+            found.append(Traffic(devices, strategy, held, computing, sending, held <= 2 / 3 * device.memory))
     return found
 
 
 def fastest_that_fits(found: list[Traffic]) -> dict[int, Traffic | None]:
-    """Of the ways that fit, the one with the least to send, for each number of devices; the simpler one of equals."""
+    """For each number of devices, the fitting strategy with the least communication; the simpler one if equal."""
     best: dict[int, Traffic | None] = {}
     for devices in dict.fromkeys(item.devices for item in found):
         fitting = [item for item in found if item.devices == devices and item.fits]
-        best[devices] = min(fitting, key=lambda item: item.sending, default=None)
+        best[devices] = min(fitting, key=lambda item: item.communication, default=None)
     return best

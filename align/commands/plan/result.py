@@ -1,4 +1,4 @@
-"""What a plan says, before it is printed."""
+"""The results of a plan, before they are printed."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that was asked for; what was not is None or empty."""
+    """All results; those not asked for are None or empty."""
 
     config: PlanConfig
     law: ScalingLaw | None

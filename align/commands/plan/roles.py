@@ -1,4 +1,4 @@
-"""Memory of each role for each way to share it among devices, and the launcher's file that is enough."""
+"""Memory of each role under each kind of sharding, and the first launcher file that fits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ USABLE = 0.9
 
 @dataclass(frozen=True)
 class HeldModel:
-    """A model that a stage keeps: the weights of it that are trained, and the bytes of all its weights."""
+    """A model in memory during a stage: its trained weights, and the bytes of all its weights."""
 
     trained: Sequence[Tensor]
     weights: int
@@ -24,7 +24,7 @@ def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
     """A model that is trained.
 
     Args:
-        only_trained: count no frozen weights, because another model holds them (adapters on one base).
+        only_trained: count only trained weights, because another model holds the frozen ones (adapters on one base).
     """
     trained = [weight for weight in backbone.parameters() if weight.requires_grad]
     held = sum(weight.numel() * weight.element_size() for weight in trained) if only_trained else weights_bytes([backbone])
@@ -42,7 +42,7 @@ class Layout:
 
     Attributes:
         launcher: the file in configs/accelerate/.
-        roles: bytes on a device that each role holds all the time, its gradients included.
+        roles: bytes on a device that each role holds permanently, including gradients.
         total: bytes at the peak.
         fits: whether a device has that much.
     """

@@ -8,7 +8,7 @@ from align.commands.plan.result import Plan, StagePlan
 from align.commands.plan.roles import first_that_fits
 
 
-def show(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
     """All parts of a plan, with an empty line between them."""
     parts = []
     if plan.law:
@@ -61,17 +61,17 @@ def memory(stage: StagePlan, gpu: str, devices: int) -> str:
 
 
 def sending(plan: Plan) -> str:
-    """For each number of devices: the share of an update that each way spends on sending, and the way to take."""
+    """For each number of devices: the share of an update that each way spends on sending, and the strategy to use."""
     config, best = plan.config, fastest_that_fits(plan.traffic)
-    names = list(dict.fromkeys(item.way for item in plan.traffic))
+    names = list(dict.fromkeys(item.strategy for item in plan.traffic))
     rows = []
     for devices, taken in best.items():
         ways = [item for item in plan.traffic if item.devices == devices]
         cells = [f"{item.share:.0%}" if item.fits else "no room" for item in ways]
         chosen = ["-", "-", "-"]
         if taken:
-            chosen = [taken.way, f"{taken.memory / GIB:.1f}", f"{taken.computing + taken.sending:.3g}"]
-        rows.append([str(devices), f"{ways[0].computing:.3g}", *cells, *chosen])
+            chosen = [taken.strategy, f"{taken.memory / GIB:.1f}", f"{taken.compute + taken.communication:.3g}"]
+        rows.append([str(devices), f"{ways[0].compute:.3g}", *cells, *chosen])
     title = (
         f"{config.gpu}, {count(config.update_tokens)} tokens an update, micro-batches of {config.micro_batch_tokens}: "
         "share of an update that is sending\n"

@@ -1,4 +1,4 @@
-"""The FLOP/s that runs reached: what a plan for the same devices should count with."""
+"""The FLOP/s that runs reached, for plans on the same devices."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from align.errors import UserError
 from align.training.metrics_file import read_metrics
 
 STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
-"""A setting that only one of the planned stages has: tells which stage a run belongs to."""
+"""A setting that only one of the planned stages has: it identifies the stage of a run."""
 
 
 class Measured(NamedTuple):
@@ -40,13 +40,13 @@ class Speeds:
 
     @property
     def response_share(self) -> float:
-        """The mean length of responses as a share of the longest that they may be; 1 if nothing was sampled."""
+        """Mean response length as a share of max_new_tokens; 1 if nothing was sampled."""
         shares = [run.response_share for run in self.runs if run.response_share]
         return sum(shares) / len(shares) if shares else 1.0
 
 
 def read_speed(folder: str) -> Measured:
-    """What a run of a stage reached. Its first update, which warms up kernels and caches, does not count if there are more.
+    """The speed that a run reached, without its first update, which warms up kernels and caches, if there are more.
 
     Raises:
         UserError: if the folder is no run of a stage, or holds no update.

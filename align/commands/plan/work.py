@@ -1,4 +1,4 @@
-"""What a stage has to compute, from its settings and its data: FLOPs of each phase, counted as its run counts them."""
+"""FLOPs of each phase of a stage, from its settings and data, counted as its runs count them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +37,9 @@ from align.training.memory_dry_run import BatchShape, RolePass
 Example = TypeVar("Example")
 
 COUNTED_UPDATES = 50
-"""Updates of PPO whose prompts are looked at; the others are taken to be like them."""
+"""Updates of PPO whose prompts are counted; the others are assumed to be like them."""
 DRAWN_EXAMPLES = 200
-"""Examples of ptx whose mean counts for all."""
+"""Examples of ptx that are drawn to estimate the mean."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class StageWork:
     Attributes:
         phases: FLOPs of each phase, over the whole run and all devices.
         steps: optimizer steps.
-        decoded: bytes of weights that one device reads for sampling, by phase: a token of a batch reads them all.
+        decoded: bytes of weights that one device reads for sampling, by phase: each token of a batch reads all of them.
         roles: the models that it keeps, by role.
         passes: how the trained roles read a micro-batch of the shape `batch`.
     """
@@ -70,10 +70,12 @@ def sft_work(config: SFTConfig, devices: int) -> StageWork:
         devices: what the work is divided among.
 
     Raises:
-        UserError: for anything that the settings, the model or the data have wrong.
+        UserError: for a mistake in the settings, the model or the data.
     """
     if config.stream_updates:
-        raise UserError("a plan reads all of the data: plan a streamed run on a part of it, with stream_updates 0")
+        raise UserError(
+            "stream_updates: a plan reads all of the data; plan a streamed run on a part of it, with stream_updates 0"
+        )
     loaded = load_shapes(config, compute_dtype(config.dtype))
     examples, epochs = _mixture(config, partial(encode, config, loaded))
     held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
@@ -192,7 +194,7 @@ def _mixture(config: SFTConfig | RewardConfig, read: Callable[[Any], list[Exampl
 
 
 def _epoch_sum(epochs: Epochs, flops: Sequence[float]) -> float:
-    """FLOPs of an epoch, in which a source may count more or less often than it has examples."""
+    """FLOPs of an epoch, in which a source may be over- or undersampled."""
     total, start = 0.0, 0
     for size, count in zip(epochs.sizes, epochs.counts, strict=True):
         total += count * sum(flops[start : start + size]) / size
@@ -221,7 +223,7 @@ def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
 def _work(
     config: PPOConfig, backbone: Backbone, prompts: Sequence[EncodedPrompt], response_tokens: int
 ) -> list[tuple[int, list[int]]]:
-    """Tokens of each prompt that is read, and of its responses, as `phase_flops` takes them."""
+    """Tokens of each prompt and of its responses, as `phase_flops` takes them."""
     ids = [prompt.ids for prompt in prompts]
     responses = [[0] * response_tokens] * len(ids)
     groups = prompt_groups(backbone, ids, responses, range(len(ids)), config.micro_batch_tokens)
@@ -229,7 +231,7 @@ def _work(
 
 
 def _batches(rows: int, devices: int, row_tokens: int) -> int:
-    """Batches in which one device samples its part of a rollout."""
+    """Number of batches in which one device samples its part of a rollout."""
     own = -(-rows // devices)
     return -(-own // max(1, Sampling.batch_tokens // row_tokens))
 

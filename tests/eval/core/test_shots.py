@@ -70,7 +70,7 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_
     assert plain.fingerprint != primed.fingerprint
     tokenization = plain.loaded.tokenization
     assert plain.read(HI) == tokenization.prompt_ids(HI)
-    assert primed.read(HI) == tokenization.prompt_ids(Primer("", tuple(EXAMPLES[:1])).before(HI))
+    assert primed.prompt_ids(HI) == tokenization.prompt_ids(Primer("", tuple(EXAMPLES[:1])).before(HI))
     accelerator = open_accelerator(config)
     answers = [sample_answers(config, "winrate", evaluated, accelerator) for evaluated in (plain, primed)]
     assert all(answers[0][number][0].prompt_ids == answers[1][number][0].prompt_ids for number in answers[0])  # for judges
