@@ -69,7 +69,7 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_
     assert (plain.name, primed.name) == ("tiny-llama", "tiny-llama+shots")
     assert plain.fingerprint != primed.fingerprint
     tokenization = plain.loaded.tokenization
-    assert plain.read(HI) == tokenization.prompt_ids(HI)
+    assert plain.prompt_ids(HI) == tokenization.prompt_ids(HI)
     assert primed.prompt_ids(HI) == tokenization.prompt_ids(Primer("", tuple(EXAMPLES[:1])).before(HI))
     accelerator = open_accelerator(config)
     answers = [sample_answers(config, "winrate", evaluated, accelerator) for evaluated in (plain, primed)]
