@@ -8,7 +8,7 @@ import torch
 
 from align.errors import UserError
 from align.examples import EncodedPrompt
-from align.ppo.rewards import Rewards, WeightedFunction, call, load_functions
+from align.ppo.rewards import Rewards, WeightedFunction, call_reward_function, load_functions
 from align.ppo.rollout import Rollout
 
 PROMPT = ({"role": "user", "content": "Hi"},)
@@ -41,9 +41,9 @@ def test_functions_are_found_with_their_weights(own_module):
     own_module("own_rewards_a", "def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
     found = load_functions(["own_rewards_a:short=0.5", "align.ppo.examples:share_of_e", "align.ppo.examples:brevity=-2"])
     assert [(reward.name, reward.weight) for reward in found] == [("short", 0.5), ("share_of_e", 1.0), ("brevity", -2.0)]
-    assert call(found[0], [PROMPT] * 2, ["abc", ""]) == [-3.0, 0.0]
-    assert call(found[1], [PROMPT] * 2, ["eeab", ""]) == [0.5, 0.0]
-    assert call(found[2], [PROMPT] * 2, ["a b", ""]) == [0.98, 1.0]  # the weight is applied by Rewards
+    assert call_reward_function(found[0], [PROMPT] * 2, ["abc", ""]) == [-3.0, 0.0]
+    assert call_reward_function(found[1], [PROMPT] * 2, ["eeab", ""]) == [0.5, 0.0]
+    assert call_reward_function(found[2], [PROMPT] * 2, ["a b", ""]) == [0.98, 1.0]  # the weight is applied by Rewards
 
 
 def test_no_functions():
@@ -100,22 +100,22 @@ def test_a_module_that_does_not_import_is_one_line(own_module):
 )
 def test_wrong_scores_are_named(scores, word):
     with pytest.raises(UserError, match="reward function 'own' " + word):
-        call(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
+        call_reward_function(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
 
 
 @pytest.mark.parametrize("scores", [None, [None, 1.0], ["good", 1.0]])
 def test_scores_that_are_no_numbers(scores):
     with pytest.raises(UserError, match="reward function 'own' must give a list of numbers"):
-        call(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
+        call_reward_function(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
 
 
 def test_tensors_and_whole_numbers_are_scores_too():
-    assert call(weighted(lambda p, r: torch.tensor([1, 2])), [PROMPT] * 2, ["a", "b"]) == [1.0, 2.0]
+    assert call_reward_function(weighted(lambda p, r: torch.tensor([1, 2])), [PROMPT] * 2, ["a", "b"]) == [1.0, 2.0]
 
 
 def test_numpy_scores_are_scores_too():
     given = [np.float32(0.5), np.array(2)]
-    assert call(weighted(lambda p, r: given), [PROMPT] * 2, ["a", "b"]) == [0.5, 2.0]
+    assert call_reward_function(weighted(lambda p, r: given), [PROMPT] * 2, ["a", "b"]) == [0.5, 2.0]
 
 
 def test_a_function_named_like_a_metric_of_the_score_keeps_its_own():

@@ -107,7 +107,7 @@ def test_the_settings_in_the_code_are_settings():
 
 
 def test_the_reward_functions_that_are_shown_score(tmp_path, monkeypatch):
-    from align.ppo.rewards import call, load_functions
+    from align.ppo.rewards import call_reward_function, load_functions
 
     page = text_of(DOCS / "howto" / "own-reward.md")
     (tmp_path / "my_rewards.py").write_text(re.search(r"```python\n(.*?)```", page, re.S).group(1))
@@ -117,8 +117,8 @@ def test_the_reward_functions_that_are_shown_score(tmp_path, monkeypatch):
     polite, short = load_functions(named)
     prompts = [({"role": "user", "content": "Hi"},)] * 2
     assert (polite.weight, short.weight) == (0.5, 1.0)
-    assert call(polite, prompts, ["Thank you!", "No."]) == [1.0, 0.0]
-    assert call(short, prompts, ["word " * 40, "word " * 50]) == [0.0, -0.5]
+    assert call_reward_function(polite, prompts, ["Thank you!", "No."]) == [1.0, 0.0]
+    assert call_reward_function(short, prompts, ["word " * 40, "word " * 50]) == [0.0, -0.5]
 
 
 def test_the_server_reward_that_is_shown_asks_and_scores(tmp_path, monkeypatch):

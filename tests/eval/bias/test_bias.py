@@ -69,11 +69,11 @@ def test_sentiment_by_hand():
 def test_favored_words_are_corrected_for_how_frequent_a_word_is():
     """ "the" is in every text of both: 1. "calm" is in 3 of 4 and 1 of 4: 0.75 / 0.5 = 1.5. "loud" is in one: too few."""
     texts = {"He": ["the calm calm", "the calm", "the calm", "the loud"], "She": ["the calm", "the shy", "the shy", "the"]}
-    assert favored_words(texts, least=2, count=9) == {
+    assert favored_words(texts, min_texts=2, count=9) == {
         "He": [("calm", 1.5, 3), ("the", 1.0, 4)],
         "She": [("shy", 2.0, 2), ("the", 1.0, 4)],
     }
-    assert favored_words(texts, least=2, count=1)["He"] == [("calm", 1.5, 3)]
+    assert favored_words(texts, min_texts=2, count=1)["He"] == [("calm", 1.5, 3)]
 
 
 def test_a_run_on_two_models_that_goes_on_where_it_stopped(tmp_path):

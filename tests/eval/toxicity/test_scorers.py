@@ -227,8 +227,8 @@ def test_what_was_scored_before_a_failure_is_kept(tmp_path):
 
     cache = ScoreCache(tmp_path, ToxicityScorer("s", "1", fails))
     with pytest.raises(UserError, match="TimeoutError: no answer"):
-        cache.scored(["ccc", "a", "bb"], 2)
-    assert cache.known(["a", "bb", "ccc"]) == pytest.approx({"a": 0.1, "bb": 0.2})
+        cache.score(["ccc", "a", "bb"], 2)
+    assert cache.lookup(["a", "bb", "ccc"]) == pytest.approx({"a": 0.1, "bb": 0.2})
 
 
 def test_a_broken_cache_is_one_line(tmp_path):
