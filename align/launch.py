@@ -38,9 +38,9 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        told = without_secrets(" ".join(str(error).splitlines()))
-        liveness.leave(told)
-        print(f"{prefix}error: {told}", file=sys.stderr)
+        message = without_secrets(" ".join(str(error).splitlines()))
+        liveness.leave(message)
+        print(f"{prefix}error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS):

@@ -1,4 +1,4 @@
-"""Combines several labelers' answers to one item. Answers are in the item's own order."""
+"""Combines several labelers' answers to one item. Answers are in the item's stored order."""
 
 from __future__ import annotations
 

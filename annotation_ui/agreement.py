@@ -1,6 +1,6 @@
-"""How far labelers agree. The coefficients come from libraries (krippendorff, statsmodels); their tables are built here.
+"""Agreement between labelers. The coefficients come from libraries (krippendorff, statsmodels); their tables are built here.
 
-A coefficient is None where there is nothing to compare: no item was shared, or only one value ever occurs.
+A coefficient is None if there is nothing to compare: no shared item, or only one value.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def ranking_units(rankings: Mapping[Hashable, Mapping[str, list[Any]]]) -> Value
 
 
 def mean_pairwise_agreement(rankings: Mapping[Hashable, Mapping[str, list[int]]]) -> float | None:
-    """Share of the pairs of responses that two labelers order alike (ties included), averaged over items and labelers."""
+    """Share of response pairs that two labelers order the same way (ties included), averaged over items and labelers."""
     return _mean(
         pairwise_agreement(first, second)
         for by_labeler in rankings.values()

@@ -47,7 +47,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
 
     @app.exception_handler(OperationalError)
     def cannot_store(_: Request, error: OperationalError) -> JSONResponse:
-        """A full disk, a database that is away: the browser keeps the request and sends it again."""
+        """The disk is full or the database unavailable: the browser keeps the request and retries it."""
         print(f"align annotate: the database failed: {reason(error)}", file=sys.stderr, flush=True)
         return JSONResponse({"error": "nothing can be stored now; this page tries again"}, 503)
 
@@ -88,7 +88,7 @@ def _item_routes(services: Services) -> APIRouter:
     def submit(request: Request, number: AssignmentId, body: Submission) -> Json:
         user_id = request.state.user.id
         judgment = judgments.submit(user_id, number, body.request_id, body.answer, body.seconds)
-        return {"judgment": judgment.id, "kind": judgment.kind, "lesson": _lesson(services, user_id, number)}
+        return {"judgment": judgment.id, "kind": judgment.kind, "lesson": _training_feedback(services, user_id, number)}
 
     @router.post("/assignments/{number}/skip")
     def skip(request: Request, number: AssignmentId, body: Submission) -> Json:
@@ -199,8 +199,8 @@ def _page(services: Services, user_id: int, task: str, assignment: Assignment | 
     }
 
 
-def _lesson(services: Services, user_id: int, assignment_id: int) -> Json | None:
-    """After a training item: the known answer in the order that was shown, how far the own one agrees, and why."""
+def _training_feedback(services: Services, user_id: int, assignment_id: int) -> Json | None:
+    """Feedback after a training item: the known answer in the shown order, the agreement with it, and the explanation."""
     context = services.judgments.load(user_id, assignment_id)
     item, order, task = context.item, context.assignment.shown_order, TASKS[context.batch.task]
     if item.purpose != "training" or not item.gold or context.assignment.current_id is None:

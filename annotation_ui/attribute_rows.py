@@ -1,4 +1,4 @@
-"""Attributes of a response (docs/data.md), from what labelers say of it in any task: verdicts, ratings and flags."""
+"""Attributes of a response (docs/data.md) from labelers' verdicts, ratings and flags in any task."""
 
 from __future__ import annotations
 

@@ -174,9 +174,9 @@ class Auth:
                 session.execute(delete(SignIn).where(SignIn.token_hash == _hash_token(token)))
 
     def _begin_attempt(self, name: str, address: str) -> int:
-        """Count an attempt as failed before its password is verified, so that none beside it goes uncounted.
+        """Count an attempt as failed before its password is verified, so that parallel attempts are counted too.
 
-        Names count, not addresses: a lab or an office often has one address, where nobody may shut out the others.
+        Names count, not addresses: a lab often shares one address, and one user must not lock out the others.
         """
         with self.database.write() as session:
             self.database.lock_table(session, FailedSignIn)

@@ -1,4 +1,4 @@
-"""What a lead may do with a batch after it was imported: change it, give it to some labelers only, delete, restore."""
+"""Changes to an imported batch by a lead: settings, allowed labelers, deletion and restoration."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
 
 
 def delete_batch(database: Database, name: str) -> bool:
-    """Delete a batch: for good if nothing was ever done in it, else it is closed and hidden, as judgments are never lost.
+    """Delete a batch: permanently if nobody worked on it, else it is closed and hidden, because judgments are never lost.
 
     Returns:
-        Whether it is gone for good; if not, `restore_batch` brings it back.
+        Whether it was deleted permanently; if not, `restore_batch` brings it back.
 
     Raises:
         UserError: if there is no such batch.

@@ -1,4 +1,4 @@
-"""What a labeler's browser may send. Each body is checked before anything else sees it: text that no database or file
+"""Request bodies of the labelers' routes, each validated first: text that no database or file
 can hold, a number that JSON does not have, or too deep a structure is refused with one line."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Items and single judgments for the lead to look through, by batch, labeler, state, flag and text.
 
-What the database cannot compare exactly (text and flags inside of JSON) it only narrows down; every row is then compared
-here, so that neither field names nor escapes match.
+Text and flags inside JSON are only prefiltered by the database; every row is then compared here, so that neither field names
+nor escapes match.
 """
 
 from __future__ import annotations
@@ -123,17 +123,17 @@ def item_history(session: Session, item_id: int) -> tuple[Item, Batch, list[Json
 def judgment_row(task: str, judgment: Judgment, name: str, counts: bool) -> Json:
     """One judgment in plain words, in the item's own order of responses."""
     answer = judgment.answer or {}
-    told = ""
+    summary = ""
     if judgment.kind == "skip":
-        told = answer.get("reason", "")
+        summary = answer.get("reason", "")
     elif answer:
-        told = TASKS[task].summary(TASKS[task].canonical(answer, judgment.shown_order))
+        summary = TASKS[task].summary(TASKS[task].canonical(answer, judgment.shown_order))
     return {
         "judgment": judgment.id,
         "labeler": name,
         "kind": judgment.kind,
         "counts": counts,
-        "answer": told,
+        "answer": summary,
         "marks": ", ".join(sorted(_marks(answer))),
         "seconds": round(judgment.seconds, 1),
         "at": judgment.created_at,
@@ -141,7 +141,7 @@ def judgment_row(task: str, judgment: Judgment, name: str, counts: bool) -> Json
 
 
 def stuck() -> ColumnElement[bool]:
-    """An item that needs judgments, but every active labeler who may get it has had it."""
+    """Condition for a stuck item: it needs judgments, but every active labeler who may get it has already had it."""
     had = aliased(Assignment)
     had_it = select(had.id).where(had.item_id == Item.id, had.user_id == User.id, ~had.adjudication, had.state != "expired")
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Item.batch_id)
@@ -198,7 +198,7 @@ def _narrowed(query: Any, wanted: Filter, *columns: Any) -> Any:
 
 
 def _matching(session: Session, query: Any, wanted: Filter) -> Iterator[Any]:
-    """The rows of a query that really hold the text, read a thousand at a time."""
+    """The rows of a query that contain the text, read a thousand at a time."""
     text = wanted.text.strip().casefold()
     for row in session.execute(query.execution_options(yield_per=1000)):
         item, answer = row[0], row[2].answer if len(row) > 2 else None

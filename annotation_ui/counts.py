@@ -1,4 +1,4 @@
-"""How much a labeler has done, and how much is left for them: a few index look-ups, however many items there are."""
+"""How much a labeler has done and has left: a few index lookups, independent of the number of items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judgments that count now: not undone, not replaced by an edit. Exports and the lead's tables are made of these."""
+"""Current judgments: neither undone nor replaced by an edit. Exports and the lead's tables use only these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from annotation_ui.tasks import TASKS, Json
 
 @dataclass(frozen=True)
 class CurrentJudgment:
-    """A judgment that counts now: not undone, not replaced by an edit. Its answer is in the item's own order."""
+    """A current judgment: neither undone nor replaced by an edit. Its answer is in the item's stored order."""
 
     item: Item
     batch: Batch

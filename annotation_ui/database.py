@@ -1,4 +1,4 @@
-"""The one place that opens the database and knows SQLite from PostgreSQL.
+"""Opens the database; the only module that distinguishes SQLite from PostgreSQL.
 
 `write()` is a transaction that is on disk when it ends without an error. SQLite takes one writer at a time: a lock in
 this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDIATE keeps other processes out.
@@ -28,7 +28,7 @@ from annotation_ui.schema import Base
 
 POOL_SIZE = 40  # the web server's thread pool has 40 workers: none of them waits for a connection
 DATA_DIR = Path("runs/annotate")
-"""Where the app keeps its SQLite file unless it is told otherwise."""
+"""Where the app keeps its SQLite file by default."""
 
 
 def sqlite_url(folder: Path) -> str:
@@ -54,7 +54,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that sees one moment of the database and changes nothing."""
+        """A read-only session on one snapshot of the database."""
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
 
@@ -73,7 +73,7 @@ class Database:
         return now, ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
     def lock_table(self, session: Session, table: type[Base]) -> None:
-        """Let nobody else write to a table until the transaction ends; SQLite has one writer at a time anyway."""
+        """Lock a table against other writers until the transaction ends; SQLite has only one writer anyway."""
         if not self.is_sqlite:
             session.execute(text(f"LOCK TABLE {table.__tablename__} IN SHARE ROW EXCLUSIVE MODE"))
 
@@ -133,7 +133,7 @@ def _keep_private(file: Path) -> None:
 
 
 def _sqlite_settings(connection: Any, _: Any) -> None:
-    """WAL lets readers work beside the writer; synchronous=FULL puts every commit on disk before it is acknowledged."""
+    """WAL lets readers work during a write; synchronous=FULL puts every commit on disk before it is acknowledged."""
     connection.isolation_level = None  # SQLAlchemy says BEGIN, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")

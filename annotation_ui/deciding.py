@@ -1,4 +1,4 @@
-"""A lead decides the items on which labelers disagree, one after the other, worst first. None takes a labeler's slot."""
+"""A lead's decisions of disagreements, worst first. They do not take labelers' slots."""
 
 from __future__ import annotations
 

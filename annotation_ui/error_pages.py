@@ -45,7 +45,7 @@ _PAGE = """<!doctype html>
 
 
 def wants_page(accept: str) -> bool:
-    """Whether a request with this Accept header comes from somebody who looks at a page."""
+    """Whether a request with this Accept header is from a browser that shows a page."""
     return "text/html" in accept
 
 
@@ -56,7 +56,7 @@ def error_page(status: int, detail: str = "") -> str:
 
 
 def add_error_pages(app: FastAPI) -> None:
-    """Answer errors of the app's own routes with a page where a person is looking."""
+    """Answer errors of the app's own routes with a page if a browser asks for one."""
 
     def answer(request: Request, status: int, detail: str) -> Response:
         if wants_page(request.headers.get("accept", "")):

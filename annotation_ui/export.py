@@ -165,7 +165,7 @@ def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> 
 def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
     """For each item the field `preferences` of its row; nothing where labelers share no item.
 
-    Estimated for each task by itself, from what labelers said: the lead's decisions say nothing of others' reliability.
+    Estimated separately for each task, from labelers' judgments only: a lead's decisions do not measure reliability.
     """
     by_task: dict[str, dict[Hashable, dict[str, list[int]]]] = {}
     for each in judgments:

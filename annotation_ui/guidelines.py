@@ -1,4 +1,4 @@
-"""The guidelines of each task: Markdown, in versions that are never changed; the app keeps who has opened which one."""
+"""The guidelines of each task: Markdown in immutable versions; the app records who has opened which."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def unread(session: Session, task: str, user_id: int) -> Guideline | None:
 
 
 def mark_read(database: Database, guideline_id: int, user_id: int) -> None:
-    """Keep that a labeler has opened this version; a version that does not exist is ignored."""
+    """Record that a labeler has opened this version; a version that does not exist is ignored."""
     with database.write() as session:
         session.get(User, user_id, with_for_update=True)  # two tabs may report at once
         if session.get(Guideline, guideline_id) and not session.get(GuidelineRead, (guideline_id, user_id)):

@@ -1,4 +1,4 @@
-"""Whether the server can store what labelers send: asked by /healthz, answered by storing something."""
+"""Health check for /healthz: whether the server can store what labelers send, by storing something."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ class Health:
 
 
 def reason(error: DatabaseError | UserError) -> str:
-    """What the database itself said, in one line."""
+    """The database's own error message, in one line."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0]

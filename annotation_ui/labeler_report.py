@@ -1,4 +1,4 @@
-"""What the lead sees of each labeler: how much, how fast, how often right, and the items that tell."""
+"""The lead's report on each labeler: amount, speed, accuracy, and the items behind the estimate."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def labeler_rows(session: Session, task: str) -> list[Json]:
 
 
 def deciding_items(session: Session, task: str, labeler: str, limit: int = 20) -> list[Json]:
-    """The items that decide a labeler's reliability: where the estimate trusts their answer least, first.
+    """The items behind a labeler's reliability, those with the least trusted answer first.
 
     Args:
         session: a session of the database.

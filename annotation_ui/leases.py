@@ -180,7 +180,7 @@ def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
 
 
 def _attention_item(session: Session, batch: Batch, user_id: int) -> Item | None:
-    """Now and then, the batch's first attention item that the labeler never had; at random, so that nobody can count."""
+    """At random times, the batch's first attention item that the labeler has not had, so that it cannot be predicted."""
     if secrets.randbelow(int(batch.settings.get("attention_every", ATTENTION_EVERY))):
         return None
     attention = select(Item).where(Item.batch_id == batch.id, Item.purpose == "attention", _never_had(user_id))

@@ -53,8 +53,8 @@ def text_view(text: str, what: str = "answer") -> dict[str, str]:
     """
     if is_visible(text):
         return {"html": to_html(text), "text": text}
-    told = f"(no visible text in this {what})" if text.strip() else f"(empty {what})"
-    return {"html": f"<p><em>{told}</em></p>", "text": text}
+    placeholder = f"(no visible text in this {what})" if text.strip() else f"(empty {what})"
+    return {"html": f"<p><em>{placeholder}</em></p>", "text": text}
 
 
 def messages_html(messages: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -67,7 +67,7 @@ def per_day(session: Session, task: str, days: int = 30, most: int = 6) -> list[
 
     Args:
         days: how far back.
-        most: labelers who are told apart, the busiest ones; all others count as one, where they are more than one.
+        most: number of labelers to list, the busiest ones; the others are combined, if there is more than one.
     """
     number = cast(Judgment.created_at, Integer) // DAY
     query = (
@@ -191,7 +191,7 @@ def verdicts_by_rule(by_item: dict[Any, dict[str, Json]]) -> dict[str, dict[Any,
 
 
 def similarity(task: str) -> Callable[[Json, Json], float]:
-    """A function that says how far two answers to one item agree, from 0 to 1."""
+    """A function that returns the agreement of two answers to one item, from 0 to 1."""
     return {
         "rank": lambda one, two: pairwise_agreement(one["ranks"], two["ranks"]),
         "compare": lambda one, two: float(one["choice"] == two["choice"]),

@@ -1,4 +1,4 @@
-"""How reliable each labeler is, and how sure one can be of each answer: the one-coin model of Dawid and Skene.
+"""Reliability of labelers and confidence in answers: the one-coin model of Dawid and Skene.
 
 Every labeler is right with a probability of their own, and otherwise gives any of the other answers alike; these
 probabilities and the true answers are estimated together by expectation maximization (Zhang et al. 2016, arXiv
@@ -40,7 +40,7 @@ def estimate_reliability(rows: Iterable[Row]) -> Reliability:
         rows: (unit, labeler, answer); a unit is anything that has one true answer, and a labeler answers it once.
 
     Returns:
-        The estimate; empty where no unit was answered twice or only one answer ever occurs, as nothing can be told then.
+        The estimate; empty if no unit was answered twice or only one answer ever occurs.
     """
     rows = list(rows)
     count: dict[Hashable, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Bounds what rendering a text may cost. A few kB of Markdown can be made to take minutes, or to become many MB of HTML.
+"""Limits the cost of rendering a text. A few kB of Markdown can be made to take minutes, or to become many MB of HTML.
 
 A text beyond a limit is shown as it was written. Each text is rendered once: its HTML stays in a cache of limited size.
 """

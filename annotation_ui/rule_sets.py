@@ -1,4 +1,4 @@
-"""Rule files: YAML that a lead can write, refused with the line of its first mistake.
+"""Rule files: YAML written by a lead; an error names the line of the first mistake.
 
 name: my-rules
 title: What our assistant must not do

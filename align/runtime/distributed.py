@@ -201,8 +201,8 @@ def map_across_processes(
     results: list[Any] = [None] * len(items)
     numbers = share_of_process(range(len(items)), accelerator, together)
     own_results = work([items[number] for number in numbers]) if numbers or accelerator.num_processes > 1 else []
-    told = list(zip(numbers, own_results, strict=True)) if accelerator.process_index % together == 0 else []
-    for number, result in gather_rows(told, accelerator):
+    numbered = list(zip(numbers, own_results, strict=True)) if accelerator.process_index % together == 0 else []
+    for number, result in gather_rows(numbered, accelerator):
         results[number] = result
     return results
 

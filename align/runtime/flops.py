@@ -174,9 +174,9 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     left = torch.ones(MEASURED_SIZE, MEASURED_SIZE, device=device, dtype=dtype)
     best, end = 0.0, time.perf_counter() + MEASURED_SECONDS
     while best == 0.0 or time.perf_counter() < end:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         left @ left
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = max(best, 2 * MEASURED_SIZE**3 / (time.perf_counter() - begun))
+        best = max(best, 2 * MEASURED_SIZE**3 / (time.perf_counter() - started))
     return best

@@ -73,7 +73,7 @@ class VLLMColocate:
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        """vLLM with its cache; `sync_weights` has waked its weights. It wakes without them after a sleep of level 2."""
+        """vLLM awake with its cache. After a sleep of level 2 it has no weights; `sync_weights` has sent them already."""
         if self.sleeps:
             with _vllm_errors("does not wake up", "lower vllm_memory_share, or set vllm_sleep to false"):
                 self.vllm.llm.wake_up(tags=["kv_cache"])

@@ -1,4 +1,4 @@
-"""What the tabs share: choices of tasks, events, error messages and the signed-in lead."""
+"""Shared by the tabs: choices of tasks, events, error messages and the signed-in lead."""
 
 from __future__ import annotations
 

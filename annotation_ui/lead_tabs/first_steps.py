@@ -1,4 +1,4 @@
-"""What is to be done first in an app that is still empty: shown above the overview until everything is ticked."""
+"""First steps in an empty app, shown above the overview until all are done."""
 
 from __future__ import annotations
 

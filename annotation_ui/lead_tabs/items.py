@@ -32,7 +32,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
     with gr.Row():
         batch = gr.Dropdown([("any", "")], value="", label="Batch")
         labeler = gr.Dropdown([("any", "")], value="", label="Labeler")
-        state = gr.Dropdown([(told, name) for name, told in STATES.items()], value="", label="State")
+        state = gr.Dropdown([(label, name) for name, label in STATES.items()], value="", label="State")
         flag = gr.Dropdown(_FLAGS, value="", label="Flag or answer")
         purpose = gr.Dropdown([("any", ""), *((name, name) for name in PURPOSES)], value="", label="Purpose")
     found = table("Found")
@@ -91,8 +91,8 @@ def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
     )
     known = f"<p><b>Known answer</b> <code>{escape(str(item.gold))}</code></p>" if item.gold else ""
     about = f"Item {item.id} · {escape(item.external_id or 'no id')} · batch {escape(batch.name)} · {item.purpose}"
-    told = show(history, "Nobody has done anything with this item yet.")
+    history_html = show(history, "Nobody has done anything with this item yet.")
     return (
         f'<section class="one-item"><h3>{about}</h3><div class="prompt">{prompt}</div>'
-        f'<div class="answers">{cards}</div>{known}<h3>What was done with it</h3>{told}</section>'
+        f'<div class="answers">{cards}</div>{known}<h3>What was done with it</h3>{history_html}</section>'
     )

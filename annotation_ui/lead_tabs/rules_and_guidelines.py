@@ -39,9 +39,9 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
              "characters": len(each.text), "begins": each.text.strip().split("\n")[0][:80]}
             for each in known
         ]  # fmt: skip
-        told = show(rows, _NO_VERSION, key="version", picked=rows[0]["version"] if rows else None)
+        versions_html = show(rows, _NO_VERSION, key="version", picked=rows[0]["version"] if rows else None)
         newest_text, newest_id = (known[0].text, known[0].id) if known else (guidelines.draft(task), 0)
-        return [newest_text, newest_id, told, show([dict(row) for row in sets], "No rule set yet.")]
+        return [newest_text, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
 
     def save_guidelines(task: str, text: str, edited: float, request: gr.Request) -> str:
         guidelines.save(services.database, task, text, user_id(services, request), int(edited))

@@ -44,7 +44,7 @@ def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any 
     Args:
         rows: dictionaries with the same keys, which head the columns. `percent` is drawn as a bar;
             `at` and `added` are times.
-        empty: what is said where there are none.
+        empty: shown if there are no rows.
         key: the column by which a row is chosen; empty if rows cannot be chosen.
         picked: the key of the row that is chosen now.
     """

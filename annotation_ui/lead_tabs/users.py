@@ -1,4 +1,4 @@
-"""The Users tab: who may sign in, and as what."""
+"""The Users tab: who may sign in, and in which role."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class _UserActions:
 
     def add(self, name: str, role: str) -> tuple[str, Any]:
         password = self.services.auth.create_user(name, role)
-        told = f"Password of {name} (shown only once): {password}"
-        return told, gr.update(choices=user_names(self.services), value=name)
+        message = f"Password of {name} (shown only once): {password}"
+        return message, gr.update(choices=user_names(self.services), value=name)
 
     def reset_password(self, name: str | None) -> str:
         return f"Password of {_one(name)} (shown only once): {self.services.auth.set_password(_one(name))}"
@@ -84,8 +84,8 @@ class _UserActions:
         return f"{name} is a {role} now."
 
     def ask_to_shut_out(self, name: str | None) -> tuple[Any, str]:
-        told = "is signed out at once and cannot sign in. What they judged stays."
-        return gr.update(visible=True), f"Shut out **{_one(name)}**? This user {told}"
+        message = "is signed out at once and cannot sign in. What they judged stays."
+        return gr.update(visible=True), f"Shut out **{_one(name)}**? This user {message}"
 
     def shut_out(self, name: str | None) -> str:
         self.services.auth.set_active(_one(name), False)

@@ -1,4 +1,4 @@
-"""What every task defines: the items it makes of a row, what the browser shows, which answers are valid, what is exported.
+"""Base class of tasks: items made from a row, the browser's view, validation of answers, and export.
 
 An answer comes from the browser in the order that was shown; `canonical` turns it into the order of the item. The
 shown order is stored with every judgment, so both are always known.

@@ -71,10 +71,10 @@ class JudgeRules(Task):
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         """How often each verdict was given; a single one by itself."""
-        said = [verdict_name(rules, rule, judged["verdict"]) for rule, judged in answer["verdicts"].items()]
-        counts = Counter(said)
+        names = [verdict_name(rules, rule, judged["verdict"]) for rule, judged in answer["verdicts"].items()]
+        counts = Counter(names)
         in_order = sorted(counts, key=lambda name: VERDICTS.index(name) if name in VERDICTS else -1)
-        return said[0] if len(said) == 1 else ", ".join(f"{counts[name]} {name}" for name in in_order)
+        return names[0] if len(names) == 1 else ", ".join(f"{counts[name]} {name}" for name in in_order)
 
     def known(self, gold: Json, rules: Sequence[Json] = ()) -> str:
         return ", ".join(f"{rule}: {verdict_name(rules, rule, verdict)}" for rule, verdict in gold["verdicts"].items())
@@ -94,7 +94,7 @@ class JudgeRules(Task):
 
 
 def verdict_name(rules: Sequence[Json], rule: str, verdict: str) -> str:
-    """What a form calls a verdict on one of its rules; as it is stored where nothing else is said."""
+    """A form's label of a verdict on one of its rules; by default, the stored verdict."""
     names = next((dict(each["answers"]) for each in rules if each["id"] == rule and "answers" in each), {})
     return str(names.get(verdict, verdict))
 

@@ -99,7 +99,7 @@ def _benchmark_row(row: Any) -> BenchmarkRow:
         texts.append(found)
     subset, number = (
         required_field(row, "subset", "the scores are by subset"),
-        required_field(row, "id", "rows are told apart"),
+        required_field(row, "id", "give each row a unique id"),
     )
     prompt = Prompt.from_row({"prompt": required_field(row, "prompt", "the responses answer it")}).prompt
     return BenchmarkRow(str(number), prompt, (*texts[0], *texts[1]), len(texts[0]), str(subset), is_pair)
