@@ -44,7 +44,7 @@ class GroundingConfig(EvalConfig):
 
 
 @dataclass(frozen=True)
-class JudgedResponse:
+class MajorityAnswers:
     """The labelers' majority answers on one response.
 
     Attributes:
@@ -80,7 +80,7 @@ def run_grounding(config: GroundingConfig) -> list[Evaluation]:
     return publish(config, [Evaluation(TASK, name, config.result_settings(), figures, table)], accelerator)
 
 
-def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[JudgedResponse]:
+def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[MajorityAnswers]:
     """The majority's answers to the questions on each response.
 
     Raises:
@@ -97,26 +97,26 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[Judg
             f"{', '.join(paths)}: holds no answer to {', '.join(QUESTIONS)}; label with configs/rules/grounding.yaml"
         )
     return [
-        JudgedResponse(prompt, {question: majority(given, tie=UNSURE) for question, given in of_response.items()})
+        MajorityAnswers(prompt, {question: majority(given, tie=UNSURE) for question, given in of_response.items()})
         for (prompt, _), of_response in votes.items()
     ]
 
 
-ResponseTest = Callable[[JudgedResponse], bool]
+ResponseTest = Callable[[MajorityAnswers], bool]
 
 
-def grounding_figures(responses: Sequence[JudgedResponse], resamples: int) -> list[Figure]:
+def grounding_figures(responses: Sequence[MajorityAnswers], resamples: int) -> list[Figure]:
     """LaMDA's figures (Thoppilan et al. 2022, section 4), each a share with an interval over prompts."""
     asked = {question: [each for each in responses if question in each.answers] for question in QUESTIONS}
     judged = asked[CLAIM]
 
-    def claims(each: JudgedResponse) -> bool:
+    def claims(each: MajorityAnswers) -> bool:
         return each.is_yes(CLAIM)
 
-    def needs_source(each: JudgedResponse) -> bool:
+    def needs_source(each: MajorityAnswers) -> bool:
         return each.is_yes(CLAIM) and not each.is_yes(KNOWN)
 
-    def helpful(each: JudgedResponse) -> bool:
+    def helpful(each: MajorityAnswers) -> bool:
         return each.informative and each.is_yes(HELPFUL)
 
     figures = [
@@ -151,7 +151,7 @@ def grounding_figures(responses: Sequence[JudgedResponse], resamples: int) -> li
 
 
 def _share(
-    name: str, responses: Sequence[JudgedResponse], part: ResponseTest, whole: ResponseTest, resamples: int, note: str
+    name: str, responses: Sequence[MajorityAnswers], part: ResponseTest, whole: ResponseTest, resamples: int, note: str
 ) -> Figure:
     """The share of responses that pass `part` among those that pass `whole`; the interval resamples whole prompts."""
     group = {prompt: number for number, prompt in enumerate(dict.fromkeys(each.prompt for each in responses))}
@@ -172,7 +172,7 @@ def _share(
     return Figure(name, numerator / denominator, low, high, int(denominator), scorer, note)
 
 
-def count_answers(responses: Sequence[JudgedResponse]) -> list[Json]:
+def count_answers(responses: Sequence[MajorityAnswers]) -> list[Json]:
     """How many responses got each answer to each question."""
     rows = []
     for question in QUESTIONS:

@@ -132,5 +132,5 @@ def test_a_result_that_is_no_number_is_an_error_and_the_others_stay(tmp_path, ac
 def test_a_broken_line_is_named(tmp_path, accelerator):
     path = tmp_path / "t-a.jsonl"
     path.write_text('{"settings": {}}\nx\n{"item": "a"}\n')
-    with pytest.raises(UserError, match=r"t-a.jsonl:2: broken"):
+    with pytest.raises(UserError, match=r"t-a.jsonl:2: not JSON"):
         ResultStore(path, {}, accelerator)

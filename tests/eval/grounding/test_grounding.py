@@ -8,7 +8,7 @@ from align.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.eval.grounding.task import (
     GroundingConfig,
-    JudgedResponse,
+    MajorityAnswers,
     count_answers,
     grounding_figures,
     read_answers,
@@ -29,7 +29,7 @@ def response(number, claim, supported=NO, known=NO, cites=NO, **more):
     answers = {"makes-claim": claim}
     if claim == YES:
         answers |= {"supported": supported, "well-known": known, "cites": cites}
-    return JudgedResponse(str(number), {**answers, **more})
+    return MajorityAnswers(str(number), {**answers, **more})
 
 
 TEN = [

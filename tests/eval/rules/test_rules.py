@@ -190,7 +190,7 @@ def test_settings_that_do_not_fit(settings, more, complaint):
 
 def test_a_rule_that_is_in_no_file(settings, tmp_path):
     (tmp_path / "rules.yaml").write_text("name: r\nrules:\n  - {id: other, text: Other.}\n")
-    with pytest.raises(UserError, match=r"judged\.jsonl: rule 'no-insults' is in none of .*rules\.yaml; name its file"):
+    with pytest.raises(UserError, match=r"judged\.jsonl: rule 'no-insults' is not in .*rules\.yaml; add its file"):
         run_rules(settings(scorer=f"{__name__}:by_length"))
 
 

@@ -63,13 +63,13 @@ def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, caplog):
     path = written(tmp_path, HEAD + GOOD.replace("No;Never.", "") + GOOD)
     (question,) = read_questions(path, skip_bad_rows=True)
     assert question.id == "2"
-    assert "skipped 1 of 2 rows" in caplog.text
+    assert "skipped 1 bad rows of 2" in caplog.text
 
 
 def test_an_id_that_stands_twice_is_refused(tmp_path):
     row = {"id": "a", "question": "q", "best_answer": "b", "correct_answers": ["b"], "incorrect_answers": ["c"]}
     path = written(tmp_path, (json.dumps(row) + "\n") * 2, "questions.jsonl")
-    with pytest.raises(UserError, match=":2: field 'id': 'a' is there twice"):
+    with pytest.raises(UserError, match=":2: field 'id': 'a' appears twice"):
         read_questions(path)
 
 
