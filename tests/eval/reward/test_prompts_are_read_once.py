@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from align.commands.sample_scoring import score
-from align.eval.core.subjects import Subject
+from align.eval.core.evaluated_models import EvaluatedModel
 from align.eval.reward.curves import best_of_n
 from align.eval.reward.preferences import evaluate_on_preferences
 from align.eval.reward.reward_models import NamedRewardModel
@@ -94,9 +94,9 @@ def test_of_a_row_of_a_benchmark(reward, tmp_path):
 def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
     prompts = write(tmp_path / "prompts.jsonl", {"prompt": PROMPT})
     config = settings(tmp_path, prompts=prompts, models=["a policy"], samples=8, max_new_tokens=5, seed=3)
-    subject = Subject("policy", load_sharp(tiny_name))
+    evaluated = EvaluatedModel("policy", load_sharp(tiny_name))
     with tokens_read(reward) as read:
-        best_of_n(config, subject, [named(reward)], Accelerator(cpu=True))
+        best_of_n(config, evaluated, [named(reward)], Accelerator(cpu=True))
     (row,) = map(json.loads, (tmp_path / "out" / "best-of-n-policy.jsonl").read_text().splitlines()[1:])
     assert len(row["ids"]) == 8
     assert read == once(reward, row["ids"])
