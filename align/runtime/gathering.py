@@ -24,7 +24,7 @@ def whole_weights(weights: Iterable[Tensor], changed: bool = False) -> Iterator[
     Args:
         changed: whether they are changed inside; the values of the first process are then kept.
     """
-    sharded = [weight for weight in weights if is_sharded(weight)]
+    sharded: list[Any] = [weight for weight in weights if is_sharded(weight)]
     if not sharded:
         yield
         return
@@ -34,7 +34,7 @@ def whole_weights(weights: Iterable[Tensor], changed: bool = False) -> Iterator[
         with GatheredParameters(sharded, modifier_rank=0):
             yield
         return
-    apart: list[Any] = [weight for weight in dict.fromkeys(sharded) if weight.ds_status is not ZeroParamStatus.AVAILABLE]
+    apart = [weight for weight in dict.fromkeys(sharded) if weight.ds_status is not ZeroParamStatus.AVAILABLE]
     try:
         for some in _sent_together(apart):
             for weight, numbers in zip(some, _whole(some), strict=True):

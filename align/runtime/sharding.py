@@ -67,10 +67,25 @@ def place_frozen_model(module: nn.Module, accelerator: Accelerator) -> nn.Module
         return module.to(accelerator.device)
     import deepspeed
 
+    gather_chosen_parts_together(module)
     config = frozen_config(accelerator, next(module.parameters()).dtype)
     engine = deepspeed.initialize(model=module, config=config)[0]
     engine.eval()
     return cast(nn.Module, engine)
+
+
+def gather_chosen_parts_together(module: nn.Module) -> None:
+    """Let an engine of ZeRO-3 gather as one what calls some of its own parts only, by where tokens go: Switch's experts.
+
+    A part's weights are gathered where it is called, by all processes at once. Processes whose tokens go to other experts
+    would wait for each other for ever.
+    """
+    from deepspeed.utils import set_z3_leaf_module
+
+    for part in module.modules():
+        # A list or dict of modules has no `forward` unless it chooses among them.
+        if isinstance(part, nn.ModuleDict | nn.ModuleList) and type(part).forward is not nn.Module.forward:
+            set_z3_leaf_module(part, True)
 
 
 # -------------------------------------------------------------------------------------------------------------- loading

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from align.errors import UserError
 from align.runtime.distributed import zero_stage
-from align.runtime.sharding import is_sharded, whole_count, whole_shape
+from align.runtime.sharding import gather_chosen_parts_together, is_sharded, whole_count, whole_shape
 from align.training.averaging import WeightAverage
 from align.training.expert_load import ExpertLoad
 from align.training.optimization import (
@@ -63,6 +63,7 @@ class DeepSpeedOptimization(Optimization):
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
         optimizer = build_optimizer(run.config, self.trainable, self.groups, rate_scales(run.config, module))
+        gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
         self._make_states()
         self.average = WeightAverage(self._shards(), average_decay) if average_decay else None
