@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from align.launch import end_process_group
+
 if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and os.environ.get("ALIGN_FULL") != "1":
     # Its own exchange between processes of one CPU is compiled on first use, for two minutes on a new machine.
     import deepspeed
@@ -22,5 +24,6 @@ try:
     for words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
-finally:  # also of a script that exits: a process that ends within the group may be aborted by the threads of the exchange
-    leave()
+finally:  # also of a script that exits: a process that ends within the group may abort, and the others take it for lost
+    torch.distributed.destroy_process_group = leave
+    end_process_group()
