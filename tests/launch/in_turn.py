@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -20,10 +21,19 @@ if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and os.environ.get("ALIG
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # A script leaves the process group at its end, but the next one needs it.
 leave, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_: None
+status = 1
 try:
     for words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
-finally:  # also of a script that exits: a process that ends within the group may abort, and the others take it for lost
-    torch.distributed.destroy_process_group = leave
-    end_process_group()
+    status = 0
+except SystemExit as ended:
+    status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+except BaseException:
+    traceback.print_exc()
+torch.distributed.destroy_process_group = leave
+end_process_group()
+sys.stdout.flush()
+sys.stderr.flush()
+# What several runs of one process have left (DeepSpeed's engines, their threads) can make the interpreter abort at its end.
+os._exit(status)
