@@ -7,11 +7,8 @@ Resident memory follows from shapes: weights, float32 masters, optimizer state, 
 import gc
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -25,6 +22,7 @@ from align.models.backbone import Backbone, cache_elements_per_token, model_clas
 from align.models.loading import base_of, load_config
 from align.runtime.distributed import compute_dtype, cpu_flags
 from align.runtime.heap import release_freed_memory
+from align.runtime.process_memory import cgroup_bytes_left, process_peak, reset_process_peak
 from align.runtime.sharding import whole_bytes, whole_count, whole_shape
 from align.settings import ModelConfig, RunConfig
 
@@ -157,7 +155,7 @@ class Memory:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             self.start_bytes = psutil.Process().memory_info().rss
-            _reset_peak()
+            reset_process_peak()
 
     def free(self) -> int:
         """Bytes that this process could hold in total, including what it holds already; `memory_limit` where that is set."""
@@ -166,7 +164,7 @@ class Memory:
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         held, local_processes = psutil.Process().memory_info().rss, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return int(held) + min(int(psutil.virtual_memory().available), _cgroup_bytes_left()) // local_processes
+        return int(held) + min(int(psutil.virtual_memory().available), cgroup_bytes_left()) // local_processes
 
     def left(self) -> int:
         """Bytes that this process could hold in addition to what it holds now."""
@@ -178,14 +176,7 @@ class Memory:
         """The most bytes that were held since the run began."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        try:
-            lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-        except OSError:  # not Linux
-            import resource
-
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return peak if sys.platform == "darwin" else peak * 1024
+        return process_peak()
 
     def check_before_load(self, config: ModelConfig, copies: int = 0) -> None:
         """Refuse a model before it is loaded if its weights, gradients and optimizer state alone are too much.
@@ -299,22 +290,3 @@ def suggestions(estimate: MemoryEstimate, config: ModelConfig, sharding: Shardin
         savings.append(((state + resident["weights"]) // 2, "twice the processes"))
     largest = sorted(((size, text) for size, text in savings if size > 0.01 * estimate.total), reverse=True)
     return [f"{text} (about {size / GIB:.1f} GiB)" for size, text in largest] or ["a smaller model"]
-
-
-def _reset_peak() -> None:
-    """Make the kernel forget the process's peak, which may be an earlier stage's; see proc_pid_clear_refs(5)."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def _cgroup_bytes_left() -> int:
-    """Bytes that the control group (of a container) still allows; cached file pages that can be dropped count as free."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
-        reclaimable = next(
-            int(line.split()[1]) for line in (root / "memory.stat").read_text().splitlines() if "inactive_file" in line
-        )
-    except (OSError, ValueError, StopIteration):
-        return sys.maxsize
-    return sys.maxsize if limit == "max" else max(0, int(limit) - used + reclaimable)

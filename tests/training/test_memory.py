@@ -165,7 +165,7 @@ def test_free_memory_is_what_is_left_and_what_is_held(make_run, monkeypatch):
     run = make_run(SFTConfig, "sft")
     held = psutil.Process().memory_info().rss
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * GIB))
-    monkeypatch.setattr(memory, "_cgroup_bytes_left", lambda: 3 * GIB)
+    monkeypatch.setattr(memory, "cgroup_bytes_left", lambda: 3 * GIB)
     assert run.memory.free() == pytest.approx(3 * GIB + held, rel=0.02)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert run.memory.free() == pytest.approx(1.5 * GIB + held, rel=0.02)
