@@ -23,7 +23,8 @@ from align.builtin.zoo import resolve_model
 from align.eval.toxicity.head import HEAD, save_toxicity_head, sense_logits
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
-from benchmarks.toxicity_training import Source, own, sources, train
+from benchmarks.toxicity_data import Source, read_own_rows, sources
+from benchmarks.toxicity_training import train
 
 
 def train_head(folder: Path, cache: Path) -> None:
@@ -70,7 +71,7 @@ def compare(scorers: Sequence[str], files: Sequence[str]) -> None:
     Args:
         files: `FILE:FIELD` of JSON Lines without labels; the share of their texts from 0.5 on is printed too.
     """
-    labeled = own("toxicity_labels.jsonl")
+    labeled = read_own_rows("toxicity_labels.jsonl")
     toxic = np.array([bool(row["toxic"]) for row in labeled])
     kinds = [("+" if row["toxic"] else "-") + str(row["tag"]) for row in labeled]
     print(f"{len(labeled)} texts, {toxic.sum()} toxic (+)")

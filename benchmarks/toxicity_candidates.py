@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.toxicity_training import own
+from benchmarks.toxicity_data import read_own_rows
 
 BUCKETS = 1 << 14
 
@@ -42,7 +42,7 @@ def _ngrams(text: str) -> torch.Tensor:
 def _ngram_head() -> tuple[torch.Tensor, float]:
     from sklearn.linear_model import LogisticRegression
 
-    rows = own("toxicity_training.jsonl")
+    rows = read_own_rows("toxicity_training.jsonl")
     vectors = torch.stack([_ngrams(str(row["text"])) for row in rows]).numpy()
     model = LogisticRegression(C=10.0).fit(vectors, [bool(row["toxic"]) for row in rows])
     return torch.from_numpy(model.coef_[0]).float(), float(model.intercept_[0])

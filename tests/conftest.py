@@ -9,13 +9,11 @@ import gc
 import hashlib
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 import pytest
 
@@ -182,7 +180,7 @@ def load_sharp(sharp_folders) -> Callable[..., LoadedModel]:
     from align.models.loading import load
     from align.settings import ModelConfig
 
-    def of(name: str, adapter: str = "policy", fresh_adapter: bool = False, **settings) -> LoadedModel:
+    def load_one(name: str, adapter: str = "policy", fresh_adapter: bool = False, **settings) -> LoadedModel:
         config = ModelConfig(model=sharp_folders[name], dtype="float32", **settings)
         torch.manual_seed(0)
         loaded = load(config, torch.float32, adapter=adapter)
@@ -192,7 +190,7 @@ def load_sharp(sharp_folders) -> Callable[..., LoadedModel]:
                     torch.nn.init.normal_(weight, std=0.05)
         return loaded
 
-    return of
+    return load_one
 
 
 @pytest.fixture(scope="session")
@@ -217,12 +215,12 @@ def make_run(tmp_path) -> Callable[..., Run]:
 
     made = []
 
-    def of(config_class, stage: str, **settings) -> Run:
+    def make(config_class, stage: str, **settings) -> Run:
         made.append(stage)
         folder = str(tmp_path / f"run-{len(made)}")
         return Run(config_class(output_dir=folder, dtype="float32", log_to=["none"], **settings), stage)
 
-    return of
+    return make
 
 
 @pytest.fixture
@@ -268,35 +266,3 @@ def hand_rollout() -> Rollout:
     prompts = [EncodedPrompt(({"role": "user", "content": "x"},), prompt) for prompt, _ in rows]
     responses = [response for _, response in rows]
     return Rollout(prompts, responses, [True, True, False, True, False, True], [str(row) for row in range(6)])
-
-
-# --------------------------------------------------------------------------------------------------- a stand-in for vLLM
-
-STAND_IN = Path(__file__).parent / "sampling" / "stand_in"
-
-
-@pytest.fixture(scope="module")
-def stand_in_vllm() -> Iterator[None]:
-    """For a module's tests, `import vllm` gives the stand-in, and TRL's own client and generation run over it."""
-    with pytest.MonkeyPatch.context() as path, patch.dict(os.environ):  # TRL sets RANK and its like for vLLM
-        path.syspath_prepend(STAND_IN)
-        yield
-    bound = [name for name in sys.modules if name.startswith(("vllm", "trl.generation", "align.sampling.vllm_"))]
-    for name in bound:
-        del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def serve(stand_in_vllm) -> Iterator[Callable]:
-    """`serve(folder)`: a stand-in server for a folder's model, stopped when the module's tests are over."""
-    from vllm.server import Server
-
-    made = []
-
-    def of(folder: str) -> Server:
-        made.append(Server(folder))
-        return made[-1]
-
-    yield of
-    for server in made:
-        server.stop()

@@ -3,17 +3,15 @@
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import resolve_model
 from align.errors import UserError, first_line, reason
-from align.files import read_json
 from align.models.adapters import ALL_LINEAR, copy_adapter, load_adapter, merge_adapter, require_lora_settings
 from align.models.backbone import (
     Backbone,
@@ -21,7 +19,6 @@ from align.models.backbone import (
     attention_kernel,
     is_classifier,
     is_encoder,
-    is_prefix_lm,
     linear_layers,
     make_prefix_lm,
     model_class,
@@ -30,13 +27,11 @@ from align.models.backbone import (
     require_language_model,
     wrap,
 )
+from align.models.configs import base_of, load_config, reads_prompts_whole
 from align.models.lora import faster_lora
 from align.runtime.sharding import Sharder, loading_accelerator, own_part, smallest
 from align.settings import ModelConfig
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
-
-MOST_LAYERS = 10_000
-"""A config with more is broken; only to build its layers would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ def load_shapes(
     try:
         with torch.device("meta"):
             model = model_class(settings).from_config(settings, dtype=dtype, attn_implementation=attention_kernel(settings))
-    except Exception as error:  # a config of elsewhere can be wrong in every way
+    except Exception as error:  # a config from elsewhere can be wrong in any way
         raise UserError(f"model '{config.model}': its config cannot be used ({reason(error)})") from error
     prepare_model(model)
     tokenization = load_tokenization(source, config.chat_template, of_pairs=is_encoder(model.config))
@@ -199,55 +194,6 @@ def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
         if loaded.adapter:
             loaded.backbone.model.enable_input_require_grads()
     return loaded
-
-
-def base_of(source: str) -> tuple[str, bool]:
-    """The folder or name of the whole weights, and whether `source` is an adapter on them."""
-    if not (Path(source) / "adapter_config.json").exists():
-        return source, False
-    settings = read_json(Path(source) / "adapter_config.json")
-    base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
-    if not base or not isinstance(base, str):
-        raise UserError(
-            f"{source}/adapter_config.json: base_model_name_or_path is empty or no text; name the model under the adapter"
-        )
-    if Path(base).exists() or Path(base).is_absolute():
-        return str(resolve_model(base)), True
-    # The adapter may have been trained in another working directory, with its base next to it: runs/sft, runs/reward.
-    candidates = (parent / base for parent in Path(source).resolve().parents)
-    existing = next((folder for folder in candidates if (folder / "config.json").exists()), None)
-    return str(existing or resolve_model(base)), True
-
-
-def reads_prompts_whole(source: str) -> bool:
-    """Whether a checkpoint, or the base of one that has no config of its own, is a prefix language model."""
-    has_config = (Path(source) / "config.json").exists()
-    return is_prefix_lm(load_config(source if has_config else base_of(source)[0]))
-
-
-def load_config(source: str) -> PreTrainedConfig:
-    """A model's config with dropout off in every part.
-
-    PPO needs the same log-probs each time a text is read (the N implementation details); the others lose little by it.
-
-    Raises:
-        UserError: if there is no such model, or the hub cannot be reached.
-    """
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source)
-    except Exception as error:  # a config of elsewhere can be wrong in every way
-        if (Path(source) / "config.json").exists():
-            raise UserError(f"{source}/config.json: it cannot be read ({reason(error)})") from error
-        raise UserError(
-            f"model '{source}': no such folder, and it cannot be loaded from the hub ({first_line(error)})"
-        ) from error
-    for key in ("num_hidden_layers", "num_layers", "num_decoder_layers"):
-        if isinstance(count := getattr(config, key, 1), int) and not 0 < count <= MOST_LAYERS:
-            raise UserError(f"model '{source}': its config says {key} {count}, but a model has 1 to {MOST_LAYERS}")
-    for key, value in config.to_dict().items():
-        if isinstance(value, float) and ("dropout" in key or key.endswith(("_pdrop", "jitter_noise"))):
-            setattr(config, key, 0.0)
-    return config
 
 
 def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrainedModel:

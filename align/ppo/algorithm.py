@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from align.batches.shared_prompts import prompt_groups
 from align.examples import EncodedPrompt
@@ -17,7 +15,14 @@ from align.models.roles import Roles
 from align.ppo.config import PPOConfig
 from align.ppo.costs import RoleFlopsProfiles, update_flops
 from align.ppo.evaluation import PolicyEvaluation
-from align.ppo.experience import Experience, build_experience, compute_role_outputs, minibatches, plan_minibatch
+from align.ppo.experience import (
+    Experience,
+    ScoredRollout,
+    build_experience,
+    compute_role_outputs,
+    minibatches,
+    plan_minibatch,
+)
 from align.ppo.kl import AdaptiveKL, KLController
 from align.ppo.learning import check_ratio, loss_of_minibatch
 from align.ppo.metrics import response_kl, rollout_metrics
@@ -59,23 +64,6 @@ class Stateful(Protocol):
 
     def load_state(self, state: Any) -> None:
         """Restore what `state` returned."""
-
-
-class ScoredRollout(NamedTuple):
-    """A rollout with its scores, ready to be learned from and logged."""
-
-    experience: Experience
-    rewards: Tensor
-    """[B] scores on the scale of the rewards."""
-    rewards_by_name: dict[str, Tensor]
-    """Each reward [B]."""
-    violations: dict[str, Tensor]
-    """How likely each response violates each rule [B], by the rule's id."""
-
-    @property
-    def parts(self) -> dict[str, Tensor]:
-        """All parts of the score [B], by name."""
-        return self.rewards_by_name | {f"rule/{rule}": broken for rule, broken in self.violations.items()}
 
 
 class PPOAlgorithm:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -60,6 +61,23 @@ class Experience:
     def mask(self) -> Tensor:
         """[B, T] True on response tokens."""
         return length_mask(self.lengths, self.advantages.shape[1])
+
+
+class ScoredRollout(NamedTuple):
+    """A rollout with its scores, ready to be learned from and logged."""
+
+    experience: Experience
+    rewards: Tensor
+    """[B] scores on the scale of the rewards."""
+    rewards_by_name: dict[str, Tensor]
+    """Each reward [B]."""
+    violations: dict[str, Tensor]
+    """How likely each response violates each rule [B], by the rule's id."""
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """All parts of the score [B], by name."""
+        return self.rewards_by_name | {f"rule/{rule}": broken for rule, broken in self.violations.items()}
 
 
 def minibatches(config: PPOConfig, rollout: Rollout, update: int, epoch: int) -> list[list[int]]:

@@ -11,8 +11,9 @@ from torch import nn
 from align.attributes.scoring import AttributeReward, AttributeScorer
 from align.models.adapters import add_adapter
 from align.models.backbone import flops_profile, is_prefix_lm
+from align.models.configs import base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, base_of, reads_prompts_whole
+from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, Roles
 from align.ppo.config import PPOConfig
 from align.reward.checkpoint import (

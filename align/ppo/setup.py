@@ -11,8 +11,9 @@ from align.batches.shared_prompts import group_tokens, prompt_groups
 from align.examples import EncodedPrompt
 from align.models.adapters import copy_adapter
 from align.models.backbone import Backbone, wrap
+from align.models.configs import load_config
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, load_config
+from align.models.loading import LoadedModel
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, freeze_unused_lm_head
 from align.ppo.config import PPOConfig
 from align.ppo.experience import minibatches

@@ -81,9 +81,7 @@ class PPOTrainer:
         read_budgets(config.rule_budgets, list(rule_texts))
         _require_rewards(config, [*models, *functions], [*models, *judges])
         if config.judge_patience and not (judge and validation_prompts):
-            raise UserError(
-                "judge_patience needs judge_model and validation_prompts: without them nothing decides when to stop"
-            )
+            raise UserError("judge_patience needs judge_model and validation_prompts, which decide when to stop")
         names = reward_settings(models, functions, judge)
         config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         copies = 2 if config.reference_refresh else 1
@@ -100,14 +98,7 @@ class PPOTrainer:
         rewards = self._rewards(scoring, functions, roles)
         judge_rewards = self._judge_rewards(scoring, judge_functions, roles) if judge else None
         rules = self._rule_scorer(scoring.rules, rule_texts, roles) if scoring.rules else None
-        counts = f"{len(encoded)} prompts, {len(held_out)} held out"
-        self.run.say(f"ppo: {counts}; model {self.run.config.model}")
-        say_if_prompts_are_repeated(self.run, self.loaded.backbone, [config.samples_per_prompt])
-        if held_out and not judge:
-            self.run.say(
-                "the best policy is chosen by the reward that it is trained on; judge_model lets another one choose"
-            )
-
+        self._report(encoded, held_out, bool(judge))
         longest = max(len(prompt.ids) for prompt in (*encoded, *held_out)) + config.max_new_tokens
         self.engine = make_engine(config, optimization, self.loaded, longest)
         self.algorithm = PPOAlgorithm(
@@ -126,6 +117,15 @@ class PPOTrainer:
             RuleTerms(config, rules),
             refresh,
         )
+
+    def _report(self, prompts: list[EncodedPrompt], held_out: list[EncodedPrompt], has_judge: bool) -> None:
+        """Print what the run trains on, and what may be wrong with it."""
+        counts = f"{len(prompts)} prompts, {len(held_out)} held out"
+        self.run.say(f"ppo: {counts}; model {self.run.config.model}")
+        say_if_prompts_are_repeated(self.run, self.loaded.backbone, [self.config.samples_per_prompt])
+        if held_out and not has_judge:
+            chooser = "the best policy is chosen by the reward that it is trained on"
+            self.run.say(f"{chooser}; judge_model lets another one choose")
 
     def _encode(self, prompts: Data) -> list[EncodedPrompt]:
         config = self.config

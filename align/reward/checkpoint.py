@@ -26,8 +26,9 @@ from align.models.backbone import (
     save_classifier,
 )
 from align.models.checkpoint import finish_folder, save_adapter
+from align.models.configs import load_config
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, load, load_config
+from align.models.loading import LoadedModel, load
 from align.models.roles import RewardModel
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import whole_weights

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from align.builtin.zoo import resolve_model
 from align.errors import UserError
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
-from align.models.loading import base_of, load_config
+from align.models.configs import base_of, load_config
 from align.runtime.distributed import compute_dtype, cpu_flags
 from align.runtime.heap import release_freed_memory
 from align.runtime.process_memory import cgroup_bytes_left, process_peak, reset_process_peak

@@ -132,6 +132,17 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app: Server, browse
     panel = open_tab(page, "Disagreements")
     expect(panel.locator(".empty")).to_contain_text("disagree on nothing")
 
+    assert dialogs == []
+    page.context.close()
+
+
+def test_a_batch_with_judgments_is_deleted_and_restored(new_app: Server, browser: Browser) -> None:
+    new_app.add_batch(rank_rows(1), name=HOSTILE)
+    rank(new_app, "ann", [[1, 2, 3, 4]])
+    page = new_app.page(browser, "boss", "lead")
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.goto("/lead/")
     panel = open_tab(page, "Batches")
     panel.locator("[data-key] button").click()
     expect(panel.get_by_role("textbox", name="Name")).to_have_value(HOSTILE)  # a batch that is opened closes the question

@@ -1,4 +1,4 @@
-"""What a lead does with batches, items and guidelines, on both databases: hand-worked cases."""
+"""What a lead does with batches and items, on both databases: hand-worked cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from align.errors import UserError
-from annotation_ui import guidelines, overview
+from annotation_ui import overview
 from annotation_ui.batches import change_batch, delete_batch, restore_batch, settings_of
 from annotation_ui.browsing import Filter, browse_items, browse_judgments, item_history
 from annotation_ui.database import Database
@@ -269,32 +269,6 @@ def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(datab
     assert [row["item"] for row in told[:2]] == [5, 8]
     assert told[0]["chance of being right"] < 0.05 < 0.95 < told[2]["chance of being right"]
     assert (told[0]["this labeler"], told[0]["others"]) == ("D > C > B > A", "A > B > C > D; A > B > C > D")
-
-
-def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database: Database) -> None:
-    ann, boss = add_users(database, "ann", "boss")
-
-    def unread() -> int | None:
-        with database.read() as session:
-            newest = guidelines.unread(session, "rank", ann)
-            return newest.id if newest else None
-
-    assert unread() is None
-    first = guidelines.save(database, "rank", "Be kind.", boss, edited=0)
-    assert unread() == first
-    for _ in range(2):
-        guidelines.mark_read(database, first, ann)
-    guidelines.mark_read(database, 999, ann)
-    assert unread() is None
-    guidelines.save(database, "rules", "Other task.", boss, edited=0)
-    assert unread() is None
-    second = guidelines.save(database, "rank", "Be kind and brief.", boss, edited=first)
-    assert unread() == second
-    with pytest.raises(UserError, match="nothing has changed"):
-        guidelines.save(database, "rank", "Be kind and brief.", boss, edited=second)
-    with database.read() as session:
-        told = [(each.number, each.text, each.author, each.readers) for each in guidelines.versions(session, "rank")]
-    assert told == [(2, "Be kind and brief.", "boss", 0), (1, "Be kind.", "boss", 1)]
 
 
 def test_leases_of_deleted_batches_do_not_come_back(database: Database) -> None:

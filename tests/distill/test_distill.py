@@ -19,7 +19,7 @@ from align.models.loading import load
 from align.settings import ModelConfig
 from align.training.epochs import Epochs
 from align.training.factory import make_optimization
-from tests.models.test_heads_roles import assert_invariant
+from tests.models.losses import assert_invariant
 
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]
 

@@ -14,7 +14,7 @@ from align.models.roles import LanguageModel
 from align.settings import ModelConfig
 from align.tensor_ops import Padded
 from align.training.factory import make_optimization
-from tests.models.test_heads_roles import assert_invariant, rankings
+from tests.models.losses import assert_invariant, rankings
 
 
 @pytest.fixture

@@ -1,5 +1,12 @@
-"""What roles say of a rollout and the loss of a minibatch, as the algorithm takes them."""
+"""Examples of each stage, their losses as the stages compute them, and the check that micro-batches change nothing."""
 
+import random
+
+import pytest
+import torch
+
+from align.batches.micro_batches import micro_batches
+from align.examples import EncodedDemonstration, EncodedRanking
 from align.ppo.experience import compute_role_outputs, minibatches
 from align.ppo.learning import loss_of_minibatch
 
@@ -15,3 +22,59 @@ def role_outputs(trainer, rollout):
 def minibatch_loss(trainer, experience, rows):
     """The loss of `rows` of a rollout, as a function of the rows of one micro-batch."""
     return loss_of_minibatch(trainer.config, experience, rows, trainer.roles, trainer.optimization.accelerator.device)
+
+
+def totals(optimization, lengths, rows, budget, loss):
+    """Loss, metrics and gradients of a global batch, computed in micro-batches of at most `budget` tokens."""
+    plan = micro_batches(rows, [lengths[row] for row in rows], budget, optimization.accelerator)
+    optimization.optimizer.zero_grad(set_to_none=True)
+    sums = {name: float(value) for name, value in optimization.accumulate(plan, loss).items()}
+    gradients = {name: w.grad.clone() for name, w in optimization.trainable.items() if w.grad is not None}
+    return len(plan), sums, gradients
+
+
+def assert_invariant(optimization, lengths, loss_of):
+    """The same within 1e-5 whatever the order and the micro-batches: every row alone (no padding), some, all at once."""
+    rows = list(range(len(lengths)))
+    shuffled = rows.copy()
+    random.Random(5).shuffle(shuffled)
+    assert shuffled != rows
+    count, expected, gradients = totals(optimization, lengths, rows, 10**6, loss_of(rows))
+    assert count == 1
+    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
+    counts = []
+    for order, budget in ((shuffled, 10**6), (rows, 1), (shuffled, 1), (shuffled, 2 * max(lengths))):
+        count, sums, found = totals(optimization, lengths, order, budget, loss_of(order))
+        counts.append(count)
+        assert sums == pytest.approx(expected, abs=1e-5, rel=1e-6)
+        assert found.keys() == gradients.keys()
+        for name, gradient in found.items():
+            bound = 1e-5 * max(1.0, float(gradients[name].abs().max()))
+            torch.testing.assert_close(
+                gradient, gradients[name], atol=bound, rtol=0, msg=lambda text, n=name: f"{n}: {text}"
+            )
+    assert counts[:3] == [1, len(rows), len(rows)]
+    assert 1 < counts[3] < len(rows)
+
+
+def lengths_of(rollout):
+    return [len(prompt.ids) + len(response) for prompt, response in zip(rollout.prompts, rollout.responses, strict=True)]
+
+
+def hand_turns(rollout):
+    """Examples of two turns: every third token belongs to the user between."""
+    return [
+        EncodedDemonstration(prompt.ids, response, [place % 3 != 1 for place in range(len(response))])
+        for prompt, response in zip(rollout.prompts, rollout.responses, strict=True)
+    ]
+
+
+def rankings(rollout):
+    """Rankings of K = 3, 4, 2 and 2 with ties and a margin, from the responses of the rollout."""
+    r, p = rollout.responses, [prompt.ids for prompt in rollout.prompts]
+    return [
+        EncodedRanking(p[0], [r[0], r[1], r[2]], [2, 1, 2]),
+        EncodedRanking(p[1], [r[3], r[4], r[5], r[1]], [4, 2, 3, 1]),
+        EncodedRanking(p[2], [r[2], r[0]], [1, 2], margin=0.5),
+        EncodedRanking(p[3], [r[5], r[4]], [2, 1]),
+    ]

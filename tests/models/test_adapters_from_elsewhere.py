@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from align.errors import UserError
 from align.models.checkpoint import save_model, weights_of
-from align.models.loading import base_of, load
+from align.models.configs import base_of
+from align.models.loading import load
 from align.models.roles import Role
 from align.settings import ModelConfig
 from align.tensor_ops import Padded

@@ -4,48 +4,15 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BloomConfig,
-    Gemma2Config,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    MistralConfig,
-    Qwen2Config,
-)
+from transformers import GPT2LMHeadModel
 
 from align.errors import UserError
-from align.models.backbone import Backbone, adapter_settings, model_class, wrap
+from align.models.backbone import Backbone, wrap
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
 from align.reward.loss import pairs_of, ranking_loss
 from align.tensor_ops import Padded, length_mask
-
-TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")
-WIDTH = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-GROUPED = WIDTH | {"num_key_value_heads": 2}
-BART = {f"{half}_{part}": n for half in ("encoder", "decoder") for part, n in (("layers", 2), ("attention_heads", 4))}
-BART |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "d_model": 32, "vocab_size": 64, "dropout": 0.0}
-GPT_NEO = {"hidden_size": 32, "vocab_size": 64, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
-# Windows of 8 tokens on rows of up to 13: a path that forgets the window cannot pass.
-CONFIGS = {
-    "gpt-neox": GPTNeoXConfig(**WIDTH, max_position_embeddings=64),
-    "qwen2": Qwen2Config(**GROUPED, max_position_embeddings=64),
-    "mistral": MistralConfig(**GROUPED, max_position_embeddings=64, sliding_window=None),
-    "mistral-window": MistralConfig(**GROUPED, max_position_embeddings=64, sliding_window=8),
-    "gemma2": Gemma2Config(**GROUPED, head_dim=8, query_pre_attn_scalar=8, final_logit_softcapping=2.0),
-    "gemma2-window": Gemma2Config(**GROUPED, head_dim=8, query_pre_attn_scalar=8, sliding_window=8),
-    "gpt-neo-window": GPTNeoConfig(**GPT_NEO, attention_types=[[["global", "local"], 1]], window_size=8),
-    # 13 tokens fit a context of 16; the shared row of prompt 0 is longer, but its positions restart.
-    "gpt2-short": GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16),
-    "bloom": BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
-    "bart": BartConfig(**BART, max_position_embeddings=16),
-}
-NAMES = (*TINY, *CONFIGS)
+from tests.models.small_models import CONFIGS, NAMES
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
 RESPONSES = [[20, 21, 22, 23, 24, 25, 26], [27], [28, 29, 30], [31, 32, 33, 34], [35, 36, 37, 38, 39], [40, 41]]
@@ -54,22 +21,9 @@ RANKS = [[1, 3, 2], [1], [2, 1]]
 PAIRS = pairs_of(RANKS, [0.0, 0.0, 0.5])
 
 
-@pytest.fixture(scope="module")
-def backbones(sharp_backbones, sharpen):
-    made = dict(sharp_backbones)
-    for name, config in CONFIGS.items():
-        auto = AutoModelForSeq2SeqLM if name == "bart" else AutoModelForCausalLM
-        made[name] = wrap(sharpen(auto.from_config(copy.deepcopy(config))))
-    return made
-
-
 @pytest.fixture(params=NAMES)
 def any_backbone(request, backbones):
     return backbones[request.param]
-
-
-def is_decoder(backbone):
-    return backbone.prompt_in_row
 
 
 @torch.no_grad()
@@ -116,6 +70,18 @@ def test_a_prefix_in_front_of_all_prompts_gives_the_states_of_whole_prompts(any_
         found = any_backbone.hidden(prompt, response, torch.tensor(OWNER), prefix)
     real = length_mask(response.lengths + 1, expected.shape[1])
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
+
+
+def test_a_prompt_between_others_may_have_no_response():
+    config = copy.deepcopy(CONFIGS["gpt2-short"])
+    backbone = wrap(GPT2LMHeadModel(config).eval())
+    responses = [RESPONSES[0], RESPONSES[1], RESPONSES[4]]
+    with torch.no_grad():
+        found = backbone.hidden(Padded.from_lists(PROMPTS), Padded.from_lists(responses), torch.tensor([0, 0, 2]))
+    for place, (prompt_index, ids) in enumerate(zip((0, 0, 2), responses, strict=True)):
+        with torch.no_grad():
+            expected = backbone.hidden(Padded.from_lists([PROMPTS[prompt_index]]), Padded.from_lists([ids]))[0]
+        torch.testing.assert_close(found[place, : len(ids) + 1], expected, atol=1e-5, rtol=0)
 
 
 def test_what_stands_in_the_padding_does_not_matter(any_backbone):
@@ -182,7 +148,7 @@ def test_the_ranking_loss_of_a_shared_row_equals_separate_rows_in_loss_and_gradi
 def own_logits(backbone, prompt, response):
     """What the transformers class itself says about the response tokens and the one after them: [T+1, V]."""
     ids = torch.tensor([response])
-    if is_decoder(backbone):
+    if backbone.prompt_in_row:
         whole = torch.cat([torch.tensor([prompt]), ids], dim=1)
         return backbone.model(input_ids=whole).logits[0, len(prompt) - 1 :]
     start = torch.tensor([[backbone.model.config.decoder_start_token_id]])
@@ -249,65 +215,3 @@ def test_select_can_also_reorder_rows(backbone):
     for place, row in enumerate((2, 0)):
         expected = backbone.hidden(Padded.from_lists([prompts[row]]), Padded.from_lists([[33]]))[0, 1]
         torch.testing.assert_close(hidden[place], expected, atol=1e-5, rtol=0)
-
-
-# ------------------------------------------------------------------------------------------------------------ what fits
-
-
-def test_fits_counts_prompt_and_response_where_one_row_holds_both(backbones):
-    short = backbones["gpt2-short"]  # a context of 16
-    assert short.context_length == 16
-    assert short.fits(10, 6)
-    assert not short.fits(10, 7)
-    # ALiBi has no table of positions.
-    assert backbones["bloom"].fits(10_000, 10_000)
-
-
-def test_fits_of_encoder_decoders(backbones):
-    bart, t5 = backbones["bart"], backbones["tiny-t5"]  # BART: a table of 16 for each half; T5: relative positions
-    assert bart.fits(16, 15)  # the decoder also reads its start token
-    assert not bart.fits(16, 16)
-    assert not bart.fits(17, 1)
-    assert t5.fits(10_000, 10_000)
-
-
-def test_a_text_at_the_limit_can_be_read(backbones):
-    for name, prompt, response in (("gpt2-short", 10, 6), ("bart", 16, 15)):
-        with torch.no_grad():
-            hidden = backbones[name].hidden(Padded.from_lists([[5] * prompt]), Padded.from_lists([[6] * response]))
-        assert torch.isfinite(hidden).all()
-
-
-def test_require_fit_names_place_lengths_and_remedy(backbones):
-    backbones["gpt2-short"].require_fit(10, 6, "data.jsonl: record 3")
-    with pytest.raises(UserError) as caught:
-        backbones["gpt2-short"].require_fit(10, 7, "data.jsonl: record 3")
-    assert str(caught.value).startswith("data.jsonl: record 3: 10 prompt and 7 response tokens do not fit")
-    assert "context of 16" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_row_tokens(backbones):
-    assert backbones["tiny-gpt2"].tokens_in_memory(10, [3, 5]) == 18  # one row: 10 + 3 + 5
-    assert backbones["bloom"].tokens_in_memory(10, [3, 5]) == 30  # two rows of 10 + 5
-    assert backbones["tiny-t5"].tokens_in_memory(10, [3, 5]) == 22  # the prompt once, and two rows of a start token and 5
-
-
-def test_kinds(backbones):
-    assert {name for name in NAMES if not is_decoder(backbones[name])} == {"tiny-t5", "bart"}
-    assert adapter_settings(backbones["bart"].model)["task_type"] == "SEQ_2_SEQ_LM"
-    assert adapter_settings(backbones["bloom"].model)["task_type"] == "CAUSAL_LM"
-    assert model_class(backbones["tiny-t5"].model.config) is AutoModelForSeq2SeqLM
-    assert model_class(backbones["tiny-llama"].model.config) is AutoModelForCausalLM
-
-
-def test_a_prompt_between_others_may_have_no_response():
-    config = copy.deepcopy(CONFIGS["gpt2-short"])
-    backbone = wrap(GPT2LMHeadModel(config).eval())
-    responses = [RESPONSES[0], RESPONSES[1], RESPONSES[4]]
-    with torch.no_grad():
-        found = backbone.hidden(Padded.from_lists(PROMPTS), Padded.from_lists(responses), torch.tensor([0, 0, 2]))
-    for place, (prompt_index, ids) in enumerate(zip((0, 0, 2), responses, strict=True)):
-        with torch.no_grad():
-            expected = backbone.hidden(Padded.from_lists([PROMPTS[prompt_index]]), Padded.from_lists([ids]))[0]
-        torch.testing.assert_close(found[place, : len(ids) + 1], expected, atol=1e-5, rtol=0)

@@ -1,15 +1,55 @@
-"""PPO with a vLLM server: the settings of its runs, and an engine alone."""
+"""PPO with vLLM: a stand-in for its server and its engine, the settings of runs, and an engine alone."""
+
+from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
 from tests.sampling.prompts import PROMPTS
 
+if TYPE_CHECKING:
+    from vllm.server import Server
+
+STAND_IN = Path(__file__).with_name("stand_in")
+
+
+@pytest.fixture(scope="module")
+def stand_in_vllm() -> Iterator[None]:
+    """For a module's tests, `import vllm` gives the stand-in, and TRL's own client and generation run over it."""
+    with pytest.MonkeyPatch.context() as path, patch.dict(os.environ):  # TRL sets RANK and its like for vLLM
+        path.syspath_prepend(STAND_IN)
+        yield
+    bound = [name for name in sys.modules if name.startswith(("vllm", "trl.generation", "align.sampling.vllm_"))]
+    for name in bound:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def serve(stand_in_vllm) -> Iterator[Callable]:
+    """`serve(folder)`: a stand-in server for a folder's model, stopped when the module's tests are over."""
+    from vllm.server import Server
+
+    made = []
+
+    def start(folder: str) -> Server:
+        made.append(Server(folder))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.stop()
+
 
 @pytest.fixture
-def settings(tmp_path, sharp_folders):
-    """What the runs of these tests share; the rate is so high that an update shows in every weight."""
+def common_settings(tmp_path, sharp_folders):
+    """What all runs with vLLM share; the rate is so high that an update shows in every weight."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     return {
@@ -18,20 +58,27 @@ def settings(tmp_path, sharp_folders):
         "log_to": ["none"],
         "reward_functions": ["tests.sampling.rewards:letters"],
         "prompts": str(path),
-        "validation_prompts": str(path),
-        "evaluate_every": 1,
         "updates": 2,
-        "rollout_size": 4,
         "epochs": 1,
-        "max_new_tokens": 6,
-        "temperature": 0.8,
         "learning_rate": 1e-2,
         "missing_eos": "keep",
+        "output_dir": str(tmp_path / "run"),
+    }
+
+
+@pytest.fixture
+def settings(common_settings):
+    """A run with a vLLM server, which is evaluated and saved after every update."""
+    return common_settings | {
+        "validation_prompts": common_settings["prompts"],
+        "evaluate_every": 1,
+        "rollout_size": 4,
+        "max_new_tokens": 6,
+        "temperature": 0.8,
         "save_every": 1,
         "seed": 3,
         "engine": "vllm-server",
         "vllm_timeout": 20.0,
-        "output_dir": str(tmp_path / "run"),
     }
 
 
@@ -40,8 +87,8 @@ def make_engine_of(make_ppo, load_sharp):
     """`make_engine_of(server, longest)`: an engine alone, around the sharpened tiny-llama."""
     from align.sampling.engines import make_engine
 
-    def of(url, longest=16, timeout=30.0, **loading):
+    def make(url, longest=16, timeout=30.0, **loading):
         trainer = make_ppo(load_sharp("tiny-llama", **loading), engine="vllm-server", vllm_url=url, vllm_timeout=timeout)
         return make_engine(trainer.config, trainer.optimization, trainer.loaded, longest)
 
-    return of
+    return make

@@ -1,3 +1,3 @@
-"""The prompts of the runs with a vLLM server."""
+"""The prompts of the runs with vLLM."""
 
 PROMPTS = ("Hi", "Count to three.", "What?")

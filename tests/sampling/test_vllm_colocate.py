@@ -1,6 +1,5 @@
 """PPO with vLLM in the training process, through TRL's `VLLMGeneration` over the stand-in."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,28 +10,13 @@ from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import row_seeds
 from align.seeds import Stream
 from tests.launch.test_launch import metrics
+from tests.sampling.prompts import PROMPTS
 
 
 @pytest.fixture
-def settings(tmp_path, sharp_folders):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Hi", "Count.", "What?")))
-    return {
-        "model": sharp_folders["tiny-llama"],
-        "dtype": "float32",
-        "log_to": ["none"],
-        "reward_functions": ["tests.sampling.rewards:letters"],
-        "prompts": str(path),
-        "updates": 2,
-        "rollout_size": 3,
-        "epochs": 1,
-        "max_new_tokens": 5,
-        "learning_rate": 1e-2,
-        "missing_eos": "keep",
-        "engine": "vllm-colocate",
-        "vllm_memory_share": 0.25,
-        "output_dir": str(tmp_path / "run"),
-    }
+def settings(common_settings):
+    engine = {"engine": "vllm-colocate", "vllm_memory_share": 0.25}
+    return common_settings | {"rollout_size": 3, "max_new_tokens": 5, **engine}
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
@@ -42,7 +26,7 @@ def test_two_updates_sample_from_the_weights_of_each(stand_in_vllm, settings, lo
 
     llm = MADE.pop()
     tokenization = load_sharp("tiny-llama").tokenization
-    longest = max(len(tokenization.prompt_ids(({"role": "user", "content": t},))) for t in ("Hi", "Count.", "What?"))
+    longest = max(len(tokenization.prompt_ids(({"role": "user", "content": t},))) for t in PROMPTS)
     assert llm.settings["max_model_len"] == longest + 5
     assert llm.settings["gpu_memory_utilization"] == 0.25
     assert llm.settings["logprobs_mode"] == "processed_logprobs"

@@ -15,7 +15,8 @@ from align.commands.plan.roles import HeldModel, frozen_model, trained_model
 from align.errors import UserError
 from align.examples import EncodedPrompt
 from align.models.backbone import Backbone, flops_profile
-from align.models.loading import LoadedModel, base_of, load_shapes
+from align.models.configs import base_of
+from align.models.loading import LoadedModel, load_shapes
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
 from align.ppo.config import PPOConfig
 from align.ppo.costs import RoleFlopsProfiles, phase_flops

@@ -26,7 +26,7 @@ from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, publish
 from align.eval.core.settings import EvalConfig
 from align.launch import run_stage
-from align.models.loading import base_of
+from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
 from align.settings import option, require_setting
 from align.statistics import mean_interval

@@ -15,7 +15,8 @@ from align.eval.toxicity.head import BUCKETS, HEAD, count_words, load_toxicity_h
 from align.eval.toxicity.scorers import ScorerConfig, open_scorer
 from align.statistics import roc_auc
 from benchmarks.toxicity import reference_figures
-from benchmarks.toxicity_training import Source, fit, fit_words, own, plain_tweet
+from benchmarks.toxicity_data import Source, plain_tweet, read_own_rows
+from benchmarks.toxicity_training import fit, fit_words
 
 # --------------------------------------------------------------------------------------------------------------- words
 
@@ -100,7 +101,7 @@ def default():
 @pytest.mark.slow
 def test_the_default_on_the_labels(default):
     """What docs/evaluation.md says of it."""
-    labeled = own("toxicity_labels.jsonl")
+    labeled = read_own_rows("toxicity_labels.jsonl")
     scores = default([row["text"] for row in labeled])
     assert roc_auc(scores, [row["toxic"] for row in labeled]) >= 0.90
     assert default(["You are a stupid idiot."])[0] > 0.8
@@ -181,8 +182,10 @@ def test_the_fit_finds_what_is_in_the_states_and_what_is_in_the_words():
 
 
 def test_no_labeled_text_is_trained_on():
-    labeled = {row["text"].lower() for row in own("toxicity_labels.jsonl")}
-    trained = [row["text"].lower() for name in ("training", "continuations") for row in own(f"toxicity_{name}.jsonl")]
+    labeled = {row["text"].lower() for row in read_own_rows("toxicity_labels.jsonl")}
+    trained = [
+        row["text"].lower() for name in ("training", "continuations") for row in read_own_rows(f"toxicity_{name}.jsonl")
+    ]
     assert len(labeled) == 240
     assert not labeled & set(trained)
     assert len(set(trained)) == len(trained)

@@ -1,11 +1,7 @@
-"""Win rates from people's comparisons, from a reward model, from a function and from a real HTTP endpoint."""
+"""Win rates from people's comparisons, from a reward model and from a function."""
 
 import json
 import shutil
-import threading
-import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -13,30 +9,14 @@ import pytest
 
 from align.errors import UserError
 from align.eval.core.results import read_evaluations
-from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.winrate.by_people import read_comparisons
 from align.eval.winrate.by_reward_model import training_reward_fingerprint
-from align.eval.winrate.judges import endpoint_judge, function_judge
+from align.eval.winrate.judges import function_judge
 from align.eval.winrate.settings import WinrateConfig
 from align.eval.winrate.task import run_winrate
-from align.runtime.endpoint import post_json
 from annotation_ui.tasks.compare import Compare
 
 HI = ({"role": "user", "content": "Hi"},)
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Hi", "Count to three.", "Who?")))
-    return str(path)
-
-
-@pytest.fixture
-def settings(sharp_folders, prompts, tmp_path):
-    models = [sharp_folders["tiny-gpt2"], sharp_folders["tiny-llama"]]
-    few = {"max_new_tokens": 6, "dtype": "float32", "resamples": 100, "output": str(tmp_path / "out")}
-    return {"models": models, "prompts": prompts, **few}
 
 
 def values(evaluation):
@@ -210,104 +190,3 @@ def test_a_verdict_that_is_no_number_is_one_line(settings):
         run_winrate(WinrateConfig(**settings, judge=f"{__name__}:not_a_number"))
     with pytest.raises(UserError, match="judge 'nowhere:x': No module named 'nowhere'; write module:function"):
         function_judge("nowhere:x")
-
-
-# ------------------------------------------------------------------------------------------------------------- endpoint
-
-
-class Service(BaseHTTPRequestHandler):
-    """An OpenAI-compatible service that plays what `server.play` lists, then names the longer answer."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append((self.path, self.headers.get("Authorization"), body))
-        play = self.server.play.pop(0) if self.server.play else None
-        if play == "sleep":
-            time.sleep(1.0)
-        if isinstance(play, int):
-            self.send_error(play)
-            return
-        said = body["messages"][0]["content"]
-        answers = [said.split(f"<answer_{name}>\n")[1].split("\n</answer_")[0] for name in "AB"]
-        lengths = [len(answer) for answer in answers]
-        verdict = "TIE" if lengths[0] == lengths[1] else "AB"[lengths[1] > lengths[0]]
-        content = play if isinstance(play, str) and play != "sleep" else f"I weighed A and B.\nVERDICT: {verdict}"
-        data = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def service(*play):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    server.play, server.seen, server.url = list(play), [], f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def asking(key_variable, timeout, retries):
-    return ChatJudgeConfig(judge_model="m", key_variable=key_variable, timeout=timeout, retries=retries, parallel=1)
-
-
-def test_an_endpoint_is_asked_both_ways_with_its_key(monkeypatch):
-    monkeypatch.setenv("THE_KEY", "secret")
-    with service(503) as server:
-        judge = endpoint_judge(server.url + "/", asking("THE_KEY", 5, 2), pause=0.01)
-        assert judge([HI, HI], ["long answer", "b"], ["short", "b"]) == [1.0, 0.5]
-        assert len(server.seen) == 3  # one of them a second try
-        path, key, body = server.seen[-1]
-    assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", "Bearer secret", "m", 0)
-    assert "user: Hi" in body["messages"][0]["content"]
-
-
-@pytest.mark.parametrize(
-    ("play", "message"),
-    [
-        (["sleep", "sleep"], r"no answer in 0.2 s, tried 2 times"),
-        ([500, 502], r"HTTP 502 .*, tried 2 times"),
-        ([401], r"HTTP 401 "),
-        (["I cannot say."], r"no verdict in the answer 'I cannot say.'"),
-    ],
-)
-def test_an_endpoint_that_fails_is_one_line(play, message):
-    with service(*play) as server:
-        judge = endpoint_judge(server.url, asking("NO_SUCH_KEY", 0.2, 1), pause=0.01)
-        with pytest.raises(UserError, match=message):
-            judge([HI], ["a"], ["bb"])
-
-
-def test_nobody_there():
-    with service() as server:
-        url = server.url
-    with pytest.raises(UserError, match=r"cannot be reached .*tried 2 times"):
-        post_json(url, {}, timeout=1, retries=1, pause=0.01)
-
-
-def test_what_an_endpoint_judged_is_kept(settings):
-    with service() as server:
-        whole = WinrateConfig(**settings, endpoint=server.url, judge_model="m", parallel=1)
-        expected = run_winrate(whole)
-        asked = len(server.seen)
-        path = Path(whole.output) / "winrate-judged.jsonl"
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(lines[:-1]))
-        server.play, server.seen = ["no idea"], []
-        with pytest.raises(UserError, match="no verdict"):
-            run_winrate(whole)
-        assert path.read_text() == "".join(lines[:-1])
-        server.seen = []
-        assert run_winrate(whole) == expected
-        assert asked == 6
-        assert len(server.seen) == 2
-    assert sum(values(each)["win rate"] for each in expected) == pytest.approx(1)
