@@ -9,39 +9,40 @@ from align.training.epochs import JudgmentConfig
 
 @dataclass(kw_only=True)
 class AttributeConfig(MixtureConfig, JudgmentConfig):
-    """Several heads on one trunk: attributes of responses, and a ranking beside them (MT-DNN, Liu et al. 2019)."""
+    """Several heads on one trunk: attributes of responses, and a preference (MT-DNN, Liu et al. 2019)."""
 
     train_data: str = option(
         "", "attribute judgments to learn from: file, folder or hub name; several are separated by commas, NAME=WEIGHT"
     )
     rankings: str = option(
-        "", "rankings or pairs for a head called `preference` beside them; several as in train_data; empty: no such head"
+        "", "rankings or pairs for another head, called `preference`; several as in train_data; empty: no such head"
     )
     validation_data: str = option(
         "", "held-out attribute judgments: metrics, and the choice of the best model; empty: held_out_share of train_data's"
     )
     form: Literal["heads", "generative"] = option(
         "heads",
-        "what attributes are read from: heads (a number each after the response: any model) or generative (LaMDA: the model "
-        "itself writes the rating after an attribute's name, and responses too; one that generates text)",
+        "how attributes are computed: heads (a head each; for any model) or generative (as in LaMDA, the model writes "
+        "the rating after an attribute's name; for a model that generates text, which also learns to write responses)",
     )
     generator_weight: float = option(
-        1.0, "of form generative: weight of the loss on responses beside that on ratings; 0: it learns to rate alone"
+        1.0,
+        "with form generative: weight of the loss on responses; that on ratings has weight 1; 0: it only learns to rate",
     )
     generator_filter: str = option(
         "",
-        "of form generative: what the attributes of a response must be for it to be learned, such as unsafe<0.5, "
-        "sensible>0.5; empty: all responses are",
+        "with form generative: a response is learned if its attributes pass this, such as unsafe<0.5, sensible>0.5; empty: "
+        "all responses are",
     )
     gate: bool = option(
         False,
-        "of form heads: `preference` weighs the attributes by the prompt and reads no response itself (ArmoRM); rankings "
-        "then teach the weights alone",
+        "with form heads: `preference` is a sum of the attributes, weighted by the prompt (ArmoRM); rankings then train the "
+        "weights alone",
     )
     heads: list[str] = option(
         [],
-        "attributes that get a head, each as NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7); empty: all that are judged; "
-        "without a kind, scale where a value is above 1",
+        "attributes that get a head, each as NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7); empty: all in the data; "
+        "without a kind, scale if a value is above 1",
     )
     epochs: int = option(1, "passes over all examples")
     batch_size: int = option(16, "responses and rankings in one update, over all processes")

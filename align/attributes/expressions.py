@@ -26,11 +26,11 @@ COMPARISONS: dict[type, Callable[[float, float], bool]] = {
 
 
 class Expression:
-    """A sum, product or the like of attributes.
+    """An arithmetic expression over attributes.
 
     Args:
-        text: as it is written in settings; a name may hold hyphens.
-        names: the attributes that there are.
+        text: as written in the settings; a name may have hyphens.
+        names: all attributes.
         where: the setting, for an error.
 
     Raises:
@@ -95,7 +95,7 @@ class Expression:
 
 
 class Condition(Expression):
-    """Comparisons of expressions, separated by commas: all of them have to hold."""
+    """Comparisons of expressions, separated by commas, all of which have to hold."""
 
     def holds(self, values: Mapping[str, float]) -> bool:
         """Whether a response passes."""
@@ -120,10 +120,10 @@ def choose(candidates: Sequence[Mapping[str, float]], condition: Condition | Non
 
     Args:
         candidates: the attributes of each.
-        condition: what a candidate must pass; None: nothing.
-        rank: what is highest for the best; None: the first that passes.
+        condition: a candidate must pass it; None: every candidate passes.
+        rank: highest for the best candidate; None: the first that passes is the best.
     """
-    left = [number for number, values in enumerate(candidates) if condition is None or condition.holds(values)]
-    if not left:
+    passing = [number for number, values in enumerate(candidates) if condition is None or condition.holds(values)]
+    if not passing:
         return None
-    return max(left, key=lambda number: rank(candidates[number])) if rank else left[0]
+    return max(passing, key=lambda number: rank(candidates[number])) if rank else passing[0]

@@ -1,7 +1,7 @@
 """The generative form of LaMDA (Thoppilan et al. 2022, section 6.1): one language model writes responses and rates them.
 
-It reads `<context> RESPONSE <response> SENSIBLE 1`, where the chat template's beginning of the assistant's turn stands for
-RESPONSE. What rates is the probability of the token after an attribute's name.
+It reads `<context> RESPONSE <response> SENSIBLE 1`, where the chat template's beginning of the assistant's turn takes the
+place of RESPONSE. A rating is the probability of the token after an attribute's name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ from align.models.roles import LanguageModel, response_log_probs
 from align.tensor_ops import Padded
 from align.tokenization import Tokenization
 
-RATINGS = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
-"""What may be written after the name of an attribute, by its kind; each has to be one token."""
+RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
+"""The numbers that may follow the name of an attribute, by its kind; each has to be one token."""
 
 
 @dataclass(frozen=True)
 class AttributeText:
-    """How an attribute is asked for, and how it is answered.
+    """How the model is asked for an attribute, and how it answers.
 
     Attributes:
-        question: tokens of its name, which follow the response.
-        ratings: the numbers that answer.
+        question: the tokens of its name, which follow the response.
+        ratings: the possible ratings.
         answers: the token of each.
     """
 
@@ -43,34 +43,34 @@ class AttributeText:
     answers: tuple[int, ...]
 
     @classmethod
-    def of(cls, head: Head, tokenization: Tokenization) -> "AttributeText":
-        """The text of an attribute.
+    def from_head(cls, head: Head, tokenization: Tokenization) -> "AttributeText":
+        """The text of the attribute that a head stands for.
 
         Raises:
             UserError: if it is a ranking, which no token rates, or a rating is not one token after the same name.
         """
         if head.kind == "ranking":
             raise UserError("form: generative rates by tokens, which a ranking has none of; use form heads")
-        texts = [tokenization.text_ids(f"\n{head.name.upper()} {rating}") for rating in RATINGS[head.kind]]
+        texts = [tokenization.text_ids(f"\n{head.name.upper()} {rating}") for rating in RATING_VALUES[head.kind]]
         if len({tuple(ids[:-1]) for ids in texts}) > 1 or len({ids[-1] for ids in texts}) < len(texts):
             raise UserError(f"form: this tokenizer does not write the ratings of '{head.name}' as one token; use form heads")
-        return cls(texts[0][:-1], RATINGS[head.kind], tuple(ids[-1] for ids in texts))
+        return cls(texts[0][:-1], RATING_VALUES[head.kind], tuple(ids[-1] for ids in texts))
 
     def shares(self, value: float) -> list[float]:
-        """What each rating counts for a mean over labelers: it lies between two neighbors, and is their weighted mean."""
+        """The weight of each rating as a target: a mean over labelers is the weighted mean of the two ratings next to it."""
         return [max(0.0, 1.0 - abs(value - rating)) for rating in self.ratings]
 
 
 @dataclass(frozen=True)
 class TextPart:
-    """What is read together: a shared beginning, and what follows it, each by itself.
+    """Texts that are read together: a shared beginning, and several continuations that do not see each other.
 
     Attributes:
         prompt: the context with a generator's response, or context and response with the questions about it.
         responses: the response, or the questions.
         generated: for each token of `responses` whether the generator learns it.
-        attributes: of each of `responses` the number of its attribute; none for a generator's.
-        shares: of each question, what each of the model's answers counts.
+        attributes: the number of the attribute that each of `responses` asks for; empty for a generator's response.
+        shares: for each question, the weight of each of the model's answers as its target.
     """
 
     prompt: TokenIds
@@ -82,7 +82,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class RatedText:
-    """One example: a response that is rated, and learned by the generator too where `parts` has it alone first.
+    """One example: a response that is rated; where `parts` begins with the response alone, the generator learns it too.
 
     Attributes:
         attributes: the means over labelers, by name.
@@ -92,7 +92,7 @@ class RatedText:
     attributes: Mapping[str, float]
 
     @property
-    def asked(self) -> TextPart:
+    def rated_part(self) -> TextPart:
         """The response with the questions about it."""
         return self.parts[-1]
 
@@ -107,14 +107,14 @@ class Questions:
 
     def __init__(self, heads: Sequence[Head], tokenization: Tokenization) -> None:
         self.heads = list(heads)
-        self.texts = [AttributeText.of(head, tokenization) for head in heads]
+        self.texts = [AttributeText.from_head(head, tokenization) for head in heads]
         self.answers = sorted({token for text in self.texts for token in text.answers})
 
     def shares(self, number: int, value: float) -> tuple[float, ...]:
         """`AttributeText.shares` of an attribute, for each of `answers`."""
         text = self.texts[number]
-        of_token = dict(zip(text.answers, text.shares(value), strict=True))
-        return tuple(of_token.get(token, 0.0) for token in self.answers)
+        share_of_token = dict(zip(text.answers, text.shares(value), strict=True))
+        return tuple(share_of_token.get(token, 0.0) for token in self.answers)
 
     def ratings(self, answers: Tensor, numbers: Sequence[int]) -> list[float]:
         """Expected ratings [Q] of questions: of a yes or no P(1), from the logits of its two tokens alone.
@@ -126,8 +126,8 @@ class Questions:
         found = []
         for row, number in zip(answers.detach().double().cpu(), numbers, strict=True):
             text = self.texts[number]
-            chances = torch.softmax(row[[self.answers.index(token) for token in text.answers]], -1)
-            found.append(float(chances @ torch.tensor(text.ratings, dtype=torch.float64)))
+            probabilities = torch.softmax(row[[self.answers.index(token) for token in text.answers]], -1)
+            found.append(float(probabilities @ torch.tensor(text.ratings, dtype=torch.float64)))
         return found
 
 
@@ -145,7 +145,7 @@ class GenerativeModel(LanguageModel):
     def forward(  # type: ignore[override]
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probs [R, A] of the tokens that rate, as what follows each of R texts.
+        """Log-probs [R, A] of the tokens that rate, at the end of each of R texts.
 
         With `mask` [R, T] bool, also the log-probs [R, T] of the texts' own tokens where it holds.
         """
@@ -164,7 +164,7 @@ def encode_texts(
     limits: Limits,
     generator_filter: str | None,
 ) -> list[RatedText]:
-    """Rated responses as what the model reads.
+    """Rated responses as the texts that the model reads.
 
     Args:
         generator_filter: comparisons of attributes that a response must pass for the generator to learn it, where an
@@ -177,24 +177,24 @@ def encode_texts(
     condition = Condition(generator_filter, names, "generator_filter") if generator_filter else None
     longest = max(len(text.question) for text in questions.texts)
 
-    def encoded() -> Iterator[RatedText]:
-        for where, kept, known in encoded_responses(rated, questions.heads, loaded, limits):
-            loaded.backbone.require_fit(len(kept.prompt) + len(kept.response), longest + 1, where)
+    def examples() -> Iterator[RatedText]:
+        for where, encoded, known in encoded_responses(rated, questions.heads, loaded, limits):
+            loaded.backbone.require_fit(len(encoded.prompt) + len(encoded.response), longest + 1, where)
             values = dict.fromkeys(names, float("nan")) | dict(known)
             learned = generator_filter is not None and (condition is None or condition.holds(values))
             numbers = tuple(number for number, name in enumerate(names) if name in known)
-            asked_for = [questions.texts[number].question for number in numbers]
-            asked = TextPart(
-                [*kept.prompt, *kept.response],
-                asked_for,
-                [[False] * len(ids) for ids in asked_for],
+            question_ids = [questions.texts[number].question for number in numbers]
+            rated_part = TextPart(
+                [*encoded.prompt, *encoded.response],
+                question_ids,
+                [[False] * len(ids) for ids in question_ids],
                 numbers,
                 tuple(questions.shares(number, known[names[number]]) for number in numbers),
             )
-            alone = TextPart(kept.prompt, [kept.response], [[True] * len(kept.response)])
-            yield RatedText((alone, asked) if learned else (asked,), known)
+            generated_part = TextPart(encoded.prompt, [encoded.response], [[True] * len(encoded.response)])
+            yield RatedText((generated_part, rated_part) if learned else (rated_part,), known)
 
-    return list(encoded())
+    return list(examples())
 
 
 def text_sizes(backbone: Backbone, examples: Sequence[RatedText]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The generative form while it learns: the generator's loss on responses, the discriminator's on ratings, in one model."""
+"""Training of the generative form: the generator's loss on responses and the discriminator's on ratings, in one model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,8 +28,8 @@ from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Sums
 
 
-class Reading(NamedTuple):
-    """What the model says of some texts.
+class TextOutputs(NamedTuple):
+    """What the model computes for some texts.
 
     Attributes:
         answers: log-probs [Q, A] of the tokens that rate, after each question.
@@ -58,8 +58,8 @@ class GenerativeTask(AttributeTask[RatedText]):
     def encode(
         config: AttributeConfig, rated: Sequence[RatedResponse], module: Any, loaded: LoadedModel, limits: Limits
     ) -> list[RatedText]:
-        chosen = config.generator_filter if config.generator_weight else None
-        return encode_texts(rated, module.questions, loaded, limits, chosen)
+        learned_if = config.generator_filter if config.generator_weight else None
+        return encode_texts(rated, module.questions, loaded, limits, learned_if)
 
     @staticmethod
     def sizes(loaded: LoadedModel, examples: Sequence[RatedText]) -> list[int]:
@@ -71,32 +71,32 @@ class GenerativeTask(AttributeTask[RatedText]):
         predicted = sum(sum(_predicted(part)) for part in parts)
         return BatchShape.from_lengths([(len(part.prompt), list(map(len, part.responses))) for part in parts], predicted)
 
-    def _read(self, parts: Sequence[TextPart]) -> Reading:
+    def _compute(self, parts: Sequence[TextPart]) -> TextOutputs:
         device = self.run.accelerator.device
         prompt, response, prompt_index = pack_rankings(parts, device)
         mask = Padded.from_lists([list(map(int, row)) for part in parts for row in part.generated]).ids.to(device) > 0
         answers, log_probs = self.optimization.module(prompt, response, prompt_index, mask)
-        asked = torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)
-        answers = answers[asked]
+        is_question = torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)
+        answers = answers[is_question]
         shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)
         numbers = torch.tensor([number for part in parts for number in part.attributes], dtype=torch.long, device=device)
-        return Reading(answers, -(shares * answers).sum(-1), numbers, -log_probs.sum(-1))
+        return TextOutputs(answers, -(shares * answers).sum(-1), numbers, -log_probs.sum(-1))
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         batch = [self.examples[row] for row in rows]
-        counts = torch.zeros(len(self.heads))  # as in the head form, heads count alike
+        counts = torch.zeros(len(self.heads))  # as in the head form, every head has the same weight
         for item in batch:
-            for number in item.asked.attributes:
+            for number in item.rated_part.attributes:
                 counts[number] += 1
         tokens = max(1, sum(_learned(item) for item in batch))
 
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
             examples = [self.examples[row] for row in part]
             texts = [text for item in examples for text in item.parts]
-            said = self._read(texts)
-            losses = said.losses.new_zeros(len(self.heads)).index_add(0, said.attributes, said.losses)
+            outputs = self._compute(texts)
+            losses = outputs.losses.new_zeros(len(self.heads)).index_add(0, outputs.attributes, outputs.losses)
             means = losses / counts.to(losses.device).clamp(min=1)
-            generator = said.generator.sum() / tokens
+            generator = outputs.generator.sum() / tokens
             flops = sum(group_flops(self.loaded.backbone, self.shape, text, predicted=_predicted(text)) for text in texts)
             return means.sum() + self.config.generator_weight * generator, {
                 **{f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)},
@@ -116,23 +116,24 @@ class GenerativeTask(AttributeTask[RatedText]):
 
         def read_rows(rows: list[int]) -> list[tuple[list[float], list[float], float]]:
             items = [examples[row] for row in rows]
-            said = self._read([part for item in items for part in item.parts])
-            ratings = iter(questions.ratings(said.answers, said.attributes.tolist()))
-            losses, generator = iter(said.losses.tolist()), iter(said.generator.tolist())
+            outputs = self._compute([part for item in items for part in item.parts])
+            ratings = iter(questions.ratings(outputs.answers, outputs.attributes.tolist()))
+            losses, generator = iter(outputs.losses.tolist()), iter(outputs.generator.tolist())
             found = []
             for item in items:
-                mine, costs = [torch.nan] * len(self.heads), [0.0] * len(self.heads)
-                for number in item.asked.attributes:
-                    mine[number], costs[number] = next(ratings), next(losses)
-                found.append((mine, costs, sum(next(generator) for part in item.parts for _ in part.responses)))
+                item_ratings, item_losses = [torch.nan] * len(self.heads), [0.0] * len(self.heads)
+                for number in item.rated_part.attributes:
+                    item_ratings[number], item_losses[number] = next(ratings), next(losses)
+                generator_loss = sum(next(generator) for part in item.parts for _ in part.responses)
+                found.append((item_ratings, item_losses, generator_loss))
             return found
 
         sizes = self.sizes(self.loaded, examples)
         rows = map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, read_rows)
-        said, losses, generator = zip(*rows, strict=True)
+        predicted, losses, generator = zip(*rows, strict=True)
         tokens = sum(map(_learned, examples))
-        more = {"loss/generator": self.config.generator_weight * sum(generator) / tokens} if tokens else {}
-        return torch.tensor(said), torch.tensor(losses).sum(0), more
+        extra_losses = {"loss/generator": self.config.generator_weight * sum(generator) / tokens} if tokens else {}
+        return torch.tensor(predicted), torch.tensor(losses).sum(0), extra_losses
 
     def write_model(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
         save_generative_model(folder, self.loaded, weights, self.heads, card)
@@ -140,7 +141,7 @@ class GenerativeTask(AttributeTask[RatedText]):
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text = self.loaded.tokenization.text
         return [
-            {"read": text(item.asked.prompt), "attributes": dict(item.attributes), "learned": len(item.parts) > 1}
+            {"read": text(item.rated_part.prompt), "attributes": dict(item.attributes), "learned": len(item.parts) > 1}
             for item in (self.examples[row] for row in rows)
         ]
 

@@ -1,4 +1,4 @@
-"""The head form: each attribute is a number that a head reads after the response, as in MT-DNN."""
+"""The head form: a head computes a number for each attribute at the end of the response, as in MT-DNN."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,13 +26,13 @@ from align.training.optimization import Sums
 
 
 class HeadTask(AttributeTask[EncodedTask]):
-    """Attributes of responses, and rankings beside them, each with a head of its own on one trunk."""
+    """Attributes of responses and rankings, each with a head of its own on one trunk."""
 
     adapter: ClassVar[str] = REWARD_ADAPTER
     writes: ClassVar[bool] = False
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.binary = torch.tensor([head.kind == "binary" for head in self.heads])
         self.ranking = next((number for number, head in enumerate(self.heads) if head.kind == "ranking"), None)
 
@@ -64,7 +64,7 @@ class HeadTask(AttributeTask[EncodedTask]):
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         batch = [self.examples[row] for row in rows]
-        # Each head's loss is a mean over what it was judged on in the global batch; heads count alike.
+        # Each head's loss is a mean over its judged responses in the global batch; every head has the same weight.
         counts = (~self._targets(batch).isnan()).sum(0).float()
         if self.ranking is not None:
             counts[self.ranking] = sum(bool(item.ranks) for item in batch)
@@ -77,8 +77,8 @@ class HeadTask(AttributeTask[EncodedTask]):
             if self.ranking is not None:
                 ranks = [item.ranks or [1] * len(item.responses) for item in examples]
                 pairs = Pairs(*(column.to(device) for column in pairs_of(ranks, [0.0] * len(ranks))))
-                of_ranking = ranking_loss(outputs[:, self.ranking], pairs)
-                losses = losses + of_ranking * torch.nn.functional.one_hot(
+                ranking = ranking_loss(outputs[:, self.ranking], pairs)
+                losses = losses + ranking * torch.nn.functional.one_hot(
                     torch.tensor(self.ranking, device=device), len(self.heads)
                 )
             means = losses / counts.to(device).clamp(min=1)
@@ -125,7 +125,9 @@ class HeadTask(AttributeTask[EncodedTask]):
 
 def _require_gate(loaded: LoadedModel, heads: list[Head]) -> None:
     if not loaded.backbone.reads_prompts_alone:
-        name = loaded.backbone.model.config.model_type
-        raise UserError(f"gate: model type '{name}' has no state of a prompt alone (an encoder) to weigh by; leave it off")
+        model_type = loaded.backbone.model.config.model_type
+        raise UserError(
+            f"gate: model type '{model_type}' has no state of a prompt alone (an encoder) to weigh by; leave it off"
+        )
     if heads[-1].kind != "ranking" or len(heads) < 3:
         raise UserError("gate: give rankings that it can learn from, and at least two attributes that it can weigh")

@@ -1,4 +1,4 @@
-"""From what labelers say of responses to what an attribute model learns from."""
+"""From labelers' judgments of responses to the examples that an attribute model learns from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class EncodedTask:
     """One example of one task: a response with its attributes, or a ranking.
 
     Attributes:
-        prompt: what all responses share.
+        prompt: shared by all responses.
         responses: one, or those of a ranking [K].
         attributes: of the one response, by name.
         ranks: of a ranking [K], 1 is best.
@@ -48,16 +48,16 @@ class EncodedTask:
 
 def collect_ratings(records: Sequence[AttributeJudgment]) -> list[RatedResponse]:
     """Every response with the means of its attributes, in the order of the records."""
-    given: dict[tuple[str, str], dict[str, list[float]]] = {}
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
     first: dict[tuple[str, str], AttributeJudgment] = {}
     for record in records:
         key = (str(to_json(record.prompt)), record.response)
         first.setdefault(key, record)
         for name, value in record.attributes.items():
-            given.setdefault(key, {}).setdefault(name, []).append(value)
+            values.setdefault(key, {}).setdefault(name, []).append(value)
     return [
         RatedResponse(first[key].prompt, first[key].response, {name: sum(v) / len(v) for name, v in by_name.items()})
-        for key, by_name in given.items()
+        for key, by_name in values.items()
     ]
 
 
@@ -71,7 +71,7 @@ def choose_heads(wanted: Sequence[str], rated: Sequence[RatedResponse], has_rank
 
     Args:
         wanted: NAME, NAME=binary or NAME=scale; empty: every attribute.
-        rated: what is learned from: it decides the kind where none is written.
+        rated: the responses, whose values decide the kind where none is given.
         has_rankings: whether there is a head for the preference too.
 
     Raises:
@@ -116,7 +116,7 @@ def split_ratings(
 def encoded_responses(
     rated: Sequence[RatedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
 ) -> Iterator[tuple[str, PromptResponse, dict[str, float]]]:
-    """Rated responses within the limits that say anything about one of the heads: a name, token ids, and what they say.
+    """Responses within the limits that were judged by one of the heads: a name for errors, token ids, and the values.
 
     Raises:
         UserError: if a text exceeds the limits.
@@ -125,9 +125,9 @@ def encoded_responses(
     for number, item in enumerate(rated, start=1):
         known = {name: value for name, value in item.attributes.items() if name in names}
         where = f"rated response {number} ({item.response[:40]!r})"
-        kept = encode_response(item.prompt, item.response, loaded, limits, where) if known else None
-        if kept is not None:
-            yield where, kept, known
+        encoded = encode_response(item.prompt, item.response, loaded, limits, where) if known else None
+        if encoded is not None:
+            yield where, encoded, known
 
 
 def encode_ratings(
@@ -139,9 +139,9 @@ def encode_ratings(
         UserError: if a text exceeds the limits or what the model can read.
     """
     found = []
-    for where, kept, known in encoded_responses(rated, heads, loaded, limits):
-        loaded.backbone.require_fit(len(kept.prompt), len(kept.response), where)
-        found.append(EncodedTask(kept.prompt, [kept.response], known))
+    for where, encoded, known in encoded_responses(rated, heads, loaded, limits):
+        loaded.backbone.require_fit(len(encoded.prompt), len(encoded.response), where)
+        found.append(EncodedTask(encoded.prompt, [encoded.response], known))
     return found
 
 

@@ -5,18 +5,18 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 SCALE = (1.0, 7.0)
-"""The ends of a rating."""
+"""The lowest and the highest rating."""
 
 
 def head_losses(outputs: Tensor, targets: Tensor, binary: Tensor) -> Tensor:
-    """The loss [n] of each head, summed over the responses that it was judged on.
+    """The loss [n] of each head, summed over the responses that were judged by it.
 
-    A yes or no costs its cross-entropy, with the share of labelers who said yes as a soft target; a rating, as
-    (rating - 1) / 6, the squared error.
+    For a yes or no it is the cross-entropy, with the share of labelers who chose yes as a soft target; for a rating, taken
+    as (rating - 1) / 6, the squared error.
 
     Args:
         outputs: [R, n] of n heads.
-        targets: [R, n], NaN where nobody judged: that costs nothing.
+        targets: [R, n], NaN where nobody judged, which adds nothing.
         binary: [n] bool.
     """
     judged = ~targets.isnan()

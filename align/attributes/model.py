@@ -25,29 +25,29 @@ HeadKind = Literal["binary", "scale", "ranking"]
 PREFERENCE = "preference"
 """The head that rankings train."""
 GATE = "gate."
-"""Before the names of a gate's weights."""
+"""Prefix of the names of a gate's weights."""
 GATE_WIDTH = 64
-"""Of the layer between a prompt's state and the weights of attributes. ArmoRM's gate has three of 1024 for 19 attributes
-(`GatingNetwork` in its published code); here are fewer attributes, and rankings to learn it from."""
+"""Width of the layer between a prompt's state and the weights of attributes. ArmoRM's gate has three layers of 1024 for 19
+attributes (`GatingNetwork` in its published code); here both attributes and rankings are fewer."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What one output means: a yes or no, a rating from 1 to 7, or a place in an order."""
+    """The meaning of one output: a yes or no, a rating from 1 to 7, or a reward that rankings train."""
 
     name: str
     kind: HeadKind
 
 
 class Gate(nn.Module):
-    """What each attribute counts for a response to a given prompt (ArmoRM, Wang et al. 2024, arXiv 2406.12845, section 3).
+    """How much each attribute counts in responses to a prompt (ArmoRM, Wang et al. 2024, arXiv 2406.12845, section 3).
 
-    A small network makes weights of the prompt's state that are above 0 and add up to 1. There, more of an attribute is
-    always better; here, what it is worth is learned too, so that `unsafe` can count against a response.
+    A small network turns the prompt's state into weights that are positive and sum to 1. In ArmoRM, more of an attribute is
+    always better; here its worth is learned too, so that `unsafe` can count against a response.
 
     Args:
-        width: of the prompt's state.
-        attributes: how many are weighed.
+        width: size of the prompt's state.
+        attributes: number of attributes that are weighed.
     """
 
     def __init__(self, width: int, attributes: int) -> None:
@@ -70,10 +70,10 @@ class Gate(nn.Module):
 
 
 class AttributeModel(nn.Module):
-    """A backbone with several heads that read the summary of a prompt and its response, as a reward model's head does.
+    """A backbone with several heads on the summary of a prompt and its response, which is a reward model's input too.
 
     Args:
-        heads: what each output means.
+        heads: the meaning of each output.
         adapter: the adapter to compute with; None: the bare backbone.
         gated: whether the last head, that of rankings, weighs the others by the prompt and does not read the response.
     """
@@ -95,14 +95,14 @@ class AttributeModel(nn.Module):
             hidden = self.backbone.hidden(prompt, response, prompt_index)
         rows = torch.arange(len(response.lengths), device=hidden.device)
         outputs = self.linear(hidden[rows, response.lengths])
-        # What rankings teach is the gate alone: attributes go on to mean what labelers said of them.
+        # Rankings train the gate alone, so that the attributes keep the meaning that labelers gave them.
         judged = outputs.detach()
         scores = torch.where(torch.tensor(self.binary, device=judged.device), torch.sigmoid(judged), judged)
         return torch.cat([outputs, self.gate(hidden[:, 0].detach(), scores)[:, None]], dim=1)
 
 
 def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
-    """Outputs [R, n] as labelers say them: a probability, a rating from 1 to 7, or as it is for a ranking."""
+    """Outputs [R, n] in labelers' units: a probability, a rating from 1 to 7, or unchanged for a ranking."""
     low, high = SCALE
     columns = {
         "binary": torch.sigmoid(outputs),
@@ -116,7 +116,7 @@ def save_attribute_model(
     folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], heads: list[Head],
     card: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Save an attribute model, whole or not at all. As a classifier of transformers it has its first head alone.
+    """Save an attribute model, whole or not at all. Transformers' classifier sees its first head only.
 
     Args:
         weights: of the backbone's model.
@@ -131,7 +131,7 @@ def save_attribute_model(
 def save_generative_model(
     folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], heads: list[Head], card: Mapping[str, Any]
 ) -> None:
-    """Save a model of the generative form, whole or not at all: a language model, which also says what it rates."""
+    """Save a model of the generative form, whole or not at all: a language model with the names of what it rates."""
     save_model(folder, loaded, weights, card, {ATTRIBUTE.facts: _facts(loaded, heads, "generative")})
 
 
@@ -161,7 +161,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
 
 
 def heads_of(folder: str) -> list[Head]:
-    """What the outputs of an attribute model mean.
+    """The heads of an attribute model on disk.
 
     Raises:
         UserError: if the folder is not one.

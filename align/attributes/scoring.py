@@ -1,4 +1,4 @@
-"""What a frozen attribute model says of responses, whoever wrote them."""
+"""Scoring responses with a frozen attribute model, whoever wrote them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from align.tokenization import Tokenization
 
 
 class AttributeReward:
-    """One number of what an attribute model says: an expression of its attributes.
+    """A reward: an expression of the attributes that a model predicts.
 
     Raises:
         UserError: for an expression that cannot be read, or an attribute that the model has no head for.
@@ -44,7 +44,7 @@ class AttributeScorer(ABC):
     Args:
         heads: the attributes.
         module: the model.
-        policy: the tokenization of who writes the responses.
+        policy: the tokenization of the model that writes the responses.
         budget: padded tokens that are read at once.
     """
 
@@ -72,10 +72,10 @@ class AttributeScorer(ABC):
         Raises:
             UserError: if it is not one.
         """
-        place = (policy, accelerator, budget)
+        common = (policy, accelerator, budget)
         if form_of(folder) == "generative":
-            return GenerativeScorer(*load_generative_model(folder, dtype), *place)
-        return HeadScorer(*load_attribute_model(folder, dtype), *place)
+            return GenerativeScorer(*load_generative_model(folder, dtype), *common)
+        return HeadScorer(*load_attribute_model(folder, dtype), *common)
 
     @abstractmethod
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
@@ -89,13 +89,13 @@ class AttributeScorer(ABC):
 class HeadScorer(AttributeScorer):
     """Reads attributes from the heads of a model; arguments as `AttributeScorer` has."""
 
-    def __init__(self, model: AttributeModel, *place: Any) -> None:
-        super().__init__(model.heads, model, *place)
+    def __init__(self, model: AttributeModel, *arguments: Any) -> None:
+        super().__init__(model.heads, model, *arguments)
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
         outputs = cast(list[list[float]], self.scorer(responses))
-        said = in_label_units(torch.tensor(outputs, dtype=torch.float64).reshape(len(responses), -1), self.heads)
-        return self._named(said.tolist())
+        ratings = in_label_units(torch.tensor(outputs, dtype=torch.float64).reshape(len(responses), -1), self.heads)
+        return self._named(ratings.tolist())
 
 
 class GenerativeScorer(AttributeScorer):
@@ -104,17 +104,19 @@ class GenerativeScorer(AttributeScorer):
     All questions about a response share one reading of it.
     """
 
-    def __init__(self, model: GenerativeModel, *place: Any) -> None:
-        super().__init__(model.questions.heads, model, *place)
+    def __init__(self, model: GenerativeModel, *arguments: Any) -> None:
+        super().__init__(model.questions.heads, model, *arguments)
         self.questions = model.questions
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
-        read = [self.scorer.encode(response) for response in responses]
-        rows = [PromptResponse([*row.prompt, *row.response], text.question) for row in read for text in self.questions.texts]
+        encoded = [self.scorer.encode(response) for response in responses]
+        rows = [
+            PromptResponse([*row.prompt, *row.response], text.question) for row in encoded for text in self.questions.texts
+        ]
         answers = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64).reshape(len(rows), -1)
         count = len(self.heads)
-        said = self.questions.ratings(answers, [*range(count)] * len(read))
-        return self._named([said[start : start + count] for start in range(0, len(said), count)])
+        ratings = self.questions.ratings(answers, [*range(count)] * len(encoded))
+        return self._named([ratings[start : start + count] for start in range(0, len(ratings), count)])
 
 
 def load_generative_model(folder: str, dtype: str = "auto") -> tuple[GenerativeModel, LoadedModel]:

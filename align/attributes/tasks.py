@@ -1,4 +1,4 @@
-"""What both forms of an attribute model share while they learn: figures on held-out responses, and how they are reported."""
+"""What the training of both forms of an attribute model shares: figures on held-out responses, and how they are reported."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ class AttributeTask(ABC, Generic[Example]):
     """Examples, losses and evaluation of an attribute model, as `align.training.loop.train` asks for them.
 
     Args:
-        examples: what is learned from.
-        held_out: responses that are not.
+        examples: to learn from.
+        held_out: rated responses to evaluate on.
         heads: the attributes.
     """
 
@@ -100,11 +100,11 @@ class AttributeTask(ABC, Generic[Example]):
 
     @abstractmethod
     def judge(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """What the model says of responses, on every process.
+        """The model's predictions for rated responses, on every process.
 
         Returns:
-            In the words of labelers [R, n], the loss of each head summed over what it was judged on [n], and further losses
-            that count in the choice of the best model, by name.
+            Predictions in labelers' units [R, n], the loss of each head summed over the responses it was judged on [n], and
+            further losses that count in the choice of the best model, by name.
         """
 
     @abstractmethod
@@ -120,17 +120,18 @@ class AttributeTask(ABC, Generic[Example]):
     def evaluate(self) -> dict[str, float]:
         if not self.held_out:
             return {}
-        said, losses, more = self.judge(self.held_out)
+        predicted, losses, extra_losses = self.judge(self.held_out)
         targets = targets_of(self.held_out, self.heads)
         judged = ~targets.isnan()
         counts = judged.sum(0)
-        metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(more.values())}
-        metrics |= {f"validation/{name}": value for name, value in more.items()}
+        metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(extra_losses.values())}
+        metrics |= {f"validation/{name}": value for name, value in extra_losses.items()}
         for number, head in enumerate(self.heads):
             if not counts[number]:
                 continue
-            mine, theirs = said[judged[:, number], number], targets[judged[:, number], number]
-            metrics |= {f"validation/head/{head.name}/{name}": value for name, value in _figures(head, mine, theirs).items()}
+            rows = judged[:, number]
+            figures = _figures(head, predicted[rows, number], targets[rows, number])
+            metrics |= {f"validation/head/{head.name}/{name}": value for name, value in figures.items()}
         return metrics
 
     def save(self, metrics: dict[str, float]) -> None:
@@ -148,10 +149,13 @@ def targets_of(examples: Sequence[Rated], heads: Sequence[Head]) -> Tensor:
     return torch.tensor([[item.attributes.get(head.name, torch.nan) for head in heads] for item in examples])
 
 
-def _figures(head: Head, said: Tensor, judged: Tensor) -> dict[str, float]:
-    """What is reported of one head on held-out responses; docs/rules.md defines each."""
+def _figures(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
+    """The reported figures of one head on held-out responses; docs/rules.md defines each."""
     if head.kind == "binary":
-        scored = [ScoredJudgment("", *pair) for pair in zip(said.tolist(), judged.tolist(), strict=True)]
+        scored = [ScoredJudgment("", *pair) for pair in zip(predicted.tolist(), targets.tolist(), strict=True)]
         found = rule_metrics(scored)
         return {name: found[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in found}
-    return {"error": float((said - judged).abs().mean()), "correlation": correlation(said.numpy(), judged.numpy())}
+    return {
+        "error": float((predicted - targets).abs().mean()),
+        "correlation": correlation(predicted.numpy(), targets.numpy()),
+    }

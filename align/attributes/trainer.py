@@ -17,11 +17,11 @@ from align.training.start import Model
 from align.training.trainer import EpochTrainer, with_data_names
 
 FORMS: dict[str, type[AttributeTask[Any]]] = {"heads": HeadTask, "generative": GenerativeTask}
-"""What an attribute model says by: see `form` in the settings."""
+"""How an attribute model rates: see `form` in the settings."""
 
 
 class AttributeTrainer(EpochTrainer):
-    """Training of a model that says several attributes of a response.
+    """Training of a model that predicts several attributes of a response.
 
         rows = [{"prompt": "Hi", "response": "Hello!", "attributes": {"sensible": 1, "unsafe": 0, "rating": 6}}]
         folder = AttributeTrainer("smollm2-135m", rows, AttributeConfig(output_dir="runs/attributes")).train()
@@ -51,13 +51,13 @@ class AttributeTrainer(EpochTrainer):
         read = partial(read_ratings, skip_bad_rows=config.skip_bad_rows)
         parts, _, weights = encode_mixture(train_data, lambda data: [read(data)]) if train_data else ([], [], [])
         split = [split_ratings(part, 0.0 if validation_data else config.held_out_share, config.seed) for part in parts]
-        held_out = read(validation_data) if validation_data else [item for _, later in split for item in later]
+        held_out = read(validation_data) if validation_data else [item for _, part in split for item in part]
         heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, bool(rankings))
         form = FORMS[config.form]
         super().__init__(config, "attributes", model, tokenizer, form.adapter, allow_reward_model=not form.writes)
         loaded, limits = self.loaded, config.limits
         module = form.build(config, loaded, heads)
-        encoded = [form.encode(config, now, module, loaded, limits) for now, _ in split]
+        encoded = [form.encode(config, train, module, loaded, limits) for train, _ in split]
         mixed: MixedExamples[Any] = MixedExamples(
             [example for part in encoded for example in part], list(map(len, encoded)), weights
         )

@@ -14,10 +14,11 @@ class DistillConfig(MixtureConfig, EpochConfig):
     model: str = option("smollm2-135m", "the teacher: a folder, a LoRA adapter, a hub name or a built-in model")
     student: str = option("", "model to start the student from, with the teacher's tokenizer; empty: layers of the teacher")
     layer_step: int = option(
-        2, "without a student: it has the teacher's first layer and every so many-th after it (DistilBERT: 2)"
+        2, "without a student: it has the teacher's first layer and every layer_step-th after it (DistilBERT: 2)"
     )
     student_start: Literal["layers", "random"] = option(
-        "layers", "without a student: whether it starts from those layers of the teacher, or has their shape alone"
+        "layers",
+        "without a student: start from those layers of the teacher (layers), or from random weights of their shape (random)",
     )
     learning_rate: float = option(1e-4, "peak learning rate")
     train_data: str = option(
@@ -27,7 +28,8 @@ class DistillConfig(MixtureConfig, EpochConfig):
     )
     validation_data: str = option("", "demonstrations to choose the best student by; empty: none")
     responses: Literal["data", "teacher"] = option(
-        "data", "what is learned from: the responses in the data, or new ones of the teacher in each update"
+        "data",
+        "learn from the responses in the data (data), or from new ones that the teacher writes in each update (teacher)",
     )
     student_share: float = option(
         0.0,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 2**22
-"""Logits that are in float32 at once: 16 MB for each of the model pair."""
+"""Logits that are in float32 at once: 16 MB for each of the two models."""
 
 
 class LossWeights(NamedTuple):
@@ -25,7 +25,7 @@ class LossWeights(NamedTuple):
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Cross-entropy [n] of the student's distribution with the teacher's, both at `temperature`; float32, in nats.
 
-    Where both agree it is the teacher's entropy, its least value. A few rows are computed at a time, and again for their
+    Its minimum, where both agree, is the teacher's entropy. A few rows are computed at a time, and again for their
     gradient, so that no float32 copy of all logits is kept.
 
     Args:
@@ -41,8 +41,8 @@ def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> 
 
 
 def _soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    wanted = torch.softmax(teacher.float() / temperature, dim=-1)
-    return -(wanted * torch.log_softmax(student.float() / temperature, dim=-1)).sum(-1)
+    target = torch.softmax(teacher.float() / temperature, dim=-1)
+    return -(target * torch.log_softmax(student.float() / temperature, dim=-1)).sum(-1)
 
 
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:

@@ -15,16 +15,16 @@ from align.training.epochs import Epochs
 
 
 class WrittenBatches:
-    """The batches of passes over prompts, with the responses that are written for each batch.
+    """The batches of prompts of each update, with the responses that are written for them.
 
     Args:
         epochs: which prompts each update has.
-        examples: prompts with their responses, which are empty where all are written.
+        examples: prompts with their responses, which are empty if all responses are written in training.
 
     Attributes:
         current: the examples of the update, by their rows.
-        own: rows of the update whose response the student wrote.
-        written: rows of the update whose response anybody wrote.
+        by_student: rows of the update whose response the student wrote.
+        written: rows of the update whose response the student or the teacher wrote.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WrittenBatches:
             batch_tokens=max(config.micro_batch_tokens, config.max_response_tokens),
         )
         self.current: dict[int, EncodedDemonstration] = {}
-        self.own: frozenset[int] = frozenset()
+        self.by_student: frozenset[int] = frozenset()
         self.written: frozenset[int] = frozenset()
 
     def updates(self, epochs: int) -> int:
@@ -56,14 +56,14 @@ class WrittenBatches:
         """The examples of an update; their responses are written now."""
         rows, config = self.epochs.rows(update), self.config
         draws = generator(config.seed, Stream.DISTILLED_RESPONSES, update).random(len(rows))
-        own = [row for row, draw in zip(rows, draws, strict=True) if draw < config.student_share]
-        self.own = frozenset(own)
-        of_teacher = [row for row in rows if row not in self.own] if config.responses == "teacher" else []
-        self.written = frozenset([*own, *of_teacher])
+        by_student = [row for row, draw in zip(rows, draws, strict=True) if draw < config.student_share]
+        self.by_student = frozenset(by_student)
+        by_teacher = [row for row in rows if row not in self.by_student] if config.responses == "teacher" else []
+        self.written = frozenset([*by_student, *by_teacher])
         self.current.clear()
         self.current |= {row: self.examples[row] for row in rows}
-        self.current |= self._write(self.student, own, update, 0)
-        self.current |= self._write(self.teacher, of_teacher, update, 1)
+        self.current |= self._write(self.student, by_student, update, 0)
+        self.current |= self._write(self.teacher, by_teacher, update, 1)
         return rows
 
     def _write(self, writer: LoadedModel, rows: list[int], update: int, number: int) -> dict[int, EncodedDemonstration]:

@@ -1,4 +1,4 @@
-"""Where a student comes from, and what it and its teacher say of responses."""
+"""Making a student, and what it and its teacher predict."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from align.tensor_ops import Padded
 
 
 class Predictor(nn.Module):
-    """A backbone that says of each response token what it predicts and from which state."""
+    """A backbone that predicts each response token: logits, and the hidden states that they are computed from."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -26,10 +26,10 @@ class Predictor(nn.Module):
 
 
 def make_student(config: DistillConfig, teacher: LoadedModel) -> LoadedModel:
-    """The model that is trained: every so many-th layer of the teacher, a new model of that shape, or one that is named.
+    """The model to train: every `layer_step`-th layer of the teacher, a new model of that shape, or a named model.
 
     Raises:
-        UserError: if it has another tokenizer, or hidden states of another width whose cosine counts.
+        UserError: if it has another tokenizer, or hidden states of another width while `cosine_weight` is not 0.
     """
     model = teacher.backbone.model
     if not config.student:
@@ -60,6 +60,6 @@ def parameter_count(backbone: Backbone) -> int:
 
 @torch.no_grad()
 def predictions_of(teacher: Predictor, prompt: Padded, response: Padded, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """What a teacher says, without a gradient; see `Predictor.forward`."""
+    """The predictions of a teacher, without a gradient; see `Predictor.forward`."""
     logits, hidden = teacher(prompt, response, mask)
     return logits, hidden

@@ -66,18 +66,18 @@ class DistillTrainer(EpochTrainer):
         self.teacher, self.loaded = self.loaded, make_student(config, self.loaded)
         mixed = encode_mixture(train_data, partial(encode, config, self.teacher, config.all_written))
         held_out = encode(config, self.teacher, False, validation_data) if validation_data else []
-        self._tell(len(mixed.examples), len(held_out))
+        self._report(len(mixed.examples), len(held_out))
         place_frozen_model(self.teacher.backbone, self.run.accelerator)
         parts = (Predictor(self.loaded.backbone), mixed, held_out)
         sizes = (partial(token_counts, config), partial(batch_shape_of, config))
         teachers = [RolePass(self.teacher.backbone, None, takes_logits=True)]
         optimization = self.make_optimization(*parts, *sizes, takes_logits=True, teachers=teachers)
-        place = (self.teacher, self.loaded, self.run.accelerator)
-        responses = WrittenBatches(config, self.epochs, mixed.examples, *place)
+        models = (self.teacher, self.loaded, self.run.accelerator)
+        responses = WrittenBatches(config, self.epochs, mixed.examples, *models)
         self.batches = responses
         self.task = DistillTask(self.run, config, self.teacher, self.loaded, optimization, responses, held_out)
 
-    def _tell(self, examples: int, held_out: int) -> None:
+    def _report(self, examples: int, held_out: int) -> None:
         small, large = parameter_count(self.loaded.backbone) / 1e6, parameter_count(self.teacher.backbone) / 1e6
         self.run.say(
             f"distill: {examples} examples to learn from, {held_out} held out; teacher {self.run.config.model}\n"
@@ -103,7 +103,7 @@ def encode(config: DistillConfig, loaded: LoadedModel, prompts_only: bool, data:
 
 
 def token_counts(config: DistillConfig, examples: Sequence[EncodedDemonstration]) -> list[int]:
-    """Tokens of prompt and response of each example; those of a response that is to be written are the most it may have."""
+    """Tokens of prompt and response of each example; a response that is yet to be written counts with its maximum."""
     written = config.max_response_tokens if config.all_written or config.student_share else 0
     return [len(example.prompt) + max(written, len(example.response)) for example in examples]
 
@@ -137,13 +137,13 @@ class DistillTask:
         self.folder = run.folder / "model"
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        examples, own = self.responses.current, self.responses.own
+        examples, by_student = self.responses.current, self.responses.by_student
         tokens = sum(sum(examples[row].loss_mask) for row in rows)
-        learned = sum(sum(examples[row].loss_mask) for row in rows if row not in own)
+        learned = sum(sum(examples[row].loss_mask) for row in rows if row not in by_student)
 
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
             batch = [examples[row] for row in part]
-            loss, sums = self._loss(batch, [row not in own for row in part], (tokens, learned))
+            loss, sums = self._loss(batch, [row not in by_student for row in part], (tokens, learned))
             read = sum(len(example.prompt) + len(example.response) for example in batch)
             more = {"read": float(read), "flops": sum(self._flops(row) for row in part)}
             return loss, sums | {
@@ -164,36 +164,39 @@ class DistillTask:
         prompt = Padded.from_lists([example.prompt for example in batch]).to(device)
         response = Padded.from_lists([example.response for example in batch]).to(device)
         mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in batch]).ids.to(device) > 0
-        of_data = torch.tensor(in_data, device=device)[:, None].expand_as(mask)[mask]
-        wanted, target_states = predictions_of(self.predictor, prompt, response, mask)
+        is_from_data = torch.tensor(in_data, device=device)[:, None].expand_as(mask)[mask]
+        teacher_logits, teacher_states = predictions_of(self.predictor, prompt, response, mask)
         logits, states = self.optimization.module(prompt, response, mask)
-        ce = soft_cross_entropy(logits, wanted, config.temperature)
-        nll = -log_probs_of(logits, response.ids[mask])[of_data]
-        distances = cosine_distance(states, target_states) if config.cosine_weight else ce.new_zeros(0)
+        ce = soft_cross_entropy(logits, teacher_logits, config.temperature)
+        nll = -log_probs_of(logits, response.ids[mask])[is_from_data]
+        distances = cosine_distance(states, teacher_states) if config.cosine_weight else ce.new_zeros(0)
         weights = LossWeights(config.ce_weight, config.lm_weight, config.cosine_weight, config.temperature)
         sums = {
             "ce": ce.detach().sum(),
-            "entropy": entropy_of(wanted, config.temperature).sum(),
+            "entropy": entropy_of(teacher_logits, config.temperature).sum(),
             "lm": nll.detach().sum(),
             "cosine": distances.detach().sum(),
             "tokens": mask.sum(),
-            "learned": of_data.sum(),
+            "learned": is_from_data.sum(),
         }
         return distillation_loss(ce, nll, distances, counts, weights), sums
 
     def _flops(self, row: int) -> float:
-        """FLOPs of an example: what writes it, the teacher that reads it, the student that learns from it."""
+        """FLOPs of an example: of writing it, of the teacher that reads it and of the student that learns from it."""
         example, responses = self.responses.current[row], self.responses
         lengths = len(example.prompt), [len(example.response)], sum(example.loss_mask)
         total = training_flops(self.student_shape, *lengths) + forward_flops(self.teacher_shape, *lengths)
         if row in responses.written:
-            total += sampling_flops(self.student_shape if row in responses.own else self.teacher_shape, *lengths[:2])
+            total += sampling_flops(self.student_shape if row in responses.by_student else self.teacher_shape, *lengths[:2])
         return total
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
         found = loss_parts(sums) | {"loss": sums["loss"], "tokens/learned": sums["tokens"], "tokens/read": sums["read"]}
         rows = len(self.responses.current)
-        return found | {"written/student": len(self.responses.own) / rows, "written": len(self.responses.written) / rows}
+        return found | {
+            "written/student": len(self.responses.by_student) / rows,
+            "written": len(self.responses.written) / rows,
+        }
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

@@ -8,8 +8,8 @@ from align.training.epochs import JudgmentConfig
 
 @dataclass(kw_only=True)
 class RuleConfig(JudgmentConfig):
-    """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and says whether the
-    response violates the rule."""
+    """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and predicts how likely
+    the response violates the rule."""
 
     train_data: str = option(
         "data/rule_judgments.jsonl", "rule judgments that the labeling app exported: file, folder or hub name"

@@ -15,7 +15,7 @@ from align.seeds import Stream, generator
 from align.tokenization import Tokenization
 
 RULE_FORM = "\nRule: {text}\nVerdict:"
-"""What follows the response; the number is read at the token that ends it."""
+"""What follows the response; the head reads the state of its last token."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class JudgedResponse:
 
 
 class SplitJudgments(NamedTuple):
-    """Judged responses by what they are for."""
+    """Judged responses by their purpose."""
 
     train: list[JudgedResponse]
     validation: list[JudgedResponse]
@@ -45,8 +45,8 @@ class SplitJudgments(NamedTuple):
 def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
     """Every response with its targets, in the order of the records.
 
-    A target is the share of `violates` among the verdicts that decide; a rule on which nobody decided is left out, and so
-    is a response without any other.
+    A target is the share of `violates` among the verdicts other than `unsure`. A rule with no such verdict is left out, and
+    so is a response without any other rule.
     """
     votes: dict[tuple[str, str], dict[str, list[bool]]] = {}
     first: dict[tuple[str, str], RuleJudgment] = {}
@@ -69,7 +69,7 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
 
     Args:
         rules: texts by id.
-        files: where they are from, for an error.
+        files: where the rules are from, for an error.
 
     Raises:
         UserError: for a bad row, a rule without a text, or if nobody decided anything.
@@ -86,7 +86,7 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
 
 
 def draw_conversations(conversations: Sequence[str], share: float, seed: int) -> set[str]:
-    """A share of the different conversations, to hold them out with all judgments of them; never all."""
+    """A share of the different conversations, to be held out with all of their judgments; never all conversations."""
     different = list(dict.fromkeys(conversations))
     count = min(len(different) - 1, round(share * len(different))) if different else 0
     drawn = generator(seed, Stream.HELD_OUT_CONVERSATIONS).permutation(len(different))[:count].tolist()
@@ -96,7 +96,7 @@ def draw_conversations(conversations: Sequence[str], share: float, seed: int) ->
 def split_judgments(
     judged: Sequence[JudgedResponse], held_out_rules: Sequence[str], share: float, seed: int
 ) -> SplitJudgments:
-    """Hold out rules, and a share of the conversations with all that was said in them.
+    """Hold out rules, and a share of the conversations with all of their responses.
 
     Args:
         share: of the conversations; 0 holds out none.
@@ -116,7 +116,7 @@ def split_judgments(
 
 
 def rule_ids(tokenization: Tokenization, text: str) -> list[int]:
-    """What a rule model reads after a response.
+    """The token ids that a rule model reads after a response.
 
     Raises:
         SpecialTokenError: if the text spells a special token.
@@ -133,7 +133,7 @@ def encode_judgments(
         UserError: if a text exceeds the limits or what the model can read.
     """
     backbone = loaded.backbone
-    read = {rule: rule_ids(loaded.tokenization, text) for rule, text in rules.items()}
+    ids_of_rule = {rule: rule_ids(loaded.tokenization, text) for rule, text in rules.items()}
 
     def encoded() -> Iterator[EncodedJudgments]:
         for number, item in enumerate(judged, start=1):
@@ -141,8 +141,10 @@ def encode_judgments(
             kept = encode_response(item.prompt, item.response, loaded, limits, where)
             if kept is None:
                 continue
-            backbone.require_fit(len(kept.prompt) + len(kept.response), max(len(read[rule]) for rule in item.targets), where)
-            responses = [read[rule] for rule in item.targets]
+            backbone.require_fit(
+                len(kept.prompt) + len(kept.response), max(len(ids_of_rule[rule]) for rule in item.targets), where
+            )
+            responses = [ids_of_rule[rule] for rule in item.targets]
             yield EncodedJudgments(
                 [*kept.prompt, *kept.response], responses, tuple(item.targets), tuple(item.targets.values())
             )

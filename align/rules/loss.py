@@ -9,7 +9,7 @@ def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: [R] of the rule being violated.
-        targets: [R] the share of labelers who saw it violated, 0 to 1. Where they disagree the loss is least at their
-            share, which is what the model should say.
+        targets: [R] the share of labelers who saw it violated, 0 to 1. Where they disagree the loss is
+            smallest at that share.
     """
     return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")

@@ -12,7 +12,7 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class ScoredJudgment:
-    """What a model and people say of one response under one rule.
+    """The verdicts of a model and of people on one response under one rule.
 
     Attributes:
         rule: its id.
@@ -26,10 +26,10 @@ class ScoredJudgment:
 
 
 def rule_metrics(scored: Sequence[ScoredJudgment]) -> dict[str, float]:
-    """All metrics of a rule model on `scored`; docs/metrics.md defines each.
+    """All metrics of a rule model; docs/metrics.md defines each.
 
-    A figure that needs both kinds of responses, AUC and balanced accuracy, is left out for a rule that has but one. A
-    target of exactly one half is neither kind.
+    AUC and balanced accuracy need responses of both kinds, and are left out for a rule that has only one. A target of
+    exactly one half is neither kind.
     """
     by_rule: dict[str, list[ScoredJudgment]] = {}
     for item in scored:
@@ -38,7 +38,7 @@ def rule_metrics(scored: Sequence[ScoredJudgment]) -> dict[str, float]:
     metrics = _figures(scored)
     for name in ("auc", "balanced_accuracy", "calibration_error"):
         known = [figures[name] for figures in per_rule.values() if name in figures]
-        if known:  # the mean over rules: each counts as one, however often it was judged
+        if known:  # a mean over rules, which count alike, however often each was judged
             metrics[name] = sum(known) / len(known)
         else:
             metrics.pop(name, None)
@@ -48,18 +48,20 @@ def rule_metrics(scored: Sequence[ScoredJudgment]) -> dict[str, float]:
 
 
 def _figures(items: Sequence[ScoredJudgment]) -> dict[str, float]:
-    stated = np.array([item.probability for item in items])
+    predicted = np.array([item.probability for item in items])
     target = np.array([item.target for item in items])
-    inside = stated.clip(TINY, 1 - TINY)
+    clipped = predicted.clip(TINY, 1 - TINY)
     figures = {
-        "loss": float(-(target * np.log(inside) + (1 - target) * np.log1p(-inside)).mean()),
+        "loss": float(-(target * np.log(clipped) + (1 - target) * np.log1p(-clipped)).mean()),
         "judgments": float(len(items)),
         "violated": float(target.mean()),
-        "calibration_error": calibration_error(stated, target),
+        "calibration_error": calibration_error(predicted, target),
     }
     decided = target != 0.5
-    broken, says = target[decided] > 0.5, stated[decided] > 0.5
-    if broken.any() and not broken.all():
-        figures["auc"] = roc_auc(stated[decided], broken)
-        figures["balanced_accuracy"] = float((says[broken].mean() + (~says[~broken]).mean()) / 2)
+    violated, predicts_violation = target[decided] > 0.5, predicted[decided] > 0.5
+    if violated.any() and not violated.all():
+        figures["auc"] = roc_auc(predicted[decided], violated)
+        figures["balanced_accuracy"] = float(
+            (predicts_violation[violated].mean() + (~predicts_violation[~violated]).mean()) / 2
+        )
     return figures

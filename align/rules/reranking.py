@@ -8,7 +8,7 @@ RuleUse = Literal["filter", "multiply"]
 
 
 def geometric_mean(probabilities: Sequence[float]) -> float:
-    """(p1 x ... x pK)^(1/K); 0 as soon as one is 0, 1 for none."""
+    """(p1 x ... x pK)^(1/K): 0 if any is 0, and 1 if there are none."""
     if not probabilities:
         return 1.0
     if min(probabilities) <= 0.0:
@@ -17,7 +17,7 @@ def geometric_mean(probabilities: Sequence[float]) -> float:
 
 
 def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], use: RuleUse, threshold: float) -> int:
-    """The index of the response that is kept; of equal ones the first.
+    """The index of the response that is kept; of several equally good ones, the first.
 
     Args:
         rewards: [N] of the preference; all equal where there is none.
@@ -28,12 +28,12 @@ def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], 
             becomes a probability first, since a reward may be negative).
         threshold: see `filter`.
     """
-    obeys, mean = [geometric_mean(each) for each in follows], sum(rewards) / len(rewards)
+    compliance, mean = [geometric_mean(each) for each in follows], sum(rewards) / len(rewards)
     if use == "multiply":
-        scores = [_sigmoid(reward - mean) * rule for reward, rule in zip(rewards, obeys, strict=True)]
+        scores = [_sigmoid(reward - mean) * rule for reward, rule in zip(rewards, compliance, strict=True)]
         return max(range(len(scores)), key=scores.__getitem__)
-    left = [number for number, rule in enumerate(obeys) if rule >= threshold]
-    return max(left, key=rewards.__getitem__) if left else max(range(len(obeys)), key=obeys.__getitem__)
+    passing = [number for number, rule in enumerate(compliance) if rule >= threshold]
+    return max(passing, key=rewards.__getitem__) if passing else max(range(len(compliance)), key=compliance.__getitem__)
 
 
 def _sigmoid(value: float) -> float:

@@ -1,4 +1,4 @@
-"""What answers the questions of rubrics: a frozen local model in one packed pass, or an OpenAI-compatible service."""
+"""Judges that answer the questions of rubrics: a frozen local model, or an OpenAI-compatible service."""
 
 import math
 import os
@@ -21,15 +21,15 @@ from align.runtime.sharding import place_frozen_model
 from align.settings import ModelConfig
 from align.tensor_ops import Padded
 
-CHOICES = 20
-"""Candidates for the first token that a service is asked for: the most that OpenAI's own gives."""
+TOP_LOG_PROBS = 20
+"""How many candidates for the first token a service is asked for: the maximum of OpenAI's own."""
 KEY_VARIABLE = "OPENAI_API_KEY"
-CACHED = 100_000
-"""Answers of a service that are kept in memory."""
+MAX_CACHED_ANSWERS = 100_000
+"""How many answers of a service are kept in memory."""
 
 
 class LocalJudge:
-    """A frozen language model: the letters of a question share one row, after the question that is read once.
+    """A frozen language model, which reads a question once for all of its letters.
 
     Args:
         budget: padded tokens that are read at once.
@@ -69,12 +69,12 @@ class LocalJudge:
 
 
 class ServiceJudge:
-    """A chat model of a service: the letters' log-probs among the candidates for its first token; answers are cached.
+    """A chat model of a service, judged by the log-probs of its first token; answers are cached.
 
     Args:
-        settings: its URL, its name and how often it is asked again.
-        accelerator: the main process asks for all.
-        pause: seconds before the first further attempt.
+        settings: the service's URL, the model's name there and the number of retries.
+        accelerator: the main process asks for all processes.
+        pause: seconds before the first retry.
     """
 
     def __init__(self, settings: RubricSettings, accelerator: Accelerator, pause: float = 1.0) -> None:
@@ -96,7 +96,7 @@ class ServiceJudge:
             for question, log_probs in zip(new, pool.map(self._ask, new), strict=True):
                 self.answers[question] = log_probs
         found = [self.answers[question] for question in questions]
-        while len(self.answers) > CACHED:
+        while len(self.answers) > MAX_CACHED_ANSWERS:
             del self.answers[next(iter(self.answers))]
         return found
 
@@ -108,7 +108,7 @@ class ServiceJudge:
             "temperature": 0,
             "max_tokens": 1,
             "logprobs": True,
-            "top_logprobs": CHOICES,
+            "top_logprobs": TOP_LOG_PROBS,
         }
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         times = (settings.rubric_timeout, settings.rubric_retries)
@@ -135,7 +135,7 @@ def _log_sum(values: list[float]) -> float:
 
 
 def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int) -> list[RubricScorer]:
-    """The rubrics of a command's settings with what judges by them; one judge serves all.
+    """The rubrics of a command's settings, each with the judge that all of them share.
 
     Args:
         dtype: of a local model, as in settings.

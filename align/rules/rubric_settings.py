@@ -14,7 +14,7 @@ class RubricSettings:
         [], "rubrics that a frozen model judges by: files as in configs/rubrics, or FILE=WEIGHT; empty: none"
     )
     rubric_model: str = option(
-        "", "what judges by the rubrics: a folder, hub name or built-in model; with rubric_service its name there"
+        "", "the model that answers the rubrics: a folder, hub name or built-in model; with rubric_service its name there"
     )
     rubric_service: str = option(
         "", "URL of an OpenAI-compatible service, the part before /chat/completions; empty: rubric_model is local"

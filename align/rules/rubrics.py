@@ -33,7 +33,7 @@ Answer with the letter alone."""
 
 
 class Option(NamedTuple):
-    """An answer to a rubric's question: its letter, its words, and what it is worth."""
+    """An answer to a rubric's question: its letter, its text, and its reward."""
 
     letter: str
     text: str
@@ -46,7 +46,7 @@ class Rubric:
 
     Attributes:
         categories: of the prompts that it applies to; empty: all.
-        weight: what its reward counts.
+        weight: of its reward in the sum of rewards.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Rubric:
     weight: float = 1.0
 
     def applies(self, category: str | None) -> bool:
-        """Whether it says anything about a prompt of this category."""
+        """Whether it is asked about responses to a prompt of this category."""
         return not self.categories or category in self.categories
 
-    def asks(self, conversation: Conversation, response: str) -> "RubricQuestion":
-        """What a model is asked about a response."""
+    def question_about(self, conversation: Conversation, response: str) -> "RubricQuestion":
+        """The question that a model is asked about a response."""
         dialogue = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation)
         options = "\n".join(f"{option.letter}: {option.text}" for option in self.options)
         text = FORM.format(conversation=dialogue, response=response, question=self.question, options=options)
@@ -68,14 +68,14 @@ class Rubric:
 
 
 class RubricQuestion(NamedTuple):
-    """What a model is asked, and the letters that it may answer with."""
+    """A question as a model reads it, and the letters that it may answer with."""
 
     text: str
     letters: tuple[str, ...]
 
 
 LetterJudge = Callable[[Sequence[RubricQuestion]], list[list[float]]]
-"""Questions to the log-probability of each of their letters, in nats; -infinity for one that is never said."""
+"""Returns for each question the log-probability of each of its letters, in nats; -infinity for an impossible one."""
 
 
 def expected_reward(log_probs: Sequence[float], rewards: Sequence[float]) -> float:
@@ -109,11 +109,13 @@ class RubricScorer:
             UserError: if the judge cannot answer.
         """
         rows = [row for row, category in enumerate(categories) if self.rubric.applies(category)]
-        answers = self.judge([self.rubric.asks(conversations[row], responses[row]) for row in rows]) if rows else []
-        worth = [option.reward for option in self.rubric.options]
+        answers = (
+            self.judge([self.rubric.question_about(conversations[row], responses[row]) for row in rows]) if rows else []
+        )
+        option_rewards = [option.reward for option in self.rubric.options]
         rewards = [0.0] * len(responses)
         for row, log_probs in zip(rows, answers, strict=True):
-            rewards[row] = expected_reward(log_probs, worth)
+            rewards[row] = expected_reward(log_probs, option_rewards)
         return rewards
 
 

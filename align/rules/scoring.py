@@ -16,7 +16,7 @@ from align.tokenization import Tokenization
 
 
 def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
-    """The texts of the rules that a rule model is to judge by, by their ids.
+    """The texts of the rules that a rule model shall judge by, by their ids.
 
     Args:
         wanted: files of rules, FILE:ID, or ids of rules that the model was trained on; empty: all of those.
@@ -32,7 +32,7 @@ class RuleScorer:
     """A rule model that judges responses by some rules; each response is read once for all of them.
 
     Args:
-        scorer: of the model: its number is the logit of a violation.
+        scorer: computes the model's logit of a violation.
         rules: texts by id.
         tokenization: the model's own.
     """
@@ -52,7 +52,7 @@ class RuleScorer:
         Raises:
             UserError: if a response with a rule is longer than the model can read.
         """
-        read = [self.scorer.encode(response) for response in responses]
-        rows = [PromptResponse([*row.prompt, *row.response], rule) for row in read for rule in self._ids]
+        encoded = [self.scorer.encode(response) for response in responses]
+        rows = [PromptResponse([*row.prompt, *row.response], rule) for row in encoded for rule in self._ids]
         logits = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64)
-        return torch.sigmoid(logits).float().reshape(len(read), len(self._ids)).T
+        return torch.sigmoid(logits).float().reshape(len(encoded), len(self._ids)).T

@@ -107,8 +107,8 @@ def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rule
         raise UserError(f"{config.train_data}: nothing is left to learn from; hold out fewer rules or conversations")
     if not validation_data:
         return split
-    more = split_judgments(read(validation_data), config.held_out_rules, 0.0, config.seed)
-    return split._replace(validation=more.train, unseen=[*split.unseen, *more.unseen])
+    held_out = split_judgments(read(validation_data), config.held_out_rules, 0.0, config.seed)
+    return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])
 
 
 class RuleTask:
@@ -169,7 +169,7 @@ class RuleTask:
 
     @torch.no_grad()
     def _score(self, judged: Sequence[EncodedJudgments]) -> list[ScoredJudgment]:
-        """What the model says of judged responses, on every process."""
+        """The model's probabilities for judged responses, on every process."""
 
         def score_rows(rows: list[int]) -> list[list[float]]:
             part = [judged[row] for row in rows]

@@ -75,14 +75,14 @@ def test_the_loss_of_a_text_is_that_of_its_tokens_read_one_after_the_other(load_
         by_hand = [float(whole[len(context) - 1 + place, token]) for place, token in enumerate(own)]
         assert log_probs[0, : len(own)].tolist() == pytest.approx(by_hand, abs=1e-4)
         assert not log_probs[1:].any()
-        for number, question in enumerate(item.asked.responses):
-            last = next_log_probs([*item.asked.prompt, *question])[-1]
+        for number, question in enumerate(item.rated_part.responses):
+            last = next_log_probs([*item.rated_part.prompt, *question])[-1]
             assert answers[1 + number].tolist() == pytest.approx(last[questions.answers].tolist(), abs=1e-4)
-    shares = [sum(row) for row in item.asked.shares]
+    shares = [sum(row) for row in item.rated_part.shares]
     assert shares == [1.0, 1.0]
     assert questions.shares(0, 4.5)[questions.answers.index(questions.texts[0].answers[3])] == 0.5
     zero, one = (questions.answers.index(token) for token in questions.texts[1].answers)
-    assert (item.asked.shares[1][zero], item.asked.shares[1][one]) == (0.75, 0.25)
+    assert (item.rated_part.shares[1][zero], item.rated_part.shares[1][one]) == (0.75, 0.25)
 
 
 def test_ratings_by_hand(load_sharp):
@@ -110,7 +110,7 @@ def test_the_generator_learns_what_passes_alone(load_sharp):
 def test_what_has_no_rating_token_is_refused(load_sharp, tmp_path):
     tokenization = load_sharp("tiny-llama").tokenization
     with pytest.raises(UserError, match="which a ranking has none of; use form heads"):
-        AttributeText.of(Head("preference", "ranking"), tokenization)
+        AttributeText.from_head(Head("preference", "ranking"), tokenization)
     with pytest.raises(UserError, match="must be empty: form generative has no head for them"):
         settings(tmp_path, rankings="data/rankings.jsonl")
     with pytest.raises(UserError, match="must be empty unless form is generative"):

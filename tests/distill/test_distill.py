@@ -126,7 +126,7 @@ def test_who_writes(load_sharp, make_task, settings, own, written):
     teacher = load_sharp("tiny-llama")
     task = make_task(teacher, make_student(DistillConfig(), teacher), examples, **settings)
     responses = task.responses
-    assert abs(len(responses.own) - own) <= 8  # of 40 draws, 2.6 standard deviations
+    assert abs(len(responses.by_student) - own) <= 8  # of 40 draws, 2.6 standard deviations
     assert abs(len(responses.written) - written) <= 8
     assert all(responses.current[row] is examples[row] for row in range(40) if row not in responses.written)
     first = dict(responses.current)

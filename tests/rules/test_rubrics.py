@@ -147,7 +147,7 @@ def test_a_service_answers_with_log_probs_and_is_asked_once():
 )
 def test_what_a_service_may_do_wrong(answer, says_so):
     with service(answer) as server, pytest.raises(UserError, match=says_so):
-        judge_at(server.url, rubric_retries=0)([RUBRIC.asks(HI, "x")])
+        judge_at(server.url, rubric_retries=0)([RUBRIC.question_about(HI, "x")])
 
 
 @pytest.mark.slow
