@@ -51,7 +51,7 @@ class Stream(IntEnum):
 
 
 SeedKey = tuple[int, Stream, *tuple[int, ...]]
-"""The arguments of `generator`: a run's seed, what is drawn, and numbers that tell draws of one stream apart."""
+"""The arguments of `generator`: a run's seed, what is drawn, and numbers that distinguish the draws of one stream."""
 
 
 def generator(seed: int, stream: Stream, *key: int) -> numpy.random.Generator:
@@ -62,6 +62,6 @@ def generator(seed: int, stream: Stream, *key: int) -> numpy.random.Generator:
     Args:
         seed: the run's seed.
         stream: what the numbers are for.
-        key: further numbers that tell draws of one stream apart, such as the update and the epoch.
+        key: further numbers that distinguish the draws of one stream, such as the update and the epoch.
     """
     return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence(seed, spawn_key=(stream, *key))))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from align.builtin.zoo import resolve_model
-from align.commands.demo_table import best_of_row, judge_row, summary_rows, table_row
+from align.commands.demo_table import before_after_row, best_of_row, judge_row, summary_rows
 from align.commands.stages import run_unless_finished
 from align.data.readers import read_records
 from align.data.records import Prompt
@@ -122,7 +122,7 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
         if pair and all(figure.value is not None for figure in pair):
             after = pair[-1]
             by = f", by {after.scorer}" if after.scorer else ""
-            row = table_row(f"{task}: {name}", *(float(figure.value or 0.0) for figure in pair))
+            row = before_after_row(f"{task}: {name}", *(float(figure.value or 0.0) for figure in pair))
             interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
             rows.append(row | {"interval": interval, "note": f"{after.n} items{by}; 95 % bootstrap of the value after"})
     return rows

@@ -33,27 +33,29 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
     before, after = comparison.before, comparison.after
     mean = [sum(responses.rewards) / len(responses.rewards) for responses in (before, after)]
     return [
-        table_row(
+        before_after_row(
             "SFT: perplexity of held-out demonstrations",
             sft_start["validation/perplexity"],
             sft_best["validation/perplexity"],
         ),
-        table_row("reward model: accuracy on held-out pairs", "50 % (chance)", f"{reward_best['validation/accuracy']:.1%}")
+        before_after_row(
+            "reward model: accuracy on held-out pairs", "50 % (chance)", f"{reward_best['validation/accuracy']:.1%}"
+        )
         | {
             "interval": f"{low:.1%} to {high:.1%}",
             "note": f"{reward_best['validation/pairs']:.0f} pairs; 95 % bootstrap over rankings",
         },
-        table_row("PPO: mean reward on held-out prompts", mean[0], mean[1])
+        before_after_row("PPO: mean reward on held-out prompts", mean[0], mean[1])
         | {
             "interval": f"gain {comparison.gain:+.2f} ({comparison.gain_low:+.2f} to {comparison.gain_high:+.2f})",
             "note": f"{len(comparison.prompts)} prompts, {comparison.samples} answers each, by the reward model that PPO "
             "was trained on; 95 % bootstrap over prompts",
         },
-        table_row("KL to the fine-tuned model, nats per response", 0.0, comparison.kl)
+        before_after_row("KL to the fine-tuned model, nats per response", 0.0, comparison.kl)
         | {"note": f"{comparison.kl / length(after.ids):.2f} nats per token"},
-        table_row("tokens a response", length(before.ids), length(after.ids))
+        before_after_row("tokens a response", length(before.ids), length(after.ids))
         | {"note": f"{length(after.ids) / length(before.ids):.2f} times as long"},
-        table_row("responses that end by themselves", share(before.ended), share(after.ended)),
+        before_after_row("responses that end by themselves", share(before.ended), share(after.ended)),
         *instruction_rows(comparison),
     ]
 
@@ -71,7 +73,9 @@ def instruction_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
 
     before, after = obeyed(comparison.before.texts), obeyed(comparison.after.texts)
     low, high = mean_interval(after - before)
-    row = table_row("instructions obeyed, of those that a program can check", f"{before.mean():.0%}", f"{after.mean():.0%}")
+    row = before_after_row(
+        "instructions obeyed, of those that a program can check", f"{before.mean():.0%}", f"{after.mean():.0%}"
+    )
     interval = f"gain {(after - before).mean():+.1%} ({low:+.1%} to {high:+.1%})"
     return [
         row | {"interval": interval, "note": f"{len(checked)} prompts, {samples} answers each; 95 % bootstrap over prompts"}
@@ -91,7 +95,7 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
     )
     lead = after - np.array(best.rewards)
     low, high = mean_interval(lead)
-    row = table_row(
+    row = before_after_row(
         f"instead of PPO, the best of {n} answers: mean reward", float(before.mean()), float(np.mean(best.rewards))
     )
     note = f"{prompts} prompts; choosing one of {n} answers costs at most {kl_bound(n):.2f} nats of KL"
@@ -106,12 +110,12 @@ def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) ->
     """
     rates = judged_win_rates(comparison, judge, policy)
     low, high = mean_interval(rates)
-    row = table_row("win rate by a judge that no model here learned from", "50 % (equal)", f"{rates.mean():.1%}")
+    row = before_after_row("win rate by a judge that no model here learned from", "50 % (equal)", f"{rates.mean():.1%}")
     note = f"{len(rates)} prompts, {comparison.samples} pairs each; how far to trust it: data/README.md"
     return row | {"interval": f"{low:.1%} to {high:.1%}", "note": note}
 
 
-def table_row(name: str, before: float | str, after: float | str) -> dict[str, Any]:
+def before_after_row(name: str, before: float | str, after: float | str) -> dict[str, Any]:
     """One row of the table, with room for an interval and a note."""
 
     def short(value: float | str) -> float | str:

@@ -12,7 +12,7 @@ from align.attributes.expressions import Condition, Expression
 from align.attributes.model import heads_of
 from align.batches.encoding import Limits, encode_prompts
 from align.commands.sample_config import SampleConfig
-from align.commands.sample_scoring import Scored, inference_device, score_all
+from align.commands.sample_scoring import Scored, inference_device, score_candidates
 from align.data.conversation import to_json
 from align.errors import UserError
 from align.examples import EncodedPrompt
@@ -60,7 +60,7 @@ def run_sample(config: SampleConfig) -> Path:
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
     responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
-    scored = score_all(config, loaded, rules, drawn, responses)
+    scored = score_candidates(config, loaded, rules, drawn, responses)
     found = [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
         for number, prompt in enumerate(prompts)

@@ -1,4 +1,4 @@
-"""What reward models, rule models, rubrics and attribute models say of sampled responses, and which of them is the best."""
+"""Scores of sampled responses by reward models, rule models, rubrics and attribute models, and the best response."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from align.runtime.distributed import computes_on_cpu
 
 @dataclass
 class Scored:
-    """Responses [N] with what reward model and rule model say of them.
+    """Responses [N] with their scores by the reward model and the rule model.
 
     Attributes:
         rewards: [N]; empty without a reward model.
@@ -55,7 +55,7 @@ class Scored:
         return group[best_response(rewards, follows, config.rule_use, config.rule_threshold)]
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        """What the row of a prompt says of the responses that were kept."""
+        """The fields of a prompt's row about the responses that were kept."""
         found: dict[str, object] = {}
         if self.rewards:
             found["rewards"] = [round(self.rewards[i], 6) for i in kept]
@@ -74,14 +74,14 @@ def inference_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def score_all(
+def score_candidates(
     config: SampleConfig,
     loaded: LoadedModel,
     rules: Mapping[str, str],
     drawn: Sequence[EncodedPrompt],
     responses: Sequence[list[int]],
 ) -> Scored:
-    """What all models that the settings name say of the responses.
+    """The scores of the responses by all models that the settings name.
 
     Args:
         config: the settings.

@@ -1,4 +1,4 @@
-"""Records of what one labeler says of one response: by rules, or of its qualities."""
+"""Records of one labeler's judgment of one response: by rules, or of its qualities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class RuleJudgment(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributeJudgment(Record):
-    """What one labeler says of the qualities of one response.
+    """One labeler's judgment of the qualities of one response.
 
     As LaMDA's labels (Thoppilan et al. 2022, section 4): sensible, specific, interesting, unsafe.
 

@@ -49,7 +49,7 @@ class WrittenBatches:
         self.written: frozenset[int] = frozenset()
 
     def updates(self, epochs: int) -> int:
-        """Updates of so many epochs."""
+        """The number of updates in `epochs` epochs."""
         return self.epochs.updates(epochs)
 
     def rows(self, update: int) -> list[int]:

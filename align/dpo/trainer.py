@@ -36,7 +36,7 @@ class DPOTrainer(EpochTrainer):
         trainer = DPOTrainer("smollm2-135m", rankings, DPOConfig(output_dir="runs/dpo"))
         folder = trainer.train()
 
-    The reference is the policy before its first update. What it says of a response never changes, so it is computed once,
+    The reference is the policy before its first update. Its log-probs never change, so they are computed once,
     by the policy itself, and no copy of the model is kept.
 
     Args:

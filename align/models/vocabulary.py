@@ -16,7 +16,7 @@ from align.models.backbone import Backbone
 from align.tensor_ops import entropy_of, log_probs_of
 
 WHOLE_BYTES = 2**30
-"""Logits of at most so many bytes are computed at once and kept; larger ones in parts of at most this size."""
+"""Bytes: logits up to this size are computed at once and kept, larger ones in parts of at most this size."""
 
 
 def predict_tokens(

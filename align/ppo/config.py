@@ -85,7 +85,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed"
     )
     reference_refresh: int = option(
-        0, "copy the policy into the reference every so many updates; 0: the reference stays the starting model"
+        0, "updates between two copies of the policy into the reference; 0: the reference stays the starting model"
     )
     kl_horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)")
     kl_penalty: Literal["reward", "k1", "k2", "k3"] = option(

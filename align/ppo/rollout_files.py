@@ -22,7 +22,7 @@ from align.tokenization import Tokenization
 from align.training.run import Run
 
 FOLDER = "rollouts"
-REWARD = "reward/"
+REWARD_PREFIX = "reward/"
 """Prefix of the columns of reward parts, as of their metrics."""
 TRACES = 8
 """Responses per update that are sent to trackers as conversations."""
@@ -171,7 +171,7 @@ def _conversation(row: RolloutRow) -> tuple[list[dict[str, str]], dict[str, Any]
     """A response in its conversation, with its figures."""
     figures: dict[str, Any] = {"reward": row.reward, "score": row.score, "kl": sum(row.kl), "tokens": len(row.ids)}
     figures |= {"ended": row.ended, "row": row.row, "category": row.category or ""}
-    figures |= {f"{REWARD}{name}": value for name, value in row.parts.items()}
+    figures |= {f"{REWARD_PREFIX}{name}": value for name, value in row.parts.items()}
     return [*row.prompt, {"role": "assistant", "content": row.text}], figures
 
 
@@ -199,7 +199,7 @@ def write_rollout(path: Path, rows: Sequence[RolloutRow], processes: int = 1) ->
         name: (kind, [getattr(row, name) for row in rows]) for name, kind in _SIMPLE.items()
     }
     names = dict.fromkeys(name for row in rows for name in row.parts)
-    columns |= {f"{REWARD}{name}": (pa.float32(), [row.parts.get(name) for row in rows]) for name in names}
+    columns |= {f"{REWARD_PREFIX}{name}": (pa.float32(), [row.parts.get(name) for row in rows]) for name in names}
     table = pa.table({name: pa.array(values, kind) for name, (kind, values) in columns.items()})
     # Log-probs hardly ever repeat: a dictionary of them would only take space.
     repeated = [name for name in columns if name not in PER_TOKEN]
@@ -241,7 +241,9 @@ def read_rollout(path: Path) -> RolloutFile:
             table, about = file.read(), json.loads((file.metadata.metadata or {}).get(b"align", b"{}"))
         rows = []
         for record in table.to_pylist():
-            parts = {name.removeprefix(REWARD): value for name, value in record.items() if name.startswith(REWARD)}
+            parts = {
+                name.removeprefix(REWARD_PREFIX): value for name, value in record.items() if name.startswith(REWARD_PREFIX)
+            }
             known = {name: record[name] for name in _SIMPLE}
             rows.append(RolloutRow(**known, parts={name: value for name, value in parts.items() if value is not None}))
         return RolloutFile(rows, int(about.get("processes", 1)))

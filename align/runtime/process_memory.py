@@ -1,4 +1,4 @@
-"""What the operating system says of a process's memory: its peak, and what its container still allows."""
+"""A process's memory by the operating system: its peak, and how much its container still allows."""
 
 import sys
 from contextlib import suppress

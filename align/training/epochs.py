@@ -66,7 +66,7 @@ class Batches(Protocol):
     """Updates of an epoch at the full size of a batch."""
 
     def updates(self, epochs: int) -> int:
-        """Updates of so many epochs."""
+        """The number of updates in `epochs` epochs."""
 
     def rows(self, update: int) -> list[int]:
         """The examples of an update, which is counted from 1; called once for each update, in their order."""
@@ -147,7 +147,7 @@ class Epochs:
         return epoch, start, min(start + self.batch_size, self.examples)
 
     def updates(self, epochs: int) -> int:
-        """Updates of so many epochs."""
+        """The number of updates in `epochs` epochs."""
         ends = [number for number, (epoch, _, _) in enumerate(self.ramp) if epoch == epochs]
         if ends:  # the ramp is longer than the run
             return ends[0]

@@ -1,4 +1,4 @@
-"""Who ranks the answers of a round: people in the labeling app, whoever writes a file, or a simulated labeler."""
+"""Who ranks the answers of a round: people in the labeling app, a file from elsewhere, or a simulated labeler."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

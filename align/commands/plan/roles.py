@@ -32,7 +32,7 @@ def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
 
 
 def frozen_model(weights: int) -> HeldModel:
-    """A model that is not trained, of so many bytes."""
+    """A model that is not trained, of `weights` bytes."""
     return HeldModel([], weights)
 
 

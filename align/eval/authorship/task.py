@@ -29,7 +29,7 @@ from align.statistics import percentiles, resample
 TASK = "authorship"
 AUTHORSHIP_RULE = "written-by-person"
 """The rule's id in configs/rules/authorship.yaml."""
-VERDICTS = ("follows", "violates", "unsure")
+ANSWER_VERDICTS = ("follows", "violates", "unsure")
 """How the app exports the answers "A person", "A model" and "I don't know"."""
 PERSON, MODEL, UNSURE = range(3)
 NOTES = {
@@ -117,14 +117,14 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str,
                 )
             prompt = prompts.setdefault(content_hash(to_json(record.prompt)), len(prompts))
             texts.setdefault(record.model, set()).add((prompt, record.response))
-            answers.setdefault(record.model, []).append((VERDICTS.index(record.verdict), prompt))
+            answers.setdefault(record.model, []).append((ANSWER_VERDICTS.index(record.verdict), prompt))
     if not answers:
         raise UserError(
             f"{', '.join(paths)}: has no answer to rule {AUTHORSHIP_RULE}; label with configs/rules/authorship.yaml"
         )
     found = {}
     for author, pairs in answers.items():
-        counts = np.zeros((len(VERDICTS), len(prompts)))
+        counts = np.zeros((len(ANSWER_VERDICTS), len(prompts)))
         np.add.at(counts, tuple(np.transpose(pairs)), 1)
         found[author] = AuthorAnswers(len(texts[author]), counts)
     return found

@@ -73,7 +73,7 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
                 changes = change_figures(found, *before, config.resamples) if before else []
             else:
                 found = _completions(config, evaluated, kind, accelerator)
-                own, tables[f"FavoredWord words by {kind}"] = (
+                own, tables[f"Favored words by {kind}"] = (
                     description_figures(kind, found, config.resamples),
                     _favored_word_rows(found),
                 )

@@ -56,8 +56,8 @@ class Figure:
         if self.value is None:
             return "none"
         if self.low is None or self.high is None:
-            return format_number(self.value)
-        return f"{format_number(self.value)} ({format_number(self.low)} to {format_number(self.high)})"
+            return format_figure(self.value)
+        return f"{format_figure(self.value)} ({format_figure(self.low)} to {format_figure(self.high)})"
 
 
 def mean_figure(
@@ -80,7 +80,7 @@ def mean_figure(
     return Figure(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note)
 
 
-def format_number(value: float) -> str:
+def format_figure(value: float) -> str:
     """Three decimals below 100, one above."""
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 

@@ -192,7 +192,7 @@ class JudgeTask:
             metadata = {"asks": config.asks, "model": config.model, "layers": config.layers, "words": config.words}
             metadata |= {"read_layers": config.read_layers, "prefix_lm": config.prefix_lm}
             metadata |= {"dtype": config.dtype, "lora_rank": config.lora_rank, "data": config.data, "seed": config.seed}
-            metadata |= {"learnt_from": len(self.training), "held_out": len(self.held_out), "figures": self.best}
+            metadata |= {"learned_from": len(self.training), "held_out": len(self.held_out), "figures": self.best}
             save_judge(self.folder, self.model, self.loaded, metadata)
         self.run.accelerator.wait_for_everyone()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from align.eval.core.results import Evaluation, format_number
+from align.eval.core.results import Evaluation, format_figure
 from align.eval.labels.task import PANELS, panels
 from align.eval.report.drawing import BLUE, GREEN, INK, ORANGE, VIOLET, Plot, draw_plot
 from align.eval.report.text import visible_text
@@ -41,7 +41,7 @@ def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
         figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2, fontsize=8)
 
     rows = [
-        [panel, visible_text(model), found[model][panel]["figure"], format_number(found[model][panel]["value"])]
+        [panel, visible_text(model), found[model][panel]["figure"], format_figure(found[model][panel]["value"])]
         for panel in measured
         for model in found
         if panel in found[model]

@@ -11,7 +11,7 @@ from align.eval.report.runs import RunData, Series, StageRun
 from align.eval.report.summary import Summary, TableRow, rate_change
 from align.eval.report.text import format_number, format_percent
 
-RULE = "validation/rule/"
+RULE_PREFIX = "validation/rule/"
 RULE_CHANGE = 0.02
 """Changes of the share of violations below this are not rated."""
 ENTROPY_LIMIT = 0.5
@@ -125,7 +125,7 @@ def _add_judge_change(summary: Summary, judge: Series, first: int, kept: int, na
 
 def _add_rule_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
     """A line for each rule of a rule model: how likely responses violate it."""
-    rules = sorted({name for figures in ppo.metrics.values() for name in figures if name.startswith(RULE)})
+    rules = sorted({name for figures in ppo.metrics.values() for name in figures if name.startswith(RULE_PREFIX)})
     preference = ppo.series("validation/preference")
     before, after = preference.at(first), preference.at(kept)
     if before is not None and after is not None:
@@ -135,7 +135,7 @@ def _add_rule_changes(summary: Summary, ppo: StageRun, first: int, kept: int) ->
         before, after = ppo.series(metric).at(first), ppo.series(metric).at(kept)
         if before is None or after is None:
             continue
-        rule, change = metric.removeprefix(RULE), after - before
+        rule, change = metric.removeprefix(RULE_PREFIX), after - before
         rating = rate_change(change, rising_is_good=False) if abs(change) > RULE_CHANGE else ""
         cells = format_percent(before), format_percent(after), format_percent(change, sign=True)
         summary.rows.append(TableRow(f"PPO: violations of {rule}", *cells, note="by the rule model", rating=rating))

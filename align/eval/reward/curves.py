@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from align.errors import UserError
 from align.eval.core.answers import answer_settings, sample_answers, score_answers
 from align.eval.core.evaluated_models import EvaluatedModel, open_models
-from align.eval.core.results import Evaluation, Figure, Json, format_number
+from align.eval.core.results import Evaluation, Figure, Json, format_figure
 from align.eval.reward.best_of import expected_best, kl_bound, sizes_on_curve
 from align.eval.reward.policy_comparison import response_kl
 from align.eval.reward.reward_models import NamedRewardModel
@@ -24,7 +24,7 @@ from align.settings import ModelConfig
 from align.statistics import mean_interval
 
 
-def scored_answers(
+def rewarded_answers(
     config: RewardEvalConfig,
     task: str,
     evaluated: EvaluatedModel,
@@ -51,7 +51,7 @@ def best_of_n(
     config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
 ) -> Evaluation:
     """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
-    _, rewards = scored_answers(config, "best-of-n", evaluated, reward_models, accelerator, config.samples)
+    _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, accelerator, config.samples)
     proxy_rewards, curve, figures = rewards[0], [], []
     for n in sizes_on_curve(config.samples):
         row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
@@ -77,7 +77,7 @@ def frontier(
     reference.backbone.to(accelerator.device).eval().requires_grad_(False)
     evaluations = []
     for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
-        answers, rewards = scored_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
+        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
         kl = kl_to_start(config, evaluated, reference, answers, accelerator)
         figures = [Figure("KL", float(np.mean(kl)), *mean_interval(kl, config.resamples), len(kl), note="nats per response")]
         for model, values in zip(reward_models, rewards, strict=True):
@@ -86,7 +86,7 @@ def frontier(
         settings = asdict(config) | {"weights": evaluated.fingerprint}
         evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
     curve = [
-        {"policy": evaluation.model} | {figure.name: format_number(figure.value or 0.0) for figure in evaluation.figures}
+        {"policy": evaluation.model} | {figure.name: format_figure(figure.value or 0.0) for figure in evaluation.figures}
         for evaluation in evaluations
     ]
     return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]

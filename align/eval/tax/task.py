@@ -47,7 +47,7 @@ class TaxConfig(EvalConfig):
         "", "folder of task files in lm-eval's form, in which all tasks are; empty: lm-eval's own tasks"
     )
     shots: int = option(-1, "examples before each question; -1: as the task has it")
-    limit: int = option(0, "take only so many documents of each task; 0: all")
+    limit: int = option(0, "take at most this many documents of each task; 0: all")
     batch_size: int = option(8, "lm-eval's batch")
     apply_chat_template: bool = option(False, "let lm-eval write each question as a user's turn")
     threads: int = option(0, "threads of lm-eval on a CPU; 0: torch's own number")

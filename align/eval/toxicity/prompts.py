@@ -54,7 +54,7 @@ class ContinuationPrompt:
         return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:7])
 
 
-def read_prompts(path: str, skip_bad_rows: bool = False) -> list[ContinuationPrompt]:
+def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[ContinuationPrompt]:
     """Read prompts: `{"prompt": {"text": ..., "toxicity": ...}}` as RealToxicityPrompts has them, or `{"prompt": ...}` with
     a text or a conversation, and `toxicity`, `id` and `category` where there are any.
 

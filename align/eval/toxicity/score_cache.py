@@ -74,7 +74,7 @@ class ScoreCache:
         return [scores.get(text, 0.0) for text in texts]
 
 
-def score_all(
+def score_texts(
     texts: Sequence[str], scorer: ToxicityScorer, folder: Path, batch: int, accelerator: Accelerator, label: str = "score"
 ) -> list[float]:
     """The score of each text, the same on every process; processes share the work.

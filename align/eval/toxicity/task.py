@@ -16,8 +16,8 @@ from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, o
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
 from align.eval.core.settings import take_evenly
-from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_prompts
-from align.eval.toxicity.score_cache import score_all
+from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_continuation_prompts
+from align.eval.toxicity.score_cache import score_texts
 from align.eval.toxicity.scorers import SCORER_SETTINGS, ScorerConfig, ToxicityScorer, open_scorer
 from align.launch import run_stage
 from align.sampling.generation import Sampling, row_uniforms
@@ -39,7 +39,7 @@ class ToxicityConfig(PrimerSettings, ScorerConfig):
     """Toxicity of continuations; the defaults of sampling are RealToxicityPrompts'."""
 
     prompts: str = option("data/tempting_prompts.jsonl", "RealToxicityPrompts' prompts.jsonl, or any file of prompts")
-    limit: int = option(0, "take only so many prompts, evenly spread over the file; 0: all")
+    limit: int = option(0, "take at most this many prompts, evenly spread over the file; 0: all")
     instructions: list[str] = option(
         ["basic"], f"what comes before a prompt, one or several: {', '.join(INSTRUCTIONS)}; basic: nothing"
     )
@@ -74,7 +74,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
         UserError: for a mistake in the settings, the prompts, a model or the scorer; what was sampled and scored before is
             kept.
     """
-    prompts = take_evenly(read_prompts(config.prompts, config.skip_bad_rows), config.limit)
+    prompts = take_evenly(read_continuation_prompts(config.prompts, config.skip_bad_rows), config.limit)
     accelerator = open_accelerator(config)
     scorer = open_scorer(config, accelerator.device)
     prompt_toxicity = _prompt_toxicity(config, prompts, scorer, accelerator)
@@ -83,7 +83,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
         texts = continuations(config, evaluated, prompts, accelerator)
         flat = [text for rows in texts.values() for row in rows for text in row]
         label = f"{evaluated.name}: scores"
-        scores = score_all(flat, scorer, Path(config.output), config.scorer_batch, accelerator, label)
+        scores = score_texts(flat, scorer, Path(config.output), config.scorer_batch, accelerator, label)
         shape = (len(config.instructions), len(prompts), config.samples)
         settings = {**config.result_settings(), "model": evaluated.fingerprint or evaluated.source, "scorer": scorer.title}
         figures, tables = _figures(config, prompts, prompt_toxicity, texts, np.reshape(scores, shape), scorer)
@@ -96,7 +96,7 @@ def _prompt_toxicity(
 ) -> list[float]:
     """The toxicity of each prompt: from the file if it is there, else from the scorer."""
     unknown = [prompt.text for prompt in prompts if prompt.toxicity is None]
-    scores = iter(score_all(unknown, scorer, Path(config.output), config.scorer_batch, accelerator, "prompts: scores"))
+    scores = iter(score_texts(unknown, scorer, Path(config.output), config.scorer_batch, accelerator, "prompts: scores"))
     return [next(scores) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]
 
 

@@ -38,7 +38,7 @@ class TruthfulnessConfig(EvalConfig):
         "data/truthfulness.jsonl",
         "TruthfulQA.csv, or JSON Lines with question, best_answer, correct_answers, incorrect_answers",
     )
-    limit: int = option(0, "take only so many questions, evenly spread over the file; 0: all")
+    limit: int = option(0, "take at most this many questions, evenly spread over the file; 0: all")
     convention: Convention = option(
         "lm-eval",
         "how multiple choice treats answers: lm-eval (text as it is in the file, a tie wins MC1) or original "

@@ -12,7 +12,7 @@ from align.errors import UserError
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 """What configs call the number of layers of a decoder, an encoder, or each of both."""
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
-"""What configs say of each layer."""
+"""Config fields with an entry for each layer."""
 
 
 def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
@@ -115,7 +115,7 @@ def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
 
 
 def _shorten_config(config: PreTrainedConfig, step: int) -> None:
-    """Write the number of layers that are left, and what the config says of each of them."""
+    """Set the config's number of layers to those that are left, and shorten its lists with an entry for each layer."""
     stored = config.to_dict()
     for name in LAYER_COUNTS:
         if isinstance(stored.get(name), int):

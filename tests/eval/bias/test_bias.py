@@ -88,6 +88,7 @@ def test_a_run_on_two_models_that_goes_on_where_it_stopped(tmp_path):
     assert not any("change" in name for name in names)
     assert any(figure.scorer == "against tiny-llama" for figure in second.figures)
     assert len(first.tables["Occupations"]) == len(OCCUPATIONS)
+    assert {row["group"] for row in first.tables["Favored words by gender"]} == {"He", "She"}
     written = (tmp_path / "bias-gender-tiny-llama.jsonl").read_text().splitlines()
     assert len(written) == 1 + 2 * 2 * 2  # settings; beginnings x groups x samples
     run_bias(BiasConfig(samples=3, **settings))

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from align.errors import UserError
 from align.eval.core.fingerprints import text_hash
-from align.eval.toxicity.score_cache import FILE, ScoreCache, score_all
+from align.eval.toxicity.score_cache import FILE, ScoreCache, score_texts
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 
 
@@ -209,14 +209,14 @@ def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
     asked = []
     scorer = ToxicityScorer("s", "1", lambda texts: asked.extend(texts) or lengths(texts))
     accelerator = Accelerator(cpu=True)
-    assert score_all(["bb", "a", "bb", "", "  "], scorer, tmp_path, 2, accelerator) == pytest.approx([0.2, 0.1, 0.2, 0, 0])
+    assert score_texts(["bb", "a", "bb", "", "  "], scorer, tmp_path, 2, accelerator) == pytest.approx([0.2, 0.1, 0.2, 0, 0])
     assert sorted(asked) == ["a", "bb"]
-    assert score_all(["a", "ccc"], scorer, tmp_path, 2, accelerator) == pytest.approx([0.1, 0.3])
+    assert score_texts(["a", "ccc"], scorer, tmp_path, 2, accelerator) == pytest.approx([0.1, 0.3])
     assert asked[2:] == ["ccc"]
     other = ToxicityScorer(
         "s", "2", lambda texts: [0.9] * len(texts)
     )  # another version: nothing of the first is taken for its own
-    assert score_all(["a"], other, tmp_path, 2, accelerator) == [0.9]
+    assert score_texts(["a"], other, tmp_path, 2, accelerator) == [0.9]
 
 
 def test_what_was_scored_before_a_failure_is_kept(tmp_path):

@@ -11,7 +11,7 @@ from align.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.eval.core.settings import take_evenly
 from align.eval.toxicity import task
-from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_prompts
+from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_continuation_prompts
 from align.eval.toxicity.task import ToxicityConfig, run_toxicity, toxicity_figures
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ def test_real_toxicity_prompts_and_plain_ones(tmp_path):
     )
     rows += '{"prompt": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, '
     rows += '{"role": "user", "content": "You"}]}\n'
-    found = read_prompts(write(tmp_path / "p.jsonl", rows))
+    found = read_continuation_prompts(write(tmp_path / "p.jsonl", rows))
     assert [(prompt.id, prompt.text, prompt.toxicity, prompt.category) for prompt in found] == [
         ("1", "So if the rest of the rules", 0.75, None),
         ("2", "And", None, None),
@@ -100,9 +100,9 @@ def test_real_toxicity_prompts_and_plain_ones(tmp_path):
 def test_a_bad_row_is_named_with_its_line(tmp_path, row, complaint):
     path = write(tmp_path / "p.jsonl", f'{{"prompt": "good"}}\n{row}\n')
     with pytest.raises(UserError, match=r"p\.jsonl:2: ") as caught:
-        read_prompts(path)
+        read_continuation_prompts(path)
     assert complaint in str(caught.value)
-    assert len(read_prompts(path, skip_bad_rows=True)) == 1
+    assert len(read_continuation_prompts(path, skip_bad_rows=True)) == 1
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
