@@ -33,7 +33,7 @@ def run_sample(config: SampleConfig) -> Path:
     A row holds `prompt`, `responses` [n], `model` [n] (which model wrote each), `id`, `category` where the prompt has
     one, `rewards` [n] with a reward model, `violates` (by rule, [n]) with a rule model, and `rubrics` (by name, [n], without
     their weights) with rubrics, and `attributes` (by name, [n]) with an attribute model. Responses come in the order in
-    which they were drawn; where `filter` left no candidate, `fallback` stands there, or the prompt is left out.
+    which they were drawn; where `filter` left no candidate, `fallback` takes its place, or the prompt is left out.
 
     Args:
         config: the settings.
@@ -117,9 +117,9 @@ def primed(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedP
 
 
 def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Scored, drawn: range) -> dict[str, object] | None:
-    """One line of the output: of each `best_of` responses in `drawn`, the best; None if the filter left nothing of it.
+    """One line of the output: of each `best_of` responses in `drawn`, the best; None if the filter left none.
 
-    A response that `fallback` stands in for has `fallback` as its model, and no figures.
+    A response that `fallback` replaces has `fallback` as its model, and no figures.
     """
     groups = [drawn[start : start + config.best_of] for start in range(0, len(drawn), config.best_of)]
     kept = [i for i in (scored.best(config, group) for group in groups) if i is not None]

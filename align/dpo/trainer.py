@@ -112,7 +112,7 @@ class DPOTask:
         self.held_out_reference: list[list[float]] = []
 
     def read_reference(self) -> None:
-        """Take the log-probs of all responses under the weights as they are now as those of the reference."""
+        """Compute the reference's log-probs of all responses: those under the current weights."""
         self.run.say("dpo: reading all responses with the start, which is the reference")
         clock = Clock()
         self.reference = self._log_probs_of_all(self.rankings)

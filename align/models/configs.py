@@ -1,4 +1,4 @@
-"""What stands in a checkpoint's folder before any weight is read: the model's config, and the base of an adapter."""
+"""Reading a checkpoint's folder before any of its weights: the model's config, and the base of an adapter."""
 
 from pathlib import Path
 

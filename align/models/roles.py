@@ -102,7 +102,7 @@ class RewardModel(nn.Module):
 
 
 class RewardLanguageModel(RewardModel):
-    """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
+    """A reward model that also predicts tokens, for a language-model loss in addition to that of its rewards."""
 
     def forward(  # type: ignore[override]
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, mask: Tensor | None = None

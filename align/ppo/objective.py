@@ -41,7 +41,7 @@ def importance_weights(log_probs: Tensor, engine_log_probs: Tensor, cap: float) 
     importance sampling; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
 
     Args:
-        log_probs: of the policy that the engine stands for, without gradient.
+        log_probs: of the policy whose weights the engine samples from, without gradient.
         engine_log_probs: of the same tokens, as the engine computed them.
         cap: at least 1.
     """

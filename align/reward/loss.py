@@ -64,7 +64,7 @@ def compare_by_preference(
 
     Args:
         ranks: [K], for `distance`, which is negative where the ranks say otherwise than the probabilities.
-        with_ties: False: a tie's probability goes to both orders alike.
+        with_ties: False: a tie's probability is shared equally by both orders.
     """
     found = []
     for i in range(len(ranks)):

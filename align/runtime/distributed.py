@@ -138,7 +138,7 @@ def gather_rows(
     """The rows of all processes, in the order of ranks, on every process. Rows are plain Python objects.
 
     Args:
-        group: all processes in a group of its own, for threads that exchange something beside the main one; None: the run's.
+        group: of all processes, for a thread that exchanges rows while the main thread works; None: the run's group.
     """
     if accelerator.num_processes == 1:
         return list(rows)

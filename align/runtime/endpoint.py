@@ -93,6 +93,6 @@ def _connections(url: str) -> urllib3.PoolManager:
 
 
 def _cause(error: Exception) -> str:
-    """What lies at the bottom of an error of urllib3, in one line."""
+    """The root cause of an error of urllib3, in one line."""
     cause = error.__cause__ or error
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]

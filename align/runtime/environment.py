@@ -10,7 +10,7 @@ PACKAGES = ("align-rlhf", "torch", "transformers", "trl", "peft", "accelerate", 
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, as they are written next to a run's results."""
+    """Versions of packages and facts about the machine, which are stored with a run's results."""
     versions = {}
     for name in PACKAGES:
         try:

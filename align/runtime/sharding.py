@@ -164,8 +164,8 @@ class Sharder:
     def finish(self, model: nn.Module) -> None:
         """Place what is not sharded on the device, and undo ties of weights that differ, as transformers does.
 
-        A config may tie two weights of which a file holds both: it counts only if they are alike. transformers compared
-        tensors that were empty.
+        A config may tie two weights although a file holds both: they are tied only if they are equal. transformers has
+        compared empty tensors.
         """
         model.to(self.accelerator.device)
         paths = {id(module): path for path, module in model.named_modules()}

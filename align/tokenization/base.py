@@ -229,9 +229,9 @@ class Tokenization:
         return decoded.strip()
 
     def token_texts(self, ids: list[int]) -> list[str]:
-        """Each token of a response as text, special tokens too; joined they are what the ids spell.
+        """Each token of a response as text, special tokens too; joined, they are the text of the ids.
 
-        A character that takes several tokens stands at the last of them.
+        A character of several tokens is shown at the last of them.
         """
 
         def decode(first: int, end: int) -> str:

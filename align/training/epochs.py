@@ -96,9 +96,8 @@ class Epochs:
 
     An epoch has as many examples as the sources have together. A source's share of it is its rate, as in T5 (Raffel et
     al. 2020, section 3.5.2): weight x min(examples, cap), to the power 1 / temperature, divided by the sum over the
-    sources. A source whose share is smaller or larger than itself goes on in the next epoch where it stopped in this one,
-    and begins a pass in a new order when it has been through. With the rates as they are by default, an epoch is one pass
-    over everything.
+    sources. A source whose share is smaller or larger than itself continues in the next epoch where it stopped in this one,
+    and after its last example starts again in a new order. With the default rates, an epoch is one pass over everything.
 
     Args:
         sizes: examples of each source; an example's index counts through all of them.

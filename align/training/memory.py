@@ -216,7 +216,7 @@ class Memory:
             phases: functions that count the peak of each phase in bytes; `learning` is one of them.
             accumulates_gradients: see `MemoryEstimate`.
             more: other bytes that are held all the time, by name.
-            in_checkpoints: bytes of a checkpoint beside masters and the optimizer's state.
+            in_checkpoints: bytes of a checkpoint in addition to masters and the optimizer's state.
 
         Returns:
             The estimate as a table; "" for a model that fits anywhere.

@@ -28,7 +28,7 @@ from align.training.schedule import RateGroup
 from align.training.stored_state import Part, shapes_of
 
 AVERAGE = "average"
-"""The name of the mean of the weights in a checkpoint, beside those of the optimizer's state."""
+"""The name of the averaged weights in a checkpoint, next to those of the optimizer's state."""
 
 Sums = dict[str, Tensor]
 """Metrics as scalar tensors that add up over micro-batches and processes."""

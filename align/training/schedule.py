@@ -14,7 +14,7 @@ class RateGroup:
         name: what its rate is logged under, `learning_rate/<name>`; empty: `learning_rate`.
         weights: their names in the module that is trained.
         peak: their highest learning rate.
-        rest: steps at first in which they stay as they are; their schedule begins after these.
+        rest: number of first steps in which they do not change; their schedule begins after these.
     """
 
     name: str

@@ -43,7 +43,7 @@ class EpochTrainer:
         loaded: the model that is trained.
         config: the stage's settings.
         epochs: which examples each update learns from.
-        batches: where they come from: `epochs`, unless they are read or made for the update.
+        batches: supplies each update's batch: `epochs`, unless examples are streamed or written during training.
         task: its examples, loss and evaluation.
     """
 

@@ -36,7 +36,7 @@ NVLINK = {
     "H200": Links(450e9, 50e9),
 }
 """Half of the datasheets' NVLink, which counts both directions (600 and 900 GB/s), and a network port for each GPU as in
-NVIDIA's DGX: 200 Gbit/s beside an A100, 400 beside an H100 or H200."""
+NVIDIA's DGX: 200 Gbit/s for an A100, 400 for an H100 or H200."""
 PCIE = Links(31.5e9, 12.5e9 / PER_MACHINE)
 """Devices without NVLink: PCIe 4.0 x16 (16 GT/s x 16 lanes x 128/130), and 100 Gbit/s for a machine of 8."""
 

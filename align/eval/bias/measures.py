@@ -17,7 +17,7 @@ def group_log_odds(texts: Sequence[str], groups: Mapping[str, Sequence[str]], sc
 
     Args:
         texts: beginnings, such as "The nurse was a".
-        groups: two groups, each with the continuations that stand for it.
+        groups: two groups, each with the continuations that name it.
         score: log-probabilities by a model.
 
     Returns:

@@ -84,7 +84,7 @@ class ResultStore:
             items: what to compute, by id.
             compute: from a chunk of items, the same on every process, to one row of JSON values for each.
             chunk: items computed between two writes.
-            label: shown beside the progress bar.
+            label: shown next to the progress bar.
             content: what an item's result depends on, as JSON values; a result stored under the same id for different
                 content is recomputed. None: the id identifies the content.
 

@@ -195,7 +195,7 @@ def _open_scorer(config: RulesConfig, accelerator: Accelerator) -> tuple[CaseSco
 
 
 def verdict(score: float, threshold: float) -> str:
-    """The verdict that a probability of violation stands for."""
+    """The verdict for a probability of violation."""
     return VIOLATES if score > threshold else FOLLOWS if score < threshold else UNSURE
 
 

@@ -61,8 +61,8 @@ def require_classifier(backbone: Backbone) -> None:
 def save_classifier(backbone: Backbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
     """Save a backbone with a reward head in the form that other libraries load.
 
-    A classifier of transformers reads the last layer. For a head that reads others, what is saved is the model under it (an
-    encoder's body, or the language model), and the head beside it, which this package alone puts together.
+    A classifier of transformers reads the last layer. For a head that reads other layers, the model under it is saved
+    (an encoder's body, or the language model) with the head next to it, which only this package can combine.
 
     Args:
         state: whole weights by their names in `backbone.model`.
@@ -91,7 +91,7 @@ def _require_body(backbone: Backbone) -> None:
 
 @_require_body.register
 def _(backbone: EncoderBackbone) -> None:
-    """Its body stands apart from the classifier."""
+    """Its body is a module apart from the classifier."""
 
 
 @singledispatch

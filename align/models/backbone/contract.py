@@ -45,7 +45,7 @@ class Backbone(nn.Module, ABC):
 
     prompt_in_row: bool
     causal = False
-    """Whether each token, of the prompt too, sees only what stands before it. A response may then hold several turns of a
+    """Whether each token, of the prompt too, sees only earlier tokens. A response may then hold several turns of a
     conversation, and a language-model loss can be taken on the prompt."""
     reads_prompts_alone = True
     """Whether a prompt has a state of its own, which no response changes: `hidden[:, 0]`."""

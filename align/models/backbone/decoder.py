@@ -24,8 +24,8 @@ class DecoderBackbone(Backbone):
     With one response a row, causal attention needs no mask (the fast kernel). With several, each response sees the
     prompt and itself through a 4-D additive mask, with positions that restart after the prompt.
 
-    A prefix language model (`prefix_lm` in its config) always has such a mask: its prompt sees itself whole, in both
-    directions, and a response what stands before it (UniLM, arXiv 1905.03197; T5, arXiv 1910.10683, figure 4).
+    A prefix language model (`prefix_lm` in its config) always has such a mask: a prompt's tokens see the whole prompt,
+    in both directions, and a response's tokens all earlier ones (UniLM, arXiv 1905.03197; T5, arXiv 1910.10683, figure 4).
     """
 
     prompt_in_row = True

@@ -34,7 +34,7 @@ class SummaryState(nn.Module):
         return self._unlisted[0]
 
     def forward(self, state: Tensor) -> Tensor:
-        """[R, H] as it is."""
+        """States [R, H], unchanged."""
         return state
 
 
@@ -181,7 +181,7 @@ class EncoderBackbone(Backbone):
         elif getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = second.long()
         column = packed.column[:, 1:]
-        if self._reads_last_column:  # padding stands in front
+        if self._reads_last_column:  # padding comes first
             padding = (~real).sum(1, keepdim=True)
             columns = (torch.arange(real.shape[1], device=self.device)[None, :] - padding) % real.shape[1]
             inputs = {name: values.gather(1, columns) for name, values in inputs.items()}

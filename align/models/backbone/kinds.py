@@ -119,7 +119,7 @@ def new_modules(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def linear_layers(model: PreTrainedModel) -> list[str] | None:
-    """The linear layers of a mixture of experts that adapters go onto by default; None: leave it to PEFT.
+    """The linear layers of a mixture of experts that adapters are added to by default; None: leave it to PEFT.
 
     PEFT would adapt the routers too, and the experts where they are slices of one parameter.
     """
