@@ -35,7 +35,7 @@ def krippendorff_alpha(values: Values, level: Literal["nominal", "ordinal", "int
 def fleiss_kappa(values: Values) -> float | None:
     """Fleiss' kappa.
 
-    It needs the same number of labelers on every unit: only the units with the most frequent number (above one) count.
+    It needs the same number of labelers on every unit, so only the units with the most frequent number above one count.
     """
     sizes = Counter(len(by_labeler) for by_labeler in values.values() if len(by_labeler) > 1)
     if not sizes:

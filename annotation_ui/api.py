@@ -17,9 +17,9 @@ from annotation_ui import guidelines
 from annotation_ui.bodies import Draft, Next, Submission, Text, Undo
 from annotation_ui.counts import labeler_counts
 from annotation_ui.deciding import decision_routes
-from annotation_ui.health import reason
+from annotation_ui.health import database_error_line
 from annotation_ui.judgments import AssignmentContext, AssignmentNotFoundError, ConflictError
-from annotation_ui.leases import gives_to
+from annotation_ui.leases import is_given_to
 from annotation_ui.markdown import messages_html, to_html
 from annotation_ui.schema import Assignment, Batch, Item, Judgment, User
 from annotation_ui.services import Services
@@ -48,7 +48,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
     @app.exception_handler(OperationalError)
     def cannot_store(_: Request, error: OperationalError) -> JSONResponse:
         """The disk is full or the database unavailable: the browser keeps the request and retries it."""
-        print(f"align annotate: the database failed: {reason(error)}", file=sys.stderr, flush=True)
+        print(f"align annotate: the database failed: {database_error_line(error)}", file=sys.stderr, flush=True)
         return JSONResponse({"error": "nothing can be stored now; this page tries again"}, 503)
 
 
@@ -62,17 +62,17 @@ def _item_routes(services: Services) -> APIRouter:
         """Who is signed in, and which tasks have an open batch for this user."""
         user: User = request.state.user
         with services.database.read() as session:
-            open_tasks = set(session.scalars(select(Batch.task).where(gives_to(user.id)).distinct()))
+            open_tasks = set(session.scalars(select(Batch.task).where(is_given_to(user.id)).distinct()))
         tasks = [{"name": task.name, "title": task.title, "open": task.name in open_tasks} for task in TASKS.values()]
         return {"user": user.name, "lead": user.role == "lead", "tasks": tasks}
 
     @router.post("/tasks/{task}/next")
     def next_item(request: Request, task: TaskName, body: Next) -> Json:
         """The labeler's open item of a task, or a new one; for a lead, only own answers to change, and no counts."""
-        user_id, labels = request.state.user.id, request.state.user.role == "labeler"
-        assignment = services.leases.next(user_id, task, labels)
+        user_id, takes_slots = request.state.user.id, request.state.user.role == "labeler"
+        assignment = services.leases.next(user_id, task, takes_slots)
         with services.database.read() as session:
-            counts = asdict(labeler_counts(session, user_id, task, body.midnight)) if labels else None
+            counts = asdict(labeler_counts(session, user_id, task, body.midnight)) if takes_slots else None
         return {"counts": counts, **_page(services, user_id, task, assignment)}
 
     @router.post("/tasks/{task}/undo")

@@ -7,30 +7,30 @@ from collections.abc import Iterator, Sequence
 from annotation_ui.tasks import Json
 from annotation_ui.tasks.rank import FLAGS
 
-DECIDED = {"follows": 1, "violates": 0}
-"""What a verdict makes of the attribute that is called like its rule: 1 where the rule's sentence is true."""
+ATTRIBUTE_VALUES = {"follows": 1, "violates": 0}
+"""The value of the attribute named after a rule, by the verdict: 1 if the rule's sentence is true."""
 
 
 def attribute_rows(rows: Sequence[Json]) -> Iterator[Json]:
-    """One row for each response, with all attributes that one judgment gives it.
+    """One row for each response, with all of its attributes by one judgment.
 
     Args:
-        rows: of one judgment: verdicts on a response, or a ranking of several.
+        rows: the rows of one judgment: verdicts on a response, or a ranking of several.
     """
     verdicts: dict[str, Json] = {}
     for row in rows:
         if "ranks" in row:
-            yield from _of_ranking(row)
+            yield from _rows_of_ranking(row)
             continue
         found = verdicts.setdefault(
             row["response"], {"prompt": row["prompt"], "response": row["response"], "attributes": {}}
         )
-        if row["verdict"] in DECIDED:
-            found["attributes"][row["rule"]] = DECIDED[row["verdict"]]
+        if row["verdict"] in ATTRIBUTE_VALUES:
+            found["attributes"][row["rule"]] = ATTRIBUTE_VALUES[row["verdict"]]
     yield from (row for row in verdicts.values() if row["attributes"])
 
 
-def _of_ranking(row: Json) -> Iterator[Json]:
+def _rows_of_ranking(row: Json) -> Iterator[Json]:
     """Ratings as `rating`, and every flag as an attribute that is 1 where it was set."""
     size = len(row["responses"])
     ratings = row.get("ratings") or row.get("some_rated") or [None] * size

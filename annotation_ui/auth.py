@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 
 from align.errors import UserError
 from annotation_ui.database import Database
-from annotation_ui.schema import ROLES, FailedSignIn, SignIn, User
+from annotation_ui.schema import USER_ROLES, FailedSignIn, SignIn, User
 
 MIN_PASSWORD, MAX_PASSWORD = 10, 200
 FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one address within this time
-NAME_FAILURES = 50  # the same for one name from any addresses: who can change the address cannot go on for ever
+NAME_FAILURES = 50  # the same from any addresses, against somebody who changes the address
 RENEW_SECONDS = 300.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASHER = PasswordHasher()
@@ -149,7 +149,7 @@ class Auth:
         return token
 
     def signed_in(self, token: str | None) -> SignedIn | None:
-        """Whose session a token is of, or None. It is extended, but written at most once in `RENEW_SECONDS`."""
+        """The user of a token's session, or None. The session is extended, but written at most once in `RENEW_SECONDS`."""
         if not token:
             return None
         now = time.time()
@@ -181,9 +181,9 @@ class Auth:
         with self.database.write() as session:
             self.database.lock_table(session, FailedSignIn)
             session.execute(delete(FailedSignIn).where(FailedSignIn.at < time.time() - WINDOW_SECONDS))
-            of_name = select(func.count(FailedSignIn.id)).where(FailedSignIn.name == name)
-            here = session.scalar(of_name.where(FailedSignIn.address == address)) or 0
-            if here >= FAILURES or (session.scalar(of_name) or 0) >= NAME_FAILURES:
+            failures = select(func.count(FailedSignIn.id)).where(FailedSignIn.name == name)
+            from_address = session.scalar(failures.where(FailedSignIn.address == address)) or 0
+            if from_address >= FAILURES or (session.scalar(failures) or 0) >= NAME_FAILURES:
                 raise TooManyAttemptsError("too many wrong passwords: wait 15 minutes")
             attempt = FailedSignIn(name=name, address=address)
             session.add(attempt)
@@ -199,8 +199,8 @@ class Auth:
 
 
 def _check_role(role: str) -> None:
-    if role not in ROLES:
-        raise UserError(f"role {role!r}: must be one of {', '.join(ROLES)}")
+    if role not in USER_ROLES:
+        raise UserError(f"role {role!r}: must be one of {', '.join(USER_ROLES)}")
 
 
 def hash_password(password: str) -> str:

@@ -20,15 +20,15 @@ MAX_PRIORITY = 1_000_000
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What may change of a batch.
+    """The settings of a batch that a lead can change.
 
     Attributes:
         name: not used by another batch.
         overlap: how many labelers get each item; a lower one removes no judgment.
         priority: batches with a higher one are given out first.
         open: whether its items are given out.
-        labelers: names of those who get it; nobody named: everybody. Items that others have open stay with them until
-            they submit, skip or let their time run out.
+        labelers: names of those who get its items; empty: everybody. Items that others have open stay with them until they
+            submit, skip or let their time run out.
     """
 
     name: str
@@ -50,8 +50,8 @@ def check_name(name: str) -> str:
     return name
 
 
-def name_taken(batch: Batch) -> UserError:
-    """What is said to whoever wants the name of this batch for another one."""
+def name_taken_error(batch: Batch) -> UserError:
+    """The error for another batch of the same name."""
     hint = "" if batch.deleted_at is None else ", deleted: restore it on the lead's page and rename it to have the name"
     return UserError(f"a batch {batch.name!r} exists already{hint}")
 
@@ -68,7 +68,7 @@ def check_numbers(overlap: int, priority: int) -> None:
         raise UserError(f"priority {priority}: must be {-MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
-def settings_of(session: Session, batch: Batch) -> BatchSettings:
+def stored_settings(session: Session, batch: Batch) -> BatchSettings:
     """The settings of a batch as they are stored."""
     query = select(User.name).join(BatchLabeler, BatchLabeler.user_id == User.id)
     labelers = session.scalars(query.where(BatchLabeler.batch_id == batch.id).order_by(User.name)).all()
@@ -80,9 +80,9 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
 
     Args:
         database: where the batch is.
-        name: of the batch until now.
-        new: its settings from now on.
-        version: of the batch that the lead has seen.
+        name: the current name of the batch.
+        new: its new settings.
+        version: the version of the batch that the lead has seen.
 
     Returns:
         The new version.
@@ -100,13 +100,13 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
             raise UserError(f"{name} is not completely imported: wait, or import it again")
         other = session.scalar(select(Batch).where(Batch.name == new_name, Batch.id != batch.id))
         if other is not None:
-            raise name_taken(other)
+            raise name_taken_error(other)
         if new.overlap != batch.overlap:  # labelers who passed an item find it again
             needed = case((Item.taken > new.overlap, Item.taken), else_=new.overlap)
             counted = update(Item).where(Item.batch_id == batch.id, Item.gold.is_(None))
             session.execute(counted.values(needed=needed, returned=True).execution_options(synchronize_session=False))
         batch.name, batch.overlap, batch.priority, batch.open = new_name, new.overlap, new.priority, new.open
-        _give_to(session, batch, new.labelers)
+        _set_labelers(session, batch, new.labelers)
         batch.version += 1
         return batch.version
 
@@ -149,7 +149,7 @@ def restore_batch(database: Database, name: str) -> None:
         batch.version += 1
 
 
-def _give_to(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
+def _set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
     ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(labelers)))}
     unknown = sorted(set(labelers) - set(ids))
     if unknown:

@@ -41,7 +41,7 @@ class Filter:
         labeler: name of a user who has had the item, or made the judgment.
         state: a key of `STATES`.
         flag: a flag that an answer sets, a verdict or a choice.
-        text: words in the prompt, the responses, the id or (of judgments) the answer; small and capital letters are alike.
+        text: words in the prompt, the responses, the id or (of judgments) the answer; case does not matter.
         purpose: work, training or attention.
     """
 
@@ -116,11 +116,14 @@ def item_history(session: Session, item_id: int) -> tuple[Item, Batch, list[Json
         .where(Judgment.item_id == item_id)
         .order_by(Judgment.id)
     )
-    rows = [judgment_row(batch.task, judgment, name, judgment.id == now) for judgment, name, now in session.execute(query)]
+    rows = [
+        judgment_row(batch.task, judgment, name, judgment.id == current_id)
+        for judgment, name, current_id in session.execute(query)
+    ]
     return item, batch, rows
 
 
-def judgment_row(task: str, judgment: Judgment, name: str, counts: bool) -> Json:
+def judgment_row(task: str, judgment: Judgment, name: str, is_current: bool) -> Json:
     """One judgment in plain words, in the item's own order of responses."""
     answer = judgment.answer or {}
     summary = ""
@@ -132,7 +135,7 @@ def judgment_row(task: str, judgment: Judgment, name: str, counts: bool) -> Json
         "judgment": judgment.id,
         "labeler": name,
         "kind": judgment.kind,
-        "counts": counts,
+        "counts": is_current,
         "answer": summary,
         "marks": ", ".join(sorted(_marks(answer))),
         "seconds": round(judgment.seconds, 1),
@@ -238,11 +241,11 @@ def _states_by_item(session: Session, items: list[int]) -> dict[int, Json]:
         Assignment.item_id.in_(items), ~Assignment.adjudication
     )
     states: dict[int, Json] = {}
-    for item, state, counts, number in session.execute(
+    for item, state, is_current, number in session.execute(
         query.group_by(Assignment.item_id, Assignment.state, Assignment.current_id.is_not(None))
     ):
         row = states.setdefault(item, {"judged": 0, "open now": 0, "skipped": 0})
-        field = "judged" if counts else {"leased": "open now", "skipped": "skipped"}.get(state)
+        field = "judged" if is_current else {"leased": "open now", "skipped": "skipped"}.get(state)
         if field:
             row[field] += number
     return states

@@ -97,7 +97,7 @@ class Checkpoints:
             UserError: if there is no model, or it cannot answer.
         """
         with self._lock:
-            wanted = name or self._requested  # not what another batch has brought into memory
+            wanted = name or self._requested  # not a model that another batch has loaded
             if not wanted:
                 raise UserError("no model is loaded: ask the lead to load one")
             try:

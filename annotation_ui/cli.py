@@ -18,9 +18,9 @@ from annotation_ui import rule_sets
 from annotation_ui.auth import Auth
 from annotation_ui.database import DATA_DIR, Database, sqlite_url
 from annotation_ui.export import RECORDS, Selection, export
-from annotation_ui.health import reason
+from annotation_ui.health import database_error_line
 from annotation_ui.importing import NewBatch, import_file
-from annotation_ui.schema import ROLES, TASKS
+from annotation_ui.schema import TASK_NAMES, USER_ROLES
 from annotation_ui.services import Settings, make_services
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         problem = str(error)
     except DatabaseError as error:
-        problem = f"the database failed: {reason(error)}"
+        problem = f"the database failed: {database_error_line(error)}"
     except OSError as error:
         problem = f"{error.filename or 'the file'}: {error.strerror or error}"
     else:
@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="align annotate", description=__doc__)
     parser.add_argument("--database", metavar="URL", help="sqlite:///file.db or postgresql://user@host/name")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where the SQLite file lies")
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR, help="folder of the SQLite file")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=7860)
     parser.add_argument("--lease-minutes", type=float, default=30, help="how long an idle labeler holds an item")
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
     user = commands.add_parser("create-user", help="add a user; prints the password")
     user.add_argument("name")
-    user.add_argument("--role", choices=ROLES, default="labeler")
+    user.add_argument("--role", choices=USER_ROLES, default="labeler")
     user.set_defaults(run=_create_user)
 
     password = commands.add_parser("reset-password", help="give a user a new password and print it")
@@ -77,12 +77,12 @@ def _parser() -> argparse.ArgumentParser:
 
     activate = commands.add_parser("activate-user", help="let a user sign in again who was shut out or blocked")
     activate.add_argument("name")
-    activate.add_argument("--role", choices=ROLES, help="give the user this role, too")
+    activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
     activate.set_defaults(run=_activate_user)
 
     batch = commands.add_parser("import", help="make a batch from prompts or samples (JSON Lines)")
     batch.add_argument("file", type=Path)
-    batch.add_argument("--task", choices=TASKS, required=True)
+    batch.add_argument("--task", choices=TASK_NAMES, required=True)
     batch.add_argument("--name", help="of the batch (default: the file's name)")
     batch.add_argument("--overlap", type=int, default=1, help="labelers for each item")
     batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
@@ -93,20 +93,24 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--max-words", type=int, help="length hint (task demonstrate)")
     batch.set_defaults(run=_import)
 
-    out = commands.add_parser("export", help="write judgments for training, with a manifest")
-    out.add_argument("record", choices=tuple(RECORDS))
-    out.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
-    out.add_argument("--aggregated", action="store_true", help="one row an item instead of one a labeler")
-    out.add_argument("--since", type=_moment, metavar="TIME", help="only judgments from then on (ISO 8601)")
-    out.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
-    out.add_argument("--include-gold", action="store_true", help="gold items too")
-    out.add_argument("--all-tied", action="store_true", help="rankings that tie all responses too (training refuses them)")
-    out.add_argument(
+    export_command = commands.add_parser("export", help="write judgments for training, with a manifest")
+    export_command.add_argument("record", choices=tuple(RECORDS))
+    export_command.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
+    export_command.add_argument(
+        "--aggregated", action="store_true", help="one row for each item instead of one for each labeler"
+    )
+    export_command.add_argument("--since", type=_parse_time, metavar="TIME", help="only judgments from then on (ISO 8601)")
+    export_command.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
+    export_command.add_argument("--include-gold", action="store_true", help="gold items too")
+    export_command.add_argument(
+        "--all-tied", action="store_true", help="rankings that tie all responses too (training refuses them)"
+    )
+    export_command.add_argument(
         "--preferences",
         action="store_true",
         help="with aggregated rankings: how probable each order is, by labelers' reliability (for soft_targets)",
     )
-    out.set_defaults(run=_export)
+    export_command.set_defaults(run=_export)
 
     migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
     migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
@@ -130,10 +134,10 @@ def _check_address(host: str, port: int) -> None:
 
 
 def _open(options: argparse.Namespace, must_exist: bool = False) -> Database:
-    """The database of the command line, with the newest schema; a new one is never made without a word.
+    """The database of the command line, with the newest schema; prints a line if it is new.
 
     Raises:
-        UserError: if it cannot be opened, or the command needs what an earlier one stored and there is no database.
+        UserError: if it cannot be opened, or the command needs stored data and there is no database.
     """
     file = _sqlite_file(options)
     is_new = file is not None and not file.exists()
@@ -240,7 +244,7 @@ def _export(options: argparse.Namespace) -> None:
     print(f"{manifest['rows']} rows in {options.file}; what is in it: {options.file}.manifest.json")
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

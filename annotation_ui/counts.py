@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Select, bindparam, func, select
 from sqlalchemy.orm import Session, aliased
 
-from annotation_ui.leases import OUT_OF_ORDER, gives_to
+from annotation_ui.leases import OUT_OF_ORDER, is_given_to
 from annotation_ui.schema import Assignment, Batch, Item, Judgment
 
 MAX_LEFT = 1000  # counted exactly up to here
@@ -50,7 +50,7 @@ _DONE = (
     .where(*_MINE, Assignment.state == "done")
     .group_by(Batch.open)
 )
-_OPEN_BATCHES = select(Batch.id).where(Batch.task == _TASK, gives_to(_USER))
+_OPEN_BATCHES = select(Batch.id).where(Batch.task == _TASK, is_given_to(_USER))
 _OPENED = _count(select(Assignment.id).where(*_MINE, Assignment.state == "leased", Assignment.current_id.is_(None)))
 _LAST_POSITION = (  # in a batch, of the items that the labeler has had
     select(Assignment.position)
@@ -76,13 +76,13 @@ _TODAY = _count(
 
 def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -> LabelerCounts:
     """Count for one labeler and task; `midnight` is when the labeler's day began."""
-    given = {"user_id": user_id, "task": task}
-    done: dict[bool, int] = dict(session.execute(_DONE, given).tuples().all())
-    left = session.scalar(_OPENED, given) or 0
-    for batch_id in session.scalars(_OPEN_BATCHES, given).all():
-        of_batch = {"user_id": user_id, "batch_id": batch_id}
-        work = sum(session.scalar(free, of_batch) or 0 for free in (_AHEAD, _RETURNED))
-        left += work + (session.scalar(_ATTENTION, of_batch) or 0 if work else 0)  # mixed in while there is work
+    parameters = {"user_id": user_id, "task": task}
+    done: dict[bool, int] = dict(session.execute(_DONE, parameters).tuples().all())
+    left = session.scalar(_OPENED, parameters) or 0
+    for batch_id in session.scalars(_OPEN_BATCHES, parameters).all():
+        batch_parameters = {"user_id": user_id, "batch_id": batch_id}
+        work = sum(session.scalar(free, batch_parameters) or 0 for free in (_AHEAD, _RETURNED))
+        left += work + (session.scalar(_ATTENTION, batch_parameters) or 0 if work else 0)  # mixed in while there is work
     return LabelerCounts(
         done=sum(done.values()),
         done_of_open=done.get(True, 0),

@@ -69,8 +69,8 @@ class Database:
     def revisions(self) -> tuple[str | None, str | None]:
         """(the revision the database is at, the newest one)."""
         with self.engine.connect() as connection:
-            now = MigrationContext.configure(connection).get_current_revision()
-        return now, ScriptDirectory.from_config(_alembic_config()).get_current_head()
+            current = MigrationContext.configure(connection).get_current_revision()
+        return current, ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
     def lock_table(self, session: Session, table: type[Base]) -> None:
         """Lock a table against other writers until the transaction ends; SQLite has only one writer anyway."""
@@ -87,8 +87,8 @@ class Database:
                 config.attributes["connection"] = connection
                 step(config, revision)
         except DatabaseError as error:
-            why = str(error.orig).strip().splitlines()[0]
-            raise UserError(f"database {self.engine.url.render_as_string()}: {why}") from error
+            reason = str(error.orig).strip().splitlines()[0]
+            raise UserError(f"database {self.engine.url.render_as_string()}: {reason}") from error
         except CommandError as error:
             raise UserError(f"database {self.engine.url.render_as_string()}: {error}") from error
 
@@ -120,14 +120,14 @@ def _engine(url: str) -> Engine:
 def _keep_private(file: Path) -> None:
     """Let only the owner of the database read it; SQLite gives its log the same mode.
 
-    The file is only opened where there was none: to close it would drop the locks that SQLite has in this process.
+    An existing file is not opened: closing it would drop the locks that SQLite has in this process.
     """
     try:
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
-        for each in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
-            if each.is_file() and each.stat().st_mode & 0o077 and each.stat().st_uid == os.geteuid():
-                each.chmod(0o600)
+        for path in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
+            if path.is_file() and path.stat().st_mode & 0o077 and path.stat().st_uid == os.geteuid():
+                path.chmod(0o600)
     except OSError:
         pass  # SQLite says why it cannot be opened
 

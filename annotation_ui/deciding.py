@@ -16,9 +16,7 @@ from annotation_ui.database import Database
 from annotation_ui.judgments import AssignmentNotFoundError
 from annotation_ui.leases import Leases
 from annotation_ui.schema import Assignment, Batch, Item
-from annotation_ui.tasks import Json
-
-DECIDABLE = ("rank", "rules", "compare")  # tasks whose answers can be compared
+from annotation_ui.tasks import COMPARABLE, Json
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ def next_decision(leases: Leases, user_id: int, task: str, item_id: int | None =
     Args:
         leases: gives out the items.
         user_id: the lead.
-        task: a name in `DECIDABLE`.
+        task: a name in `COMPARABLE`.
         item_id: the item; None for the one that this lead has open, else the worst disagreement that they have not skipped.
 
     Returns:
@@ -89,7 +87,7 @@ def decision_routes(leases: Leases, page: Callable[[int, str, Assignment | None]
         user = request.state.user
         if user.role != "lead":
             raise HTTPException(403, "for leads only")
-        if task not in DECIDABLE:
+        if task not in COMPARABLE:
             raise HTTPException(404, "no such task")
         decision = next_decision(leases, user.id, task, body.item)
         if decision is None:

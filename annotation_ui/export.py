@@ -66,12 +66,12 @@ class Selection:
         """Refuse an unknown kind of record, and preferences of anything but aggregated rankings.
 
         Raises:
-            UserError: if `record` is not in `RECORDS`, or `preferences` cannot be had.
+            UserError: if `record` is not in `RECORDS`, or `preferences` are not possible.
         """
         if self.record not in RECORDS:
             raise UserError(f"record {self.record!r}: must be one of {', '.join(RECORDS)}")
         if self.preferences and not (self.aggregated and self.record == "rankings"):
-            raise UserError("preferences are of several labelers' rankings of an item: export rankings, aggregated")
+            raise UserError("preferences need several labelers' rankings of an item: export rankings, aggregated")
 
 
 def export(database: Database, selection: Selection, path: Path, user_id: int | None = None) -> Json:
@@ -155,10 +155,10 @@ def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> 
     for group in by_item.values():
         item, task = group[0].item, TASKS[group[0].batch.task]
         decisions = [judgment for judgment in group if judgment.adjudicated]
-        known = {} if decisions else preferences.get(item.id, {})  # the lead's decision is sure
+        item_preferences = {} if decisions else preferences.get(item.id, {})  # a decision is certain
         for answer in aggregate_answers(task.name, [judgment.answer for judgment in decisions[-1:] or group]):
             for row in _rows_of_answer(selection.record, task, item.content, answer):
-                row = {**row, **_category(item), **known, "id": _exported_id(item)}
+                row = {**row, **_category(item), **item_preferences, "id": _exported_id(item)}
                 yield from _rows_of_record(selection.record, row)
 
 

@@ -41,10 +41,10 @@ class Health:
             with self._database.write() as session:
                 session.merge(Heartbeat(id=1, at=time.time()))
         except (DatabaseError, UserError) as error:
-            return f"the database cannot be written: {reason(error)}"
+            return f"the database cannot be written: {database_error_line(error)}"
         return ""
 
 
-def reason(error: DatabaseError | UserError) -> str:
+def database_error_line(error: DatabaseError | UserError) -> str:
     """The database's own error message, in one line."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0]

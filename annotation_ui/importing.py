@@ -21,11 +21,10 @@ from sqlalchemy.orm import Session
 from align.data.judgments import VERDICTS
 from align.errors import UserError
 from annotation_ui import rule_sets
-from annotation_ui.batches import check_name, check_numbers, name_taken
+from annotation_ui.batches import check_name, check_numbers, name_taken_error
 from annotation_ui.database import Database
 from annotation_ui.leases import GOLD_SLOTS, TRAINING_FIRST
-from annotation_ui.schema import TASKS as TASK_NAMES
-from annotation_ui.schema import Batch, Item
+from annotation_ui.schema import TASK_NAMES, Batch, Item
 from annotation_ui.tasks import TASKS, BadInputError, Json, Task
 from annotation_ui.tasks.base import require, text_field
 
@@ -78,14 +77,14 @@ def import_file(database: Database, batch: NewBatch, path: Path, name: str = "")
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB; split it into several batches")
         with path.open(encoding="utf-8") as lines:
-            return import_rows(database, batch, read_rows(lines, name))
+            return import_rows(database, batch, parse_rows(lines, name))
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{name}: not UTF-8 text") from None
 
 
-def read_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
+def parse_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
     """Yield (FILE:LINE, row) for each line that is not blank."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -105,8 +104,8 @@ def read_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
 def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Json]]) -> int:
     """Make a batch from (where, row) pairs, all or nothing, and return the number of items.
 
-    The items are stored a few at a time, so that labelers' own writes come in between; nobody gets any before all are
-    there. If the process is killed on the way, the same import may be started again under the same name.
+    The items are stored a few at a time, so that labelers' own writes come in between; nobody gets any of them before all
+    are stored. If the process is killed meanwhile, the same import can be started again under the same name.
 
     Raises:
         UserError: if the batch or a row is not valid; nothing is kept then.
@@ -143,7 +142,7 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
     with database.read() as session:
         earlier = session.scalar(select(Batch).where(Batch.name == name))
     if earlier is not None and earlier.complete:
-        raise name_taken(earlier)
+        raise name_taken_error(earlier)
     if earlier is not None:  # an import that was killed; one that still runs ends with an error
         _remove_incomplete(database, earlier.id)
     with database.write() as session:
@@ -196,7 +195,7 @@ def _remove_incomplete(database: Database, batch_id: int) -> None:
 
 
 def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str, Json]]) -> Iterator[Json]:
-    """The database rows of the items that imported rows make."""
+    """The imported rows as database rows of items."""
     for where, row in rows:
         try:
             contents = task.contents(row, batch.settings, rules)
@@ -205,11 +204,11 @@ def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str
                 gold["explanation"] = text_field(row, "explanation")
             external_id = None if row.get("id") is None else text_field({"id": str(row["id"])}, "id").replace("\0", "")
             category = {"category": text_field(row, "category")} if row.get("category") is not None else {}
-            known = [_known_of_item(gold, content) for content in contents]
-            purposes = [_purpose(row, answer) for answer in known]
+            known_answers = [_known_answer_of_item(gold, content) for content in contents]
+            purposes = [_purpose(row, answer) for answer in known_answers]
         except BadInputError as error:
             raise UserError(f"{where}: {error}") from None
-        for content, answer, purpose in zip(contents, known, purposes, strict=True):
+        for content, answer, purpose in zip(contents, known_answers, purposes, strict=True):
             yield {
                 "external_id": external_id,
                 "content": {**content, **category},
@@ -221,29 +220,29 @@ def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str
             }
 
 
-def _known_of_item(gold: Json | None, content: Json) -> Json | None:
-    """What is known of one of the items that a row makes: the verdicts on the rules that it asks about."""
+def _known_answer_of_item(gold: Json | None, content: Json) -> Json | None:
+    """The known answer of one of a row's items: the verdicts on the rules that it asks about."""
     if gold is None or "verdicts" not in gold:
         return gold
     verdicts = {rule: verdict for rule, verdict in gold["verdicts"].items() if rule in content["rules"]}
     return {**gold, "verdicts": verdicts} if verdicts else None
 
 
-def _purpose(row: Json, known: Json | None) -> str:
+def _purpose(row: Json, known_answer: Json | None) -> str:
     """What an item is for: training and attention items have a known answer."""
     training = row.get("training", False)
     if not isinstance(training, bool):
         raise BadInputError("training: must be true or false")
-    if training and known is None:
+    if training and known_answer is None:
         raise BadInputError("training: needs the known answer under `gold`, for each item of the row")
-    return "training" if training else "work" if known is None else "attention"
+    return "training" if training else "work" if known_answer is None else "attention"
 
 
 def _gold(task: Task, gold: Any, contents: list[Json]) -> Json | None:
-    """The checked known answer of a row, in the item's own order.
+    """The known answer of a row after a check, in the item's own order.
 
     Raises:
-        BadInputError: if an answer like it could not be given to the row's items.
+        BadInputError: if a labeler could not give this answer to the row's items.
     """
     if gold is None:
         return None

@@ -13,14 +13,12 @@ from sqlalchemy.orm import Session
 
 from annotation_ui import agreement
 from annotation_ui.current_judgments import CurrentJudgment, current_judgments
-from annotation_ui.overview import answers_by_item, field, labelers_judgments, rounded, similarity, verdicts_by_rule
+from annotation_ui.overview import answer_fields, answers_by_item, labelers_judgments, rounded, similarity, verdicts_by_rule
 from annotation_ui.reliability import Reliability, Row, estimate_reliability, preference_rows
 from annotation_ui.schema import User
-from annotation_ui.tasks import TASKS, Json
+from annotation_ui.tasks import COMPARABLE, TASKS, Json
 from annotation_ui.tasks.base import excerpt
 from annotation_ui.tasks.compare import RANKS
-
-COMPARABLE = ("rank", "rules", "compare")  # tasks in which several labelers' answers can be compared
 
 
 def reliability_rows(task: str, by_item: dict[Any, dict[str, Json]]) -> Iterable[Row]:
@@ -29,9 +27,9 @@ def reliability_rows(task: str, by_item: dict[Any, dict[str, Json]]) -> Iterable
     Rankings and comparisons become pairs of responses, unit (item, i, j); rule judgments the unit (item, rule).
     """
     if task == "rank":
-        return preference_rows(field(by_item, "ranks"))
+        return preference_rows(answer_fields(by_item, "ranks"))
     if task == "compare":
-        choices = field(by_item, "choice")
+        choices = answer_fields(by_item, "choice")
         return preference_rows({item: {n: RANKS[c] for n, c in by.items()} for item, by in choices.items()})
     if task == "rules":
         rules = verdicts_by_rule(by_item)
@@ -46,12 +44,12 @@ def reliability_rows(task: str, by_item: dict[Any, dict[str, Json]]) -> Iterable
 
 def labeler_rows(session: Session, task: str) -> list[Json]:
     """One row per labeler, most judgments first."""
-    every = [each for each in current_judgments(session, (task,)) if not each.adjudicated]
-    judgments = [each for each in every if each.item.purpose != "training"]
+    all_judgments = [each for each in current_judgments(session, (task,)) if not each.adjudicated]
+    judgments = [each for each in all_judgments if each.item.purpose != "training"]
     by_item = answers_by_item(judgments)
-    with_others = agreement.agreement_with_others(by_item, similarity(task)) if task in COMPARABLE else {}
+    agreement_by_labeler = agreement.agreement_with_others(by_item, similarity(task)) if task in COMPARABLE else {}
     reliability = _estimate(tuple(reliability_rows(task, by_item))).labelers
-    training, attention = _known_answers(task, every)
+    training, attention = _known_answers(task, all_judgments)
     names = dict(session.execute(select(User.pseudonym, User.name)).all())
     by_labeler: dict[str, list[CurrentJudgment]] = defaultdict(list)
     for judgment in judgments:
@@ -62,7 +60,7 @@ def labeler_rows(session: Session, task: str) -> list[Json]:
             "exported as": labeler,
             "judgments": len(own := by_labeler.get(labeler, [])),
             "median seconds": round(median(each.judgment.seconds for each in own), 1) if own else None,
-            "agreement with others": rounded(with_others.get(labeler)),
+            "agreement with others": rounded(agreement_by_labeler.get(labeler)),
             "reliability": rounded(reliability.get(labeler)),
             "training": _share(training.get(labeler)),
             "training items": len(training.get(labeler, [])),
@@ -74,8 +72,8 @@ def labeler_rows(session: Session, task: str) -> list[Json]:
     return sorted(rows, key=lambda row: -row["judgments"])
 
 
-def deciding_items(session: Session, task: str, labeler: str, limit: int = 20) -> list[Json]:
-    """The items behind a labeler's reliability, those with the least trusted answer first.
+def items_behind_reliability(session: Session, task: str, labeler: str, limit: int = 20) -> list[Json]:
+    """The items behind a labeler's reliability, least trusted answer first.
 
     Args:
         session: a session of the database.
@@ -107,16 +105,16 @@ def deciding_items(session: Session, task: str, labeler: str, limit: int = 20) -
 
 @lru_cache(maxsize=8)
 def _estimate(rows: tuple[Row, ...]) -> Reliability:
-    """The estimate from these rows; a click on a labeler asks for the one that the table has just shown."""
+    """The estimate from these rows, cached: a click on a labeler needs the one behind the table on the page."""
     return estimate_reliability(rows)
 
 
-def _trust_by_item(found: Reliability, rows: tuple[Row, ...], labeler: str) -> dict[Any, float]:
+def _trust_by_item(estimate: Reliability, rows: tuple[Row, ...], labeler: str) -> dict[Any, float]:
     """Item -> the mean posterior of this labeler's answers to it."""
     trust: dict[Any, list[float]] = defaultdict(list)
     for unit, name, answer in rows:
-        if name == labeler and unit in found.posteriors:
-            trust[unit[0]].append(found.posteriors[unit].get(answer, 0.0))  # type: ignore[index]
+        if name == labeler and unit in estimate.posteriors:
+            trust[unit[0]].append(estimate.posteriors[unit].get(answer, 0.0))  # type: ignore[index]
     return {item: fmean(values) for item, values in trust.items()}
 
 

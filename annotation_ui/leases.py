@@ -33,14 +33,13 @@ class Leases:
     database: Database
     seconds: float = 1800
 
-    def next(self, user_id: int, task: str, labels: bool = True) -> Assignment | None:
+    def next(self, user_id: int, task: str, takes_slots: bool = True) -> Assignment | None:
         """The labeler's open assignment (a refresh, another device), else an expired one that is still free, else a new one.
 
         Args:
             user_id: the labeler.
             task: of the items.
-            labels: whether the user takes labelers' slots. A lead who only looks does not: every item would wait for one
-                labeler less.
+            takes_slots: whether the user takes labelers' slots; a lead who only looks at the page must not.
 
         Returns:
             The assignment, or None if no item of the task is left for this labeler.
@@ -48,12 +47,12 @@ class Leases:
         self.collect_expired()
         with self.database.write() as session:
             session.execute(select(User.id).where(User.id == user_id).with_for_update())  # one claim per labeler at a time
-            leased = _leased_assignment(session, user_id, task, labels)
+            leased = _leased_assignment(session, user_id, task, takes_slots)
             if leased is not None:
                 leased.expires_at = time.time() + self.seconds
                 return leased
-            resumed = self._resume_expired(session, user_id, task, labels)
-            return resumed or (self._claim(session, user_id, task) if labels else None)
+            resumed = self._resume_expired(session, user_id, task, takes_slots)
+            return resumed or (self._claim(session, user_id, task) if takes_slots else None)
 
     def renew(self, session: Session, assignment: Assignment) -> bool:
         """Extend a lease; an expired assignment takes a slot again if one is free.
@@ -99,17 +98,17 @@ class Leases:
             session.flush()
             return assignment
 
-    def _resume_expired(self, session: Session, user_id: int, task: str, labels: bool) -> Assignment | None:
+    def _resume_expired(self, session: Session, user_id: int, task: str, takes_slots: bool) -> Assignment | None:
         expired = session.scalars(
-            _own_assignments(user_id, task, "expired", labels)
+            _own_assignments(user_id, task, "expired", takes_slots)
             .join(Batch, Batch.id == Assignment.batch_id)
-            .where(gives_to(user_id))
+            .where(is_given_to(user_id))
         )
         return next((assignment for assignment in expired if self.renew(session, assignment)), None)
 
     def _claim(self, session: Session, user_id: int, task: str) -> Assignment | None:
         batches = session.scalars(
-            select(Batch).where(Batch.task == task, gives_to(user_id)).order_by(Batch.priority.desc(), Batch.id)
+            select(Batch).where(Batch.task == task, is_given_to(user_id)).order_by(Batch.priority.desc(), Batch.id)
         ).all()
         for batch in batches:
             while (item := _free_item(session, batch.id, user_id)) is not None:
@@ -139,21 +138,21 @@ class Leases:
         return assignment
 
 
-def gives_to(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Whether a batch is given out to a labeler: it is open, and names this labeler or nobody."""
+def is_given_to(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
+    """Condition that a batch is given out to a labeler: it is open, and names this labeler or nobody."""
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Batch.id)
     return and_(Batch.open, or_(~named.exists(), named.where(BatchLabeler.user_id == user_id).exists()))
 
 
-def _leased_assignment(session: Session, user_id: int, task: str, labels: bool) -> Assignment | None:
-    return session.scalar(_own_assignments(user_id, task, "leased", labels).limit(1))
+def _leased_assignment(session: Session, user_id: int, task: str, takes_slots: bool) -> Assignment | None:
+    return session.scalar(_own_assignments(user_id, task, "leased", takes_slots).limit(1))
 
 
-def _own_assignments(user_id: int, task: str, state: str, labels: bool) -> Select[Assignment]:
-    """A user's work in a state, latest first; only answers to change, if the user does not label. Decisions are no work."""
+def _own_assignments(user_id: int, task: str, state: str, takes_slots: bool) -> Select[Assignment]:
+    """A user's work in a state, latest first; without slots, only answers to change. A lead's decisions are left out."""
     own = (Assignment.user_id == user_id, Assignment.task == task, ~Assignment.adjudication)
     query = select(Assignment).where(*own, Assignment.state == state)
-    if not labels:
+    if not takes_slots:
         query = query.where(Assignment.current_id.is_not(None))
     return query.order_by(Assignment.leased_at.desc())
 

@@ -10,7 +10,7 @@ from typing import Any
 import nh3
 
 from annotation_ui.as_written import parser
-from annotation_ui.render_limits import as_written, bounded, limited, render
+from annotation_ui.render_limits import bounded, limited, plain_html, render
 
 _MARKDOWN = limited(parser())
 # No images: loading one would show its author who reads the text, and when.
@@ -36,7 +36,7 @@ def to_html(text: str) -> str:
         link_rel="noopener noreferrer nofollow",
         set_tag_attribute_values={"a": {"target": "_blank"}},
     )
-    return html if is_visible(unescape(_TAG.sub("", html))) or not is_visible(text) else as_written(text)
+    return html if is_visible(unescape(_TAG.sub("", html))) or not is_visible(text) else plain_html(text)
 
 
 def is_visible(text: str) -> bool:

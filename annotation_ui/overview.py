@@ -27,7 +27,7 @@ def progress(session: Session) -> list[Json]:
     """One row per batch. Slots are items times overlap; gold items, which everyone gets, are left out."""
     slots = select(Item.batch_id, func.count(), func.sum(Item.needed)).where(Item.gold.is_(None))
     slots = slots.group_by(Item.batch_id)
-    wanted = {batch_id: (items, needed) for batch_id, items, needed in session.execute(slots)}
+    slots_by_batch = {batch_id: (items, needed) for batch_id, items, needed in session.execute(slots)}
     counted_as = case((Assignment.current_id.is_not(None), "done"), else_=Assignment.state).label("counted_as")
     counted = (
         select(Assignment.batch_id, counted_as, func.count())
@@ -41,7 +41,7 @@ def progress(session: Session) -> list[Json]:
     rows = []
     stuck = count_stuck(session)
     for batch in session.scalars(select(Batch).where(Batch.deleted_at.is_(None)).order_by(Batch.priority.desc(), Batch.id)):
-        items, needed = wanted.get(batch.id, (0, 0))
+        items, needed = slots_by_batch.get(batch.id, (0, 0))
         done = states[batch.id].get("done", 0)
         rows.append(
             {
@@ -97,15 +97,18 @@ def coefficients(session: Session, task: str, batches: tuple[str, ...] = ()) -> 
     """Agreement of a task's labelers: one row per measure."""
     by_item = answers_by_item(labelers_judgments(session, task, batches))
     if task == "rank":
-        rankings = field(by_item, "ranks")
-        rank_units, rating_units = agreement.ranking_units(rankings), agreement.ranking_units(field(by_item, "ratings"))
+        rankings = answer_fields(by_item, "ranks")
+        rank_units, rating_units = (
+            agreement.ranking_units(rankings),
+            agreement.ranking_units(answer_fields(by_item, "ratings")),
+        )
         measured = {
             "Krippendorff's alpha of ranks (ordinal)": agreement.krippendorff_alpha(rank_units, "ordinal"),
             "Krippendorff's alpha of ratings (ordinal)": agreement.krippendorff_alpha(rating_units, "ordinal"),
             "Pairwise agreement (ties count)": agreement.mean_pairwise_agreement(rankings),
         }
     elif task == "compare":
-        choices = field(by_item, "choice")
+        choices = answer_fields(by_item, "choice")
         measured = {
             "Fleiss' kappa": agreement.fleiss_kappa(choices),
             "Krippendorff's alpha (nominal)": agreement.krippendorff_alpha(choices, "nominal"),
@@ -126,14 +129,14 @@ def disagreements(session: Session, task: str, batches: tuple[str, ...] = (), li
 
     Items that a lead decided, or whose answer was known before, are left out.
     """
-    every = [each for each in current_judgments(session, (task,), batches) if each.item.gold is None]
-    decided = {each.item.id for each in every if each.adjudicated}
-    judgments = [each for each in every if each.item.id not in decided]
+    all_judgments = [each for each in current_judgments(session, (task,), batches) if each.item.gold is None]
+    decided = {each.item.id for each in all_judgments if each.adjudicated}
+    judgments = [each for each in all_judgments if each.item.id not in decided]
     items = {judgment.item.id: judgment.item for judgment in judgments}
-    how_alike = similarity(task)
+    similarity_of_answers = similarity(task)
     rows = []
     for item_id, by_labeler in answers_by_item(judgments).items():
-        scores = agreement.agreement_with_others({item_id: by_labeler}, how_alike).values()
+        scores = agreement.agreement_with_others({item_id: by_labeler}, similarity_of_answers).values()
         known = [score for score in scores if score is not None]
         if known and fmean(known) < 1:
             item = items[item_id]
@@ -175,9 +178,9 @@ def answers_by_item(judgments: list[CurrentJudgment]) -> dict[Any, dict[str, Jso
     return by_item
 
 
-def field(by_item: dict[Any, dict[str, Json]], field: str) -> dict[Any, dict[str, Any]]:
+def answer_fields(by_item: dict[Any, dict[str, Json]], name: str) -> dict[Any, dict[str, Any]]:
     """Item id -> labeler -> one field of the answer."""
-    return {item: {name: answer[field] for name, answer in by_labeler.items()} for item, by_labeler in by_item.items()}
+    return {item: {labeler: answer[name] for labeler, answer in by_labeler.items()} for item, by_labeler in by_item.items()}
 
 
 def verdicts_by_rule(by_item: dict[Any, dict[str, Json]]) -> dict[str, dict[Any, dict[str, str]]]:
@@ -195,7 +198,7 @@ def similarity(task: str) -> Callable[[Json, Json], float]:
     return {
         "rank": lambda one, two: pairwise_agreement(one["ranks"], two["ranks"]),
         "compare": lambda one, two: float(one["choice"] == two["choice"]),
-        "rules": lambda one, two: fmean(  # a rule that a gate kept from one of them alone is a difference
+        "rules": lambda one, two: fmean(  # a rule that only one of them was asked, because of a gate, is a difference
             one["verdicts"].get(rule, {}).get("verdict") == two["verdicts"].get(rule, {}).get("verdict")
             for rule in one["verdicts"] | two["verdicts"]
         ),

@@ -27,9 +27,8 @@ class Probing:
     def __init__(self, judgments: Judgments, reply: Reply) -> None:
         self._judgments = judgments
         self._reply = reply
-        self._busy: set[int] = (
-            set()
-        )  # assignments whose reply is being generated; not stored, as the thread ends with the process
+        # Assignments whose reply is being generated; not stored, because the threads end with the process.
+        self._busy: set[int] = set()
         self._lock = threading.Lock()
 
     def add_message(self, user_id: int, assignment_id: int, text: str) -> tuple[str, Messages]:

@@ -65,7 +65,7 @@ def estimate_reliability(rows: Iterable[Row]) -> Reliability:
 def preference_rows(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) -> Iterable[Row]:
     """Rankings as rows: unit (item, i, j) asks whether response i is better than j, worse, or tied with it.
 
-    Each pair is there both ways round: which response an item lists first then tells nothing.
+    Each pair is there both ways round, so that the order of an item's responses has no influence.
 
     Args:
         rankings: item -> labeler -> ranks, 1 for the best, equal for a tie.
@@ -80,7 +80,7 @@ def preference_rows(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) ->
 def preference_matrices(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) -> dict[Hashable, list[list[float]]]:
     """For each item how probable it is that response i is better than response j [K, K], given all labelers' rankings.
 
-    What (i, j) and (j, i) leave of 1 is the probability of a tie. Rounded to four digits.
+    The probability of a tie is 1 minus those of (i, j) and (j, i). Rounded to four digits.
 
     Args:
         rankings: item -> labeler -> ranks, 1 for the best, equal for a tie.

@@ -65,9 +65,9 @@ def bounded(to_html: Callable[[str], str]) -> Callable[[str], str]:
                 cache.move_to_end(text)
                 return cache[text]
         try:
-            html = to_html(text) if len(text) <= MAX_MARKDOWN else as_written(text)
+            html = to_html(text) if len(text) <= MAX_MARKDOWN else plain_html(text)
         except TooCostlyError:
-            html = as_written(text)
+            html = plain_html(text)
         with lock:
             if text not in cache:
                 cache[text] = html
@@ -80,8 +80,8 @@ def bounded(to_html: Callable[[str], str]) -> Callable[[str], str]:
     return bounded_to_html
 
 
-def as_written(text: str) -> str:
-    """A text as HTML that shows every character of it, line by line."""
+def plain_html(text: str) -> str:
+    """A text as HTML that shows every character of it, not rendered as Markdown."""
     return f"<p>{escape(text).replace(chr(10), '<br>')}</p>"
 
 

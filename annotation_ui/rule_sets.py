@@ -51,7 +51,7 @@ def parse(text: str, file: str) -> Json:
     fields = _fields(root, file, required=("name", "rules"), optional=("title", "source", "answers"))
     name = _text(fields["name"], "name", file)
     if not _ID.fullmatch(name):
-        raise _bad(fields["name"], file, "name: small letters, digits and hyphens only")
+        raise _error_at(fields["name"], file, "name: small letters, digits and hyphens only")
     common = {"answers": _answers(fields["answers"], "answers", file)} if "answers" in fields else {}
     return {
         "name": name,
@@ -101,17 +101,17 @@ def store_shipped(session: Session) -> None:
 
 def _rules(node: yaml.Node, file: str, common: Json) -> list[Json]:
     if not isinstance(node, yaml.SequenceNode) or not node.value:
-        raise _bad(node, file, "rules: must be a list with at least one rule")
+        raise _error_at(node, file, "rules: must be a list with at least one rule")
     rules: list[Json] = []
     for entry in node.value:
-        fields = _fields(entry, file, required=("id", "text"), optional=("source", *_READ))
-        rule: Json = {key: _READ.get(key, _text)(value, key, file) for key, value in fields.items()}
+        fields = _fields(entry, file, required=("id", "text"), optional=("source", *_READERS))
+        rule: Json = {key: _READERS.get(key, _text)(value, key, file) for key, value in fields.items()}
         if not _ID.fullmatch(rule["id"]):
-            raise _bad(fields["id"], file, f"id: {rule['id']!r}: small letters, digits and hyphens only")
+            raise _error_at(fields["id"], file, f"id: {rule['id']!r}: small letters, digits and hyphens only")
         if any(rule["id"] == other["id"] for other in rules):
-            raise _bad(fields["id"], file, f"id: {rule['id']!r} is there twice")
+            raise _error_at(fields["id"], file, f"id: {rule['id']!r} is there twice")
         if rule.get("gate") and any(not other.get("gate") for other in rules):
-            raise _bad(fields["gate"], file, "gate: must stand before the rules that it leads to")
+            raise _error_at(fields["gate"], file, "gate: must stand before the rules that it leads to")
         rules.append({"source": "", **common, **rule})
     return rules
 
@@ -124,40 +124,40 @@ def _answers(node: yaml.Node, field: str, file: str) -> list[list[str]]:
 
 def _gate(node: yaml.Node, field: str, file: str) -> bool:
     if not isinstance(node, yaml.ScalarNode) or node.value not in ("true", "false"):
-        raise _bad(node, file, "gate: must be true or false")
+        raise _error_at(node, file, "gate: must be true or false")
     return bool(node.value == "true")
 
 
 def _fill(node: yaml.Node, field: str, file: str) -> str:
     if _text(node, field, file) != "url":
-        raise _bad(node, file, "fill: must be url")
+        raise _error_at(node, file, "fill: must be url")
     return "url"
 
 
-_READ = {"answers": _answers, "gate": _gate, "fill": _fill}
+_READERS = {"answers": _answers, "gate": _gate, "fill": _fill}
 
 
 def _fields(node: yaml.Node, file: str, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, yaml.Node]:
     if not isinstance(node, yaml.MappingNode):
-        raise _bad(node, file, f"must be a mapping with {', '.join(required)}")
+        raise _error_at(node, file, f"must be a mapping with {', '.join(required)}")
     fields: dict[str, yaml.Node] = {}
     for key, value in node.value:
         if key.value not in (*required, *optional):
-            raise _bad(key, file, f"unknown field {key.value!r} (known: {', '.join((*required, *optional))})")
+            raise _error_at(key, file, f"unknown field {key.value!r} (known: {', '.join((*required, *optional))})")
         if key.value in fields:
-            raise _bad(key, file, f"{key.value} is there twice")
+            raise _error_at(key, file, f"{key.value} is there twice")
         fields[key.value] = value
     missing = [field for field in required if field not in fields]
     if missing:
-        raise _bad(node, file, f"{missing[0]} is missing")
+        raise _error_at(node, file, f"{missing[0]} is missing")
     return fields
 
 
 def _text(node: yaml.Node, field: str, file: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or not str(node.value).strip():
-        raise _bad(node, file, f"{field}: must be text")
+        raise _error_at(node, file, f"{field}: must be text")
     return str(node.value).strip()
 
 
-def _bad(node: yaml.Node, file: str, message: str) -> UserError:
+def _error_at(node: yaml.Node, file: str, message: str) -> UserError:
     return UserError(f"{file}:{node.start_mark.line + 1}: {message}")

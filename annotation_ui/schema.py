@@ -13,9 +13,8 @@ from typing import Any
 from sqlalchemy import JSON, CheckConstraint, Float, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-TASKS = ("rank", "rules", "demonstrate", "probe", "compare")
-ROLES = ("labeler", "lead")
-KINDS = ("submit", "edit", "late", "adjudicate", "skip", "undo")
+TASK_NAMES = ("rank", "rules", "demonstrate", "probe", "compare")
+USER_ROLES = ("labeler", "lead")
 PURPOSES = ("work", "training", "attention")
 
 
@@ -108,7 +107,7 @@ class Batch(Base):
     """Items with the same task, overlap and priority (higher first).
 
     `complete`: all of its items are there; until then it is closed. `version` grows with every change by a lead. A deleted
-    batch is closed and left out of every table and export; what was judged in it stays.
+    batch is closed and left out of every table and export; its judgments stay.
     """
 
     __tablename__ = "batches"
@@ -199,7 +198,10 @@ class Assignment(Base):
 
 
 class Judgment(Base):
-    """Append-only: one labeler's decision. `answer` is in the shown order."""
+    """Append-only: one labeler's decision, with the `answer` in the shown order.
+
+    Kind: submit, edit, late, adjudicate, skip or undo.
+    """
 
     __tablename__ = "judgments"
     __table_args__ = (Index("ix_judgments_day", "user_id", "created_at"),)
@@ -218,7 +220,7 @@ class Judgment(Base):
 
 
 class Heartbeat(Base):
-    """One row, written to see that writing works."""
+    """One row, which is written to check that writing works."""
 
     __tablename__ = "heartbeats"
     id: Mapped[int] = mapped_column(primary_key=True)

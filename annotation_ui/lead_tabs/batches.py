@@ -75,7 +75,7 @@ class _BatchActions:
             batch = session.scalar(select(Batch).where(Batch.name == name))
             if batch is None:
                 return "", 1, 0, True, [], 0, hide()
-            now = batches.settings_of(session, batch)
+            now = batches.stored_settings(session, batch)
         return now.name, now.overlap, now.priority, now.open, list(now.labelers), batch.version, hide()
 
     def save(

@@ -11,10 +11,9 @@ import gradio as gr
 from sqlalchemy import select
 
 from align.errors import UserError
-from annotation_ui.labeler_report import COMPARABLE
 from annotation_ui.schema import Batch, User
 from annotation_ui.services import Services
-from annotation_ui.tasks import TASKS
+from annotation_ui.tasks import COMPARABLE, TASKS
 
 TASK_CHOICES = [(task.title, name) for name, task in TASKS.items()]
 SHARED_TASK_CHOICES = [(TASKS[name].title, name) for name in COMPARABLE]  # tasks with agreement

@@ -44,15 +44,15 @@ def import_tab(services: Services) -> None:
 
     def import_batch(upload: str, name: str, task: str, rule_set: str | None, *values: Any) -> str:
         overlap, priority, attention, one_rule, min_words, max_words, checkpoint = values
-        every = int(attention or ATTENTION_EVERY)
-        given = {
-            "attention_every": every if every != ATTENTION_EVERY else None,
+        attention_every = int(attention or ATTENTION_EVERY)
+        chosen = {
+            "attention_every": attention_every if attention_every != ATTENTION_EVERY else None,
             "one_rule_each": one_rule,
             "min_words": min_words,
             "max_words": max_words,
             "checkpoint": checkpoint,
         }
-        settings = {key: value for key, value in given.items() if value}
+        settings = {key: value for key, value in chosen.items() if value}
         uses_rules = TASKS[task].needs_rules
         batch = NewBatch(name, task, int(overlap or 1), int(priority or 0), rule_set if uses_rules else None, settings)
         with uploads_of(services.settings).use(upload) as path:

@@ -1,4 +1,4 @@
-"""The Labelers tab: how much, how fast and how reliable each is, with the items that tell."""
+"""The Labelers tab: how much each labeler does, how fast and how reliably, with the items behind the estimate."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import gradio as gr
 
-from annotation_ui.labeler_report import COMPARABLE, deciding_items, labeler_rows
+from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
 from annotation_ui.lead_tabs.common import TASK_CHOICES, chosen_key
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.services import Services
+from annotation_ui.tasks import COMPARABLE
 
 _ABOUT = (
     "*Agreement with others* is a plain share. *Reliability* is how often a labeler is right, as the model of Dawid and "
@@ -39,7 +40,7 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
         if task not in COMPARABLE:
             return show([], "Answers to this task cannot be compared.")
         with services.database.read() as session:
-            rows: list[dict[str, Any]] = deciding_items(session, task, chosen_key(event))
+            rows: list[dict[str, Any]] = items_behind_reliability(session, task, chosen_key(event))
         return show(rows, _NOT_SHARED)
 
     gr.on([tab.select, refresh.click, task.input], list_labelers, task, [labelers, items])

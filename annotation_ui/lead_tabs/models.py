@@ -31,9 +31,11 @@ def models_tab(page: gr.Blocks, services: Services) -> None:
     status = gr.HTML(elem_id="model-status")
 
     def status_html() -> str:
-        now = checkpoints.status
-        state, name, detail = (html.escape(text) for text in (_STATE_TEXT[now.state], now.name, now.detail))
-        return f'<p class="status {now.state}" role="status"><b>{state}</b> <code>{name}</code> <span>{detail}</span></p>'
+        current = checkpoints.status
+        state, name, detail = (html.escape(text) for text in (_STATE_TEXT[current.state], current.name, current.detail))
+        return (
+            f'<p class="status {current.state}" role="status"><b>{state}</b> <code>{name}</code> <span>{detail}</span></p>'
+        )
 
     def list_models() -> Any:
         with services.database.read() as session:

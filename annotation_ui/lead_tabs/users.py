@@ -11,7 +11,7 @@ from sqlalchemy import select
 from align.errors import UserError
 from annotation_ui.lead_tabs.common import chosen_key, hide, show_user_errors, user_names
 from annotation_ui.lead_tabs.tables import show, table
-from annotation_ui.schema import ROLES, User
+from annotation_ui.schema import USER_ROLES, User
 from annotation_ui.services import Services
 
 
@@ -19,7 +19,7 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
     """Build the form for new users and the list; a click on a user chooses whom the buttons below act on."""
     with gr.Row():
         name = gr.Textbox(label="Name", max_length=64)
-        role = gr.Dropdown(list(ROLES), value="labeler", label="Role")
+        role = gr.Dropdown(list(USER_ROLES), value="labeler", label="Role")
         add = gr.Button("Add", variant="primary", scale=0)
     users = table("Users (click one to act on it)")
     chosen = gr.Dropdown([], label="Chosen user", value=None)
@@ -27,24 +27,24 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
         reset, change = gr.Button("New password"), gr.Button("Change role")
         shut_out, let_in = gr.Button("Shut out"), gr.Button("Let in")
     with gr.Row(visible=False) as confirm:
-        sure = gr.Markdown()
+        question = gr.Markdown()
         yes, no = gr.Button("Yes, shut out", variant="stop", scale=0), gr.Button("No", scale=0)
     result = gr.Textbox(label="Result", interactive=False)
 
-    act, shown = _UserActions(services), [users, chosen]
-    tab.select(act.list_users, chosen, shown, show_progress="hidden")
+    actions, shown = _UserActions(services), [users, chosen]
+    tab.select(actions.list_users, chosen, shown, show_progress="hidden")
     users.select(chosen_key, None, chosen, show_progress="hidden")
     chosen.change(hide, None, confirm, show_progress="hidden")
-    add.click(show_user_errors(act.add), [name, role], [result, chosen]).success(act.list_users, chosen, shown)
-    shut_out.click(show_user_errors(act.ask_to_shut_out), chosen, [confirm, sure])
+    add.click(show_user_errors(actions.add), [name, role], [result, chosen]).success(actions.list_users, chosen, shown)
+    shut_out.click(show_user_errors(actions.ask_to_shut_out), chosen, [confirm, question])
     no.click(hide, None, confirm, show_progress="hidden")
     for button, action in (
-        (reset, act.reset_password),
-        (change, act.change_role),
-        (yes, act.shut_out),
-        (let_in, act.let_in),
+        (reset, actions.reset_password),
+        (change, actions.change_role),
+        (yes, actions.shut_out),
+        (let_in, actions.let_in),
     ):
-        done = button.click(show_user_errors(action), chosen, result).success(act.list_users, chosen, shown)
+        done = button.click(show_user_errors(action), chosen, result).success(actions.list_users, chosen, shown)
         done.then(hide, None, confirm, show_progress="hidden")
 
 
@@ -74,29 +74,29 @@ class _UserActions:
         return message, gr.update(choices=user_names(self.services), value=name)
 
     def reset_password(self, name: str | None) -> str:
-        return f"Password of {_one(name)} (shown only once): {self.services.auth.set_password(_one(name))}"
+        return f"Password of {_require_name(name)} (shown only once): {self.services.auth.set_password(_require_name(name))}"
 
     def change_role(self, name: str | None) -> str:
         with self.services.database.read() as session:
-            is_lead = session.scalar(select(User.role).where(User.name == _one(name))) == "lead"
+            is_lead = session.scalar(select(User.role).where(User.name == _require_name(name))) == "lead"
         role = "labeler" if is_lead else "lead"
-        self.services.auth.set_role(_one(name), role)
+        self.services.auth.set_role(_require_name(name), role)
         return f"{name} is a {role} now."
 
     def ask_to_shut_out(self, name: str | None) -> tuple[Any, str]:
         message = "is signed out at once and cannot sign in. What they judged stays."
-        return gr.update(visible=True), f"Shut out **{_one(name)}**? This user {message}"
+        return gr.update(visible=True), f"Shut out **{_require_name(name)}**? This user {message}"
 
     def shut_out(self, name: str | None) -> str:
-        self.services.auth.set_active(_one(name), False)
+        self.services.auth.set_active(_require_name(name), False)
         return f"{name} is signed out and cannot sign in."
 
     def let_in(self, name: str | None) -> str:
-        self.services.auth.set_active(_one(name), True)
+        self.services.auth.set_active(_require_name(name), True)
         return f"{name} can sign in."
 
 
-def _one(name: str | None) -> str:
+def _require_name(name: str | None) -> str:
     if not name:
         raise UserError("choose a user in the list first")
     return name

@@ -8,5 +8,7 @@ from annotation_ui.tasks.probe import Probe
 from annotation_ui.tasks.rank import Rank
 
 TASKS: dict[str, Task] = {task.name: task for task in (Rank(), JudgeRules(), Demonstrate(), Probe(), Compare())}
+COMPARABLE = ("rank", "rules", "compare")
+"""The tasks in which several labelers' answers to an item can be compared."""
 
-__all__ = ["TASKS", "BadInputError", "Json", "Task"]
+__all__ = ["COMPARABLE", "TASKS", "BadInputError", "Json", "Task"]

@@ -11,12 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from align.data.conversation import ROLES
 from align.data.records import Prompt, Ranking, Record
 from align.errors import UserError
 from annotation_ui.markdown import as_messages, messages_html
 
 Json = dict[str, Any]
-ROLES = ("system", "user", "assistant")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one alone; UTF-8 cannot
 MAX_TEXT = 200_000  # characters in one text of an item or an answer
 MAX_COMMENT = 2000
@@ -128,22 +128,22 @@ def prompt_field(row: Json) -> Any:
     return checked_record(Prompt, {"prompt": row.get("prompt")})["prompt"]
 
 
-def ranking_fields(row: Json, least: int, most: int) -> Json:
+def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     """`prompt`, `responses` and `model` of a row whose responses are to be compared.
 
-    A response that occurs twice is shown once: nobody can prefer it to itself, or one that is empty to another such one.
-    A single name as `model` counts for all.
+    A response that occurs twice is shown once, because nobody can prefer it to itself; all empty ones count as the same.
+    A single name as `model` is that of all.
 
     Raises:
-        BadInputError: if a field is not valid, or there are fewer than `least` or more than `most` different responses.
+        BadInputError: if a field is not valid, or there are fewer than `fewest` or more than `most` different responses.
     """
     require(isinstance(row.get("responses"), list), "responses: must be a list of texts")
     responses = row["responses"]
     models = model_names(row, len(responses))
-    seen = [response if not isinstance(response, str) or response.strip() else "" for response in responses]
-    first = [i for i, response in enumerate(seen) if response not in seen[:i]]
+    comparable = [response if not isinstance(response, str) or response.strip() else "" for response in responses]
+    first = [i for i, response in enumerate(comparable) if response not in comparable[:i]]
     require("gold" not in row or len(first) == len(responses), "responses: the same one twice in a gold item")
-    require(least <= len(first) <= most, f"responses: needs {least} to {most} different ones, has {len(first)}")
+    require(fewest <= len(first) <= most, f"responses: needs {fewest} to {most} different ones, has {len(first)}")
     fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
     if row.get("model") is not None:
         fields["model"] = [models[i] for i in first]
@@ -154,7 +154,7 @@ def ranking_fields(row: Json, least: int, most: int) -> Json:
 
 
 def model_names(row: Json, count: int) -> list[Any]:
-    """Who wrote each of `count` responses, as `model` of the row says: a name of each or of all; None where nothing is said.
+    """Who wrote each of `count` responses, from the row's `model`: one name for each or for all; None if there is no name.
 
     Raises:
         BadInputError: if there are fewer or more names.

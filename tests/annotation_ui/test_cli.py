@@ -12,7 +12,7 @@ from annotation_ui.auth import Auth
 from annotation_ui.cli import main
 from annotation_ui.database import Database
 from annotation_ui.export import RECORDS
-from annotation_ui.importing import read_rows
+from annotation_ui.importing import parse_rows
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert run("--database", "mysql://x/y", "migrate")[0] == 2
     assert set(RECORDS) == {"rankings", "pairs", "rule_judgments", "attributes", "demonstrations", "skips"}
-    assert list(read_rows([" \n"], "f")) == []
+    assert list(parse_rows([" \n"], "f")) == []
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

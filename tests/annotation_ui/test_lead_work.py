@@ -10,14 +10,14 @@ from sqlalchemy import func, select
 
 from align.errors import UserError
 from annotation_ui import overview
-from annotation_ui.batches import change_batch, delete_batch, restore_batch, settings_of
+from annotation_ui.batches import change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.browsing import Filter, browse_items, browse_judgments, item_history
 from annotation_ui.database import Database
 from annotation_ui.deciding import next_decision
 from annotation_ui.export import Selection, rows_to_export
 from annotation_ui.importing import NewBatch, import_rows
 from annotation_ui.judgments import Judgments
-from annotation_ui.labeler_report import deciding_items, labeler_rows
+from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
 from annotation_ui.leases import Leases
 from annotation_ui.schema import Assignment, Batch, Item, Judgment
 from annotation_ui.tasks import TASKS, BadInputError
@@ -33,7 +33,7 @@ def change(database: Database, batch_name: str, **settings: Any) -> None:
     """Change some settings of a batch as it is now."""
     with database.read() as session:
         batch = session.scalars(select(Batch).where(Batch.name == batch_name)).one()
-        now = settings_of(session, batch)
+        now = stored_settings(session, batch)
     change_batch(database, batch_name, dataclasses.replace(now, **settings), batch.version)
 
 
@@ -262,13 +262,13 @@ def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(datab
         do(judgments, cy, "rank", BEST_LAST if number in (4, 7) else BEST_FIRST)
     with database.read() as session:
         rows = {row["labeler"]: row for row in labeler_rows(session, "rank")}
-        told = deciding_items(session, "rank", "cy")
+        items = items_behind_reliability(session, "rank", "cy")
     assert rows["cy"]["reliability"] == pytest.approx(10 / 12, abs=0.01)
     assert rows["ann"]["reliability"] > 0.99
     assert rows["cy"]["agreement with others"] == pytest.approx(10 / 12, abs=0.001)
-    assert [row["item"] for row in told[:2]] == [5, 8]
-    assert told[0]["chance of being right"] < 0.05 < 0.95 < told[2]["chance of being right"]
-    assert (told[0]["this labeler"], told[0]["others"]) == ("D > C > B > A", "A > B > C > D; A > B > C > D")
+    assert [row["item"] for row in items[:2]] == [5, 8]
+    assert items[0]["chance of being right"] < 0.05 < 0.95 < items[2]["chance of being right"]
+    assert (items[0]["this labeler"], items[0]["others"]) == ("D > C > B > A", "A > B > C > D; A > B > C > D")
 
 
 def test_leases_of_deleted_batches_do_not_come_back(database: Database) -> None:
