@@ -1,4 +1,4 @@
-// The board of Rank: a slot for each place with a gap between, and a tray for what is not placed.
+// The board of Rank: a slot for each place, gaps between the slots, and a tray for responses that are not placed.
 
 import { h } from "./dom.js";
 import { makeDraggable } from "./drag.js";
@@ -8,7 +8,7 @@ export const letter = (index) => String.fromCharCode(65 + index);
 
 const targetAt = (x, y) => document.elementFromPoint(x, y)?.closest("[data-gap],[data-slot],[data-tray]") ?? null;
 
-// `actions`: {ranks(), setRanks(ranks, index), choose(index), start(index): how the response begins}.
+// `actions`: {ranks(), setRanks(ranks, index), choose(index), beginning(index): of the response's text}.
 export class Board {
   constructor(actions) {
     this.actions = actions;
@@ -32,7 +32,7 @@ export class Board {
   chip(index) {
     return this.draggable(h("button", { class: "chip", type: "button", "data-response": index, tabindex: "-1",
       "aria-label": `Response ${letter(index)}`, onclick: () => this.actions.choose(index) },
-      h("b", {}, letter(index)), h("span", { dir: "auto" }, this.actions.start(index))), index);
+      h("b", {}, letter(index)), h("span", { dir: "auto" }, this.actions.beginning(index))), index);
   }
 
   show(ranks, chosen) {
@@ -40,9 +40,9 @@ export class Board {
     const slot = (group, at) => h("li", { class: `slot ${group.length ? "" : "free"}`, "data-slot": at + 1 },
       h("span", { class: "place" }, String(at + 1)), h("span", { class: "chips" }, group.map((index) => this.chip(index))));
     this.list.replaceChildren(gap(0), ...slots(ranks).flatMap((group, at) => [slot(group, at), gap(at + 1)]));
-    const open = ranks.flatMap((rank, index) => (rank === null ? [index] : []));
-    this.tray.replaceChildren(h("span", { class: "label" }, open.length ? "Not placed yet" : "All placed"),
-      ...open.map((index) => this.chip(index)));
+    const unplaced = ranks.flatMap((rank, index) => (rank === null ? [index] : []));
+    this.tray.replaceChildren(h("span", { class: "label" }, unplaced.length ? "Not placed yet" : "All placed"),
+      ...unplaced.map((index) => this.chip(index)));
     for (const box of [this.list, this.tray]) {
       for (const chip of box.querySelectorAll(".chip")) chip.classList.toggle("chosen", Number(chip.dataset.response) === chosen);
     }

@@ -18,10 +18,10 @@ export function missing(state) {
 export function mount(root, view, context) {
   let state = context.state;
   let answering = false;
-  const talk = h("div", { class: "talk" });
+  const transcript = h("div", { class: "talk" });
   const message = h("textarea", { rows: "3", "aria-label": "Message to the model", maxlength: "20000",
     placeholder: "Say something that could make the model break the rule.",
-    oninput: () => type({ message: message.value }),
+    oninput: () => change({ message: message.value }),
     onkeydown: (event) => {
       if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
       event.stopPropagation();
@@ -29,19 +29,19 @@ export function mount(root, view, context) {
       send();
     } });
   const sendButton = h("button", { type: "button", class: "primary", "data-action": "send", onclick: () => send() }, "Send");
-  const again = h("button", { type: "button", hidden: true, onclick: () => send(true) }, "Ask for the reply again");
+  const retryButton = h("button", { type: "button", hidden: true, onclick: () => send(true) }, "Ask for the reply again");
   const buttons = verdictButtons("Does the last reply break the rule?", (verdict) => judge(verdict));
   const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000", "aria-label": "Note",
-    oninput: () => type({ note: note.value }) });
+    oninput: () => change({ note: note.value }) });
   root.append(
     h("div", { class: "columns even" },
-      h("div", { class: "reading" }, talk, h("div", { class: "say" }, message, h("div", { class: "row" }, sendButton, again))),
+      h("div", { class: "reading" }, transcript, h("div", { class: "say" }, message, h("div", { class: "row" }, sendButton, retryButton))),
       h("div", { class: "side wide" }, h("h2", {}, "Try to make it break this rule"),
         h("blockquote", { class: "the-rule" }, view.rule.text),
         h("h2", {}, "Its last reply"), buttons.element, note)),
   );
 
-  function type(part) {
+  function change(part) {
     state = { ...state, ...part };
     context.typed(state);
   }
@@ -55,45 +55,45 @@ export function mount(root, view, context) {
   async function send(repeat = false) {
     const text = repeat ? "" : message.value;
     if (answering || (!repeat && !text.trim())) return;
-    busy(true);
-    const live = h("div", { class: "streaming", "aria-live": "polite" });
-    talk.append(
+    setAnswering(true);
+    const reply = h("div", { class: "streaming", "aria-live": "polite" });
+    transcript.append(
       repeat ? "" : h("article", { class: "message user" }, h("h3", { class: "speaker" }, "User"), h("div", {}, text)),
-      h("article", { class: "message assistant" }, h("h3", { class: "speaker" }, "Assistant"), live));
+      h("article", { class: "message assistant" }, h("h3", { class: "speaker" }, "Assistant"), reply));
     message.value = "";
-    type({ message: "", verdict: null });
+    change({ message: "", verdict: null });
     try {
-      await stream(text, live);
-      showTalk((await call("GET", `assignments/${context.assignment}/transcript`)).messages);
+      await stream(text, reply);
+      showTranscript((await call("GET", `assignments/${context.assignment}/transcript`)).messages);
     } catch (error) {
       context.toast(error instanceof RefusedError ? error.message : "The connection was lost. Ask for the reply again.");
-      showTalk(await call("GET", `assignments/${context.assignment}/transcript`).then((t) => t.messages, () => []));
+      showTranscript(await call("GET", `assignments/${context.assignment}/transcript`).then((t) => t.messages, () => []));
     }
-    busy(false);
+    setAnswering(false);
     show();
   }
 
-  async function stream(text, live) {
+  async function stream(text, reply) {
     const response = await request(`assignments/${context.assignment}/say`, {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text }) });
     if (!response.ok) throw await refusal(response);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    for (let piece = await reader.read(); !piece.done; piece = await reader.read()) live.append(piece.value);
-    if (live.textContent.includes("[no reply:")) context.toast(live.textContent.trim());
+    for (let piece = await reader.read(); !piece.done; piece = await reader.read()) reply.append(piece.value);
+    if (reply.textContent.includes("[no reply:")) context.toast(reply.textContent.trim());
   }
 
-  function busy(now) {
-    answering = now;
-    sendButton.disabled = now;
-    talk.setAttribute("aria-busy", String(now));
+  function setAnswering(isAnswering) {
+    answering = isAnswering;
+    sendButton.disabled = isAnswering;
+    transcript.setAttribute("aria-busy", String(isAnswering));
   }
 
-  function showTalk(messages) {
-    talk.replaceChildren(messages.length ? conversation(messages) : h("p", { class: "hint" }, "Write the first message."));
-    const last = talk.querySelector(".message:last-child");
-    again.hidden = !last?.classList.contains("user");
+  function showTranscript(messages) {
+    transcript.replaceChildren(messages.length ? conversation(messages) : h("p", { class: "hint" }, "Write the first message."));
+    const last = transcript.querySelector(".message:last-child");
+    retryButton.hidden = !last?.classList.contains("user");
     const replied = Boolean(last?.classList.contains("assistant")) && messages.length > view.prompt.length;
-    if (replied !== state.replied) type({ replied });
+    if (replied !== state.replied) change({ replied });
   }
 
   function show() {
@@ -102,7 +102,7 @@ export function mount(root, view, context) {
     if (message !== document.activeElement) message.value = state.message;
   }
 
-  showTalk(context.transcript ?? []);
+  showTranscript(context.transcript ?? []);
   show();
   return {
     focus: (leaving) => (leaving ? document.activeElement.blur() : message.focus()),

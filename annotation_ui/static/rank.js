@@ -23,14 +23,14 @@ export function empty(view) {
 }
 
 export function missing(state) {
-  const open = state.ranks.flatMap((rank, index) => (rank === null ? [letter(index)] : []));
-  return open.length ? `Not placed yet: ${open.join(", ")}` : null;
+  const unplaced = state.ranks.flatMap((rank, index) => (rank === null ? [letter(index)] : []));
+  return unplaced.length ? `Not placed yet: ${unplaced.join(", ")}` : null;
 }
 
-// The order in one line, such as "B > A = C".
-const inOneLine = (ranks) => tiers(ranks).map((group) => group.map(letter).join(" = ")).join(" > ");
+// The order as text, such as "B > A = C".
+const orderText = (ranks) => tiers(ranks).map((group) => group.map(letter).join(" = ")).join(" > ");
 
-export const summary = (state) => inOneLine(state.ranks);
+export const summary = (state) => orderText(state.ranks);
 
 // What is submitted: places without the empty slots between them.
 export const answer = (state) => ({ ...state, ranks: dense(state.ranks) });
@@ -45,7 +45,7 @@ class Ranking {
     this.chosen = 0;
     this.mode = null; // "quality" or "flags": what the next key is for
     this.board = new Board({ ranks: () => this.state.ranks, setRanks: (ranks, index) => this.setRanks(ranks, index),
-      choose: (index) => this.choose(index, false), start: (index) => this.cards[index].start });
+      choose: (index) => this.choose(index, false), beginning: (index) => this.cards[index].beginning });
     this.cards = view.responses.map((response, index) => new Card(this, response, index));
     this.comment = h("textarea", { class: "note", rows: "2", maxlength: "2000", "aria-label": "Comment on the ranking",
       placeholder: "Comment (optional)", oninput: () => this.typeComment() });
@@ -54,7 +54,7 @@ class Ranking {
         h("div", { class: "cards" }, this.cards.map((card) => card.element))),
       h("aside", { class: "side" }, h("h2", {}, "Your order"),
         h("p", { class: "hint" }, "Drag a letter to a place, onto another letter for a tie, or between two. Best on top."),
-        this.board.list, this.board.tray, othersList(context.others), this.comment)));
+        this.board.list, this.board.tray, labelersOrders(context.others), this.comment)));
     this.show();
   }
 
@@ -70,10 +70,10 @@ class Ranking {
   }
 
   setRanks(ranks, index) {
-    if (ranks.every((rank, other) => rank === this.state.ranks[other])) return; // nothing changed: no undo step
-    const at = ranks[index];
-    const tied = at === null ? [] : slots(ranks)[at - 1].filter((other) => other !== index).map(letter);
-    const where = at === null ? "off the board" : `place ${at}${tied.length ? `, tied with ${tied.join(", ")}` : ""}`;
+    if (ranks.every((old, other) => old === this.state.ranks[other])) return; // nothing changed: no undo step
+    const rank = ranks[index];
+    const tied = rank === null ? [] : slots(ranks)[rank - 1].filter((other) => other !== index).map(letter);
+    const where = rank === null ? "off the board" : `place ${rank}${tied.length ? `, tied with ${tied.join(", ")}` : ""}`;
     this.change({ ranks }, `${letter(index)}: ${where}`);
   }
 
@@ -97,10 +97,10 @@ class Ranking {
   }
 
   placeAndContinue(rank) {
-    const wasOpen = this.state.ranks[this.chosen] === null;
+    const wasUnplaced = this.state.ranks[this.chosen] === null;
     this.setRanks(place(this.state.ranks, this.chosen, rank), this.chosen);
-    const open = this.state.ranks.flatMap((each, index) => (each === null ? [index] : []));
-    if (wasOpen && open.length) this.choose(open.find((index) => index > this.chosen) ?? open[0]);
+    const unplaced = this.state.ranks.flatMap((each, index) => (each === null ? [index] : []));
+    if (wasUnplaced && unplaced.length) this.choose(unplaced.find((index) => index > this.chosen) ?? unplaced[0]);
   }
 
   show() {
@@ -178,7 +178,7 @@ class Card {
     const more = h("button", { class: "link more", type: "button", hidden: true, onclick: () => {
       more.textContent = text.classList.toggle("clamp") ? "Show all" : "Show less";
     } }, "Show all");
-    this.start = text.textContent.trim().slice(0, 60);
+    this.beginning = text.textContent.trim().slice(0, 60);
     this.element = h("section", { class: "card", tabindex: "0", "data-card": index,
       onfocus: () => ranking.chosen !== index && ranking.choose(index, false) },
       h("header", {}, handle, h("h3", {}, letter(index)), this.places.element, this.badge), text, more,
@@ -210,29 +210,29 @@ class Card {
     return h("details", { class: "flags" }, this.title, this.boxes.map((each) => each.label));
   }
 
-  show(ranks, all) {
+  show(ranks, allSlots) {
     const { ranking, index } = this;
-    const at = ranks[index];
-    const tied = at !== null && all[at - 1].length > 1;
+    const rank = ranks[index];
+    const tied = rank !== null && allSlots[rank - 1].length > 1;
     const chosen = index === ranking.chosen;
-    const given = ranking.state.flags[index];
+    const flags = ranking.state.flags[index];
     this.element.classList.toggle("chosen", chosen);
-    this.element.setAttribute("aria-label", `Response ${letter(index)}, ${at === null ? "not placed" : `place ${at}${tied ? ", tied" : ""}`}`);
-    this.badge.textContent = at === null ? "not placed" : `${at}${tied ? " tied" : ""}`;
-    this.badge.classList.toggle("placed", at !== null);
-    this.places.show(at);
+    this.element.setAttribute("aria-label", `Response ${letter(index)}, ${rank === null ? "not placed" : `place ${rank}${tied ? ", tied" : ""}`}`);
+    this.badge.textContent = rank === null ? "not placed" : `${rank}${tied ? " tied" : ""}`;
+    this.badge.classList.toggle("placed", rank !== null);
+    this.places.show(rank);
     this.ratings.show(ranking.state.ratings[index]);
     this.ratings.element.classList.toggle("asked", chosen && ranking.mode === "quality");
     this.flags.classList.toggle("asked", chosen && ranking.mode === "flags");
-    for (const { flag, box } of this.boxes) box.checked = given.includes(flag);
-    this.title.textContent = given.length ? `Flags (${given.length})` : "Flags";
+    for (const { flag, box } of this.boxes) box.checked = flags.includes(flag);
+    this.title.textContent = flags.length ? `Flags (${flags.length})` : "Flags";
   }
 }
 
 // For an adjudicating lead: how the labelers ordered the same responses.
-function othersList(others) {
+function labelersOrders(others) {
   if (!others?.length) return null;
   return h("section", { class: "others" }, h("h2", {}, "Labelers' answers"),
-    h("ul", {}, others.map((other) => h("li", {}, h("code", {}, inOneLine(other.answer.ranks)), ` ${other.labeler}`,
+    h("ul", {}, others.map((other) => h("li", {}, h("code", {}, orderText(other.answer.ranks)), ` ${other.labeler}`,
       other.answer.comment ? h("p", { class: "hint" }, other.answer.comment) : null))));
 }

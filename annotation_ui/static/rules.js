@@ -16,29 +16,29 @@ export function empty() {
 }
 
 export function missing(state, view) {
-  const rules = asked(state, view);
-  const open = rules.filter((rule) => !state.verdicts[rule.id]?.verdict).length;
-  return open ? `${open} of ${rules.length} ${rules[0].answers ? "questions to answer" : "rules to judge"}` : null;
+  const rules = askedRules(state, view);
+  const unjudged = rules.filter((rule) => !state.verdicts[rule.id]?.verdict).length;
+  return unjudged ? `${unjudged} of ${rules.length} ${rules[0].answers ? "questions to answer" : "rules to judge"}` : null;
 }
 
-// Behind a gate that is violated, no rule is asked.
-function asked(state, view) {
+// The rules that need a verdict: the gates alone if one of them is violated.
+function askedRules(state, view) {
   const gates = view.rules.filter((rule) => rule.gate);
   return gates.some((gate) => state.verdicts[gate.id]?.verdict === "violates") ? gates : view.rules;
 }
 
-// What a verdict is called: as the form says, else as it is stored.
-const nameOf = (rule, verdict) => rule.answers?.find(([value]) => value === verdict)?.[1] ?? verdict;
+// A verdict's label in the form; without one, the verdict as it is stored.
+const labelOf = (rule, verdict) => rule.answers?.find(([value]) => value === verdict)?.[1] ?? verdict;
 
 // Three buttons, one of which can be chosen; also used by Probe. A form names and orders them its own way.
-export function verdictButtons(label, chosen, names = VERDICTS) {
+export function verdictButtons(label, choose, names = VERDICTS) {
   return radioGroup({ class: "verdicts", "aria-label": label }, names.map(([verdict, name]) =>
-    [verdict, name, { class: names === VERDICTS ? `verdict ${verdict}` : "verdict", "data-verdict": verdict }]), chosen);
+    [verdict, name, { class: names === VERDICTS ? `verdict ${verdict}` : "verdict", "data-verdict": verdict }]), choose);
 }
 
 export function mount(root, view, context) {
   let state = context.state;
-  let at = 0;
+  let chosen = 0;
   const lines = view.rules.map(ruleLine);
   root.append(
     h("div", { class: "columns even" },
@@ -57,9 +57,9 @@ export function mount(root, view, context) {
     const buttons = verdictButtons(rule.text, (verdict) => { choose(index, false); judge(verdict); }, rule.answers);
     const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000",
       "aria-label": `Note on: ${rule.text}`, oninput: () => context.typed(withVerdict(rule.id, { note: note.value })) });
-    const answers = context.others?.map((other) => `${nameOf(rule, other.answer.verdicts[rule.id]?.verdict) ?? "–"} (${other.labeler})`);
+    const answers = context.others?.map((other) => `${labelOf(rule, other.answer.verdicts[rule.id]?.verdict) ?? "–"} (${other.labeler})`);
     const element = h("li", { class: "rule", tabindex: "0", "data-rule": rule.id,
-      onfocus: () => at !== index && choose(index, false) },
+      onfocus: () => chosen !== index && choose(index, false) },
       h("p", {}, rule.text), buttons.element, note, answers?.length ? h("p", { class: "hint" }, answers.join(", ")) : null);
     return { element, note, show: buttons.show };
   }
@@ -71,14 +71,14 @@ export function mount(root, view, context) {
   }
 
   function judge(verdict) {
-    const rule = view.rules[at];
-    context.changed(withVerdict(rule.id, { verdict }), `${rule.text} ${nameOf(rule, verdict)}`);
+    const rule = view.rules[chosen];
+    context.changed(withVerdict(rule.id, { verdict }), `${rule.text} ${labelOf(rule, verdict)}`);
     show();
   }
 
   function choose(index, focus = true) {
-    at = Math.max(0, Math.min(index, asked(state, view).length - 1));
-    if (focus) lines[at].element.focus();
+    chosen = Math.max(0, Math.min(index, askedRules(state, view).length - 1));
+    if (focus) lines[chosen].element.focus();
     show();
   }
 
@@ -92,20 +92,20 @@ export function mount(root, view, context) {
   }
 
   function show() {
-    const open = new Set(asked(state, view).map((rule) => rule.id));
+    const asked = new Set(askedRules(state, view).map((rule) => rule.id));
     lines.forEach((line, index) => {
       const judged = state.verdicts[view.rules[index].id];
       line.show(judged?.verdict);
       if (line.note !== document.activeElement) line.note.value = judged?.note ?? view.rules[index].note ?? "";
-      line.element.hidden = !open.has(view.rules[index].id);
-      line.element.classList.toggle("chosen", index === at);
+      line.element.hidden = !asked.has(view.rules[index].id);
+      line.element.classList.toggle("chosen", index === chosen);
       line.element.classList.toggle("noted", Boolean(judged?.note));
     });
   }
 
   show();
   return {
-    focus: () => lines[at].element.focus({ preventScroll: true }),
+    focus: () => lines[chosen].element.focus({ preventScroll: true }),
     restore(next) {
       state = next;
       show();
@@ -113,11 +113,11 @@ export function mount(root, view, context) {
     key(event) {
       const key = event.key.toLowerCase();
       if (/^[123]$/.test(key)) {
-        judge((view.rules[at].answers ?? VERDICTS)[Number(key) - 1][0]);
-        if (at + 1 < lines.length && !lines[at + 1].element.hidden) choose(at + 1);
-      } else if (key === "arrowdown" || key === "j") choose(at + 1);
-      else if (key === "arrowup" || key === "k") choose(at - 1);
-      else if (key === "n") lines[at].note.focus();
+        judge((view.rules[chosen].answers ?? VERDICTS)[Number(key) - 1][0]);
+        if (chosen + 1 < lines.length && !lines[chosen + 1].element.hidden) choose(chosen + 1);
+      } else if (key === "arrowdown" || key === "j") choose(chosen + 1);
+      else if (key === "arrowup" || key === "k") choose(chosen - 1);
+      else if (key === "n") lines[chosen].note.focus();
       else if (key === "a") markRestAsFollows();
       else return false;
       return true;
