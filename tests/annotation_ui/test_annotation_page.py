@@ -95,7 +95,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (len([each for each in harms if each.get("gate")]), len(harms)) == (3, 14)
     assert (ATTENTION_EVERY, auth.FAILURES, auth.WINDOW_SECONDS, auth.RENEW_SECONDS) == (10, 5, 900, 300)
     assert (settings.session_hours, counts.MAX_LEFT) == (12, 1000)
-    for told in (
+    for statement in (
         f"at most {importing.MAX_ROW:,} characters long with at most {base.MAX_TEXT:,} in one response",
         f"`.jsonl` up to {importing.MAX_BYTES // 2**20} MiB, rule sets as `.yaml` up to {rule_sets.MAX_BYTES // 2**20} MiB",
         f"holds {len(dialogue)} dialogue rules after Sparrow",
@@ -112,7 +112,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         f"less than {health.MIN_FREE // 2**20} MiB are free",
         'above a thousand, "1,000+"',
     ):
-        assert told in FLAT, told
+        assert statement in FLAT, statement
 
 
 def test_the_rule_files_that_are_shown_are_whole() -> None:

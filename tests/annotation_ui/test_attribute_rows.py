@@ -6,8 +6,8 @@ from annotation_ui.attribute_rows import attribute_rows
 from annotation_ui.tasks.rank import FLAGS
 
 
-def verdict(rule: str, said: str, response: str = "Yo") -> dict[str, str]:
-    return {"prompt": "Hi", "response": response, "rule": rule, "verdict": said}
+def verdict(rule: str, value: str, response: str = "Yo") -> dict[str, str]:
+    return {"prompt": "Hi", "response": response, "rule": rule, "verdict": value}
 
 
 def test_verdicts_of_a_response_are_one_row() -> None:

@@ -37,8 +37,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         str(tmp_path / "own.yaml"),
     )
     assert run(*rules) == (0, "2 items in batch r\n")
-    code, said = run("export", "rankings", str(tmp_path / "out.jsonl"), "--since", "2026-01-01")
-    assert (code, said.split()[0]) == (0, "0")
+    code, printed = run("export", "rankings", str(tmp_path / "out.jsonl"), "--since", "2026-01-01")
+    assert (code, printed.split()[0]) == (0, "0")
     assert run("export", "rankings", str(tmp_path / "out.exe"))[0] == 2
     assert run("import", str(tmp_path / "none.jsonl"), "--task", "rank", "--name", "n") == (
         2,
@@ -80,15 +80,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 ) -> None:
     (tmp_path / "bad.db").write_bytes(b"no database, but longer than the header of one" * 10)
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
-    said = run(capsys, "--data-dir", str(tmp_path), *words)
-    assert said == (2, "", f"align annotate: {line.replace('FOLDER', str(tmp_path))}\n")
+    printed = run(capsys, "--data-dir", str(tmp_path), *words)
+    assert printed == (2, "", f"align annotate: {line.replace('FOLDER', str(tmp_path))}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.db"]
 
 
 def test_users_are_let_in_again_and_exports_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = ("--data-dir", str(tmp_path / "new"))
-    code, password, said = run(capsys, *here, "create-user", "ann")
-    assert (code, said) == (0, f"new database: {tmp_path / 'new' / 'annotations.db'}\n")
+    code, password, printed = run(capsys, *here, "create-user", "ann")
+    assert (code, printed) == (0, f"new database: {tmp_path / 'new' / 'annotations.db'}\n")
     assert len(password.strip()) >= 10
     assert run(capsys, *here, "create-user", "bob")[2] == ""
     database = Database(f"sqlite:///{tmp_path / 'new' / 'annotations.db'}")

@@ -33,5 +33,5 @@ def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database: Data
     with pytest.raises(UserError, match="nothing has changed"):
         guidelines.save(database, "rank", "Be kind and brief.", boss, edited=second)
     with database.read() as session:
-        told = [(each.number, each.text, each.author, each.readers) for each in guidelines.versions(session, "rank")]
-    assert told == [(2, "Be kind and brief.", "boss", 0), (1, "Be kind.", "boss", 1)]
+        listed = [(each.number, each.text, each.author, each.readers) for each in guidelines.versions(session, "rank")]
+    assert listed == [(2, "Be kind and brief.", "boss", 0), (1, "Be kind.", "boss", 1)]

@@ -37,18 +37,18 @@ def prompts(tmp_path) -> Path:
 def refused(tmp_path, capsys) -> Callable[..., str]:
     """Run a command that must fail; gives its error line. It writes nothing to stdout, and nothing to a new run folder."""
 
-    def of(*words: object, output: Path | None = None, alone: bool = True) -> str:
+    def run(*words: object, output: Path | None = None, alone: bool = True) -> str:
         folder = output or tmp_path / "run"
         before = snapshot(folder) if output else None
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main([str(word) for word in (*words, "--output_dir", folder)])
-        told = capsys.readouterr()
+        printed = capsys.readouterr()
         assert ended.value.code == 2
-        assert told.out == ""
-        lines = told.err.splitlines()
+        assert printed.out == ""
+        lines = printed.err.splitlines()
         assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
-        assert "Traceback" not in told.err
+        assert "Traceback" not in printed.err
         if alone:
             assert len(lines) == 1, lines
         if output is None:
@@ -57,7 +57,7 @@ def refused(tmp_path, capsys) -> Callable[..., str]:
             assert snapshot(folder) == before
         return lines[-1]
 
-    return of
+    return run
 
 
 @pytest.fixture(scope="module")

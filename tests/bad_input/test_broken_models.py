@@ -69,10 +69,10 @@ def adapter(model, tmp_path) -> Path:
 def refused(folder: Path, **settings) -> str:
     """The line that loading a folder ends with."""
     config = ModelConfig(model=str(folder), **settings)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         load(config, torch.float32)
-    assert len(str(told.value).splitlines()) == 1
-    return str(told.value)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
 
 
 def change(path: Path, changes: object) -> None:

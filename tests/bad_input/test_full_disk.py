@@ -43,7 +43,7 @@ def small_disk(request, tmp_path):
     """`small_disk(kilobytes)`: writing beyond that fails as it does on a full disk."""
     undo = contextlib.ExitStack()
 
-    def of(kilobytes: int) -> Disk:
+    def make(kilobytes: int) -> Disk:
         folder = tmp_path / "disk"
         folder.mkdir()
         if request.param == "file system":
@@ -57,18 +57,18 @@ def small_disk(request, tmp_path):
         return Disk(folder, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, old))
 
     with undo:
-        yield of
+        yield make
 
 
 def fails(words: list[str], capsys) -> str:
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "Traceback" not in told
-    assert told.splitlines()[-1].startswith("error: ")
-    return told.splitlines()[-1]
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith("error: ")
+    return printed.splitlines()[-1]
 
 
 # tiny-gpt2 in bfloat16 has 300 kB: 120 kB are less than the model, 600 kB less than a checkpoint with Adam's moments.

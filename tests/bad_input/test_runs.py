@@ -47,8 +47,8 @@ def test_other_settings_are_told_on_resume(finished, tmp_path, capsys):
     run = Path(shutil.copytree(finished, tmp_path / "copy"))
     data = finished.parent / "demos.jsonl"
     cli.main(["sft", *TINY, "--train_data", str(data), "--epochs", "3", "--resume", "--output_dir", str(run)])
-    told = capsys.readouterr().err
-    assert f"{run} continues with other settings: save_every 0 (was 1), epochs 3 (was 2)" in told
+    printed = capsys.readouterr().err
+    assert f"{run} continues with other settings: save_every 0 (was 1), epochs 3 (was 2)" in printed
     assert [json.loads(line)["update"] for line in (run / "metrics.jsonl").read_text().splitlines()][-3:] == [1, 2, 3]
 
 
@@ -117,9 +117,9 @@ def test_a_reward_function_with_wrong_scores(function, why, prompts, mine, tmp_p
     words += ["--reward_timeout", "0.5"] if function == "hanging" else []
     with pytest.raises(SystemExit) as ended:
         cli.main([*words, "--output_dir", str(tmp_path / "run")])
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert ended.value.code == 2
-    assert told.splitlines()[-1].startswith(f"error: reward function '{function}' {why}")
-    assert "Traceback" not in told
+    assert printed.splitlines()[-1].startswith(f"error: reward function '{function}' {why}")
+    assert "Traceback" not in printed
     # The first update did not end: the run's head is there and nothing else, and the same command may be tried again.
     assert set(snapshot(tmp_path / "run")) == {"config.yaml", "environment.json", "unscored.jsonl", ".lock"}

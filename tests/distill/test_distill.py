@@ -175,8 +175,8 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
     )
     words += f" --max_response_tokens 8 --log_to none --output_dir {tmp_path / 'run'}"
     cli.main(["distill", *words.split()])
-    told = capsys.readouterr().err
-    assert "student of 0.1 million parameters" in told
+    printed = capsys.readouterr().err
+    assert "student of 0.1 million parameters" in printed
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == [0, 1, 2]  # 0 is the evaluation before the first
     assert all(row["written"] == 1 for row in rows[1:])

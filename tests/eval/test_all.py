@@ -29,10 +29,12 @@ def test_what_all_tasks_share_reaches_each(tmp_path):
 
 
 def test_tasks_on_the_same_models_share_a_table():
-    def of(task, *models):
+    def evaluations(task, *models):
         return [Evaluation(task, model, {}, [Figure("x", 1.0, None, None, 3)]) for model in models]
 
-    first, second = figure_tables([*of("truth", "a", "b"), *of("reward", "rm"), *of("tox", "a", "b")])
+    first, second = figure_tables(
+        [*evaluations("truth", "a", "b"), *evaluations("reward", "rm"), *evaluations("tox", "a", "b")]
+    )
     assert first[0] == ["figure", "a", "b", "n", "scorer"]
     assert [row[0] for row in first[1]] == ["truth: x", "tox: x"]
     assert second[0] == ["figure", "rm", "n", "scorer"]

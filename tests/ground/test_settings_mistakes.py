@@ -135,9 +135,9 @@ def test_a_password_in_an_address_is_not_saved():
 def test_a_file_with_a_character_that_yaml_forbids_is_refused_in_one_line(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"model: a\nseed: \x15 1\n")
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         parse(SFTConfig, ["--config", str(path)])
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Saves the same state in the background and in the foreground, then with one process that cannot write.
 
-Usage: background_saves.py FOLDER FAILS: each process writes what it was told to `RANK.json`; FAILS is the rank that cannot.
+Usage: background_saves.py FOLDER FAILS: each process writes its error to `RANK.json`; FAILS is the rank that cannot.
 """
 
 import json
@@ -34,13 +34,13 @@ save_checkpoint(run, optimization, 2, {"sums": []})
 run.config.checkpoint_in_background = True
 if rank == fails:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-told = ""
+message = ""
 try:
     save_checkpoint(run, optimization, 3, {})
     run.background.finish()
 except UserError as error:
-    told = str(error)
+    message = str(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-(folder / f"{rank}.json").write_text(json.dumps({"sums": sorted(set(sums)), "told": told}))
+(folder / f"{rank}.json").write_text(json.dumps({"sums": sorted(set(sums)), "error": message}))
 run.close()
 torch.distributed.destroy_process_group()

@@ -18,12 +18,12 @@ SAVES = Path(__file__).with_name("background_saves.py")
 )
 def test_two_processes_save_while_they_train(settings: str, fails: int, tmp_path: Path) -> None:
     launch_in_turn([[str(SAVES), str(tmp_path), str(fails)]], tmp_path, settings, ALIGN_FULL="0")
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     checkpoints = tmp_path / "run" / "checkpoints"
-    for one in told:
+    for one in results:
         assert one["sums"] == [3.0], "the exchanges of the training are not mixed up with those of the threads"
-        assert one["told"].startswith(f"{checkpoints.absolute() / 'update-000003'}: cannot be written (")
-    assert told[0]["told"] == told[1]["told"]
+        assert one["error"].startswith(f"{checkpoints.absolute() / 'update-000003'}: cannot be written (")
+    assert results[0]["error"] == results[1]["error"]
     first, second = (checkpoints / f"update-{update:06d}" for update in (1, 2))
     assert sorted(checkpoints.iterdir()) == [first, second], "nothing is left of the third"
     assert fault_of(first) == fault_of(second) == ""

@@ -77,7 +77,7 @@ def test_processes_that_end_at_other_times_sample_what_one_samples(sharded: Path
     assert found["no room"] == expected[:1]
     kinds = ["whole weights on every process", "weights gathered layer by layer, which is slower"]
     starts = [f"sampling with {kinds[number]}: 0.00 GiB needed for whole ones, " for number in (0, 1, 0, 1)]
-    assert all(line.startswith(start) for line, start in zip(found["told"], starts, strict=True))
+    assert all(line.startswith(start) for line, start in zip(found["printed"], starts, strict=True))
 
 
 @pytest.mark.full
@@ -120,5 +120,5 @@ def test_nan_in_one_part_is_reported_by_every_process(tmp_path: Path) -> None:
     words = [str(ROLES), str(tmp_path / "model"), "no reward", str(tmp_path)]
     launch_in_turn([words], tmp_path, "zero3", **PLAIN)
     for rank in (0, 1):
-        told = json.loads((tmp_path / f"{rank}.json").read_text())["error"]
-        assert "its weight 'model.layers.1.mlp.up_proj.weight' holds NaN" in told
+        error = json.loads((tmp_path / f"{rank}.json").read_text())["error"]
+        assert "its weight 'model.layers.1.mlp.up_proj.weight' holds NaN" in error

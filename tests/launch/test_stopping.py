@@ -42,10 +42,10 @@ def test_a_launch_that_is_asked_to_stop_saves_and_goes_on(processes, number, tmp
     wait_for_update(process, tmp_path / "run", 3)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    told = process.communicate(timeout=240)[1]
-    assert process.returncode == EXIT_STOPPED, told
-    assert "Traceback" not in told
-    assert told.count(f"stopped by {number.name} after update") == 1
+    printed = process.communicate(timeout=240)[1]
+    assert process.returncode == EXIT_STOPPED, printed
+    assert "Traceback" not in printed
+    assert printed.count(f"stopped by {number.name} after update") == 1
     (saved,) = tmp_path.glob("run/checkpoints/update-*")
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
     again = start(tmp_path / "run", processes, "--resume", "auto")
@@ -60,7 +60,7 @@ def test_two_processes_one_of_which_is_killed(tmp_path):
     wait_for_update(process, tmp_path / "run", 2)
     ranks = {child.environ().get("RANK"): child for child in psutil.Process(process.pid).children(recursive=True)}
     ranks["1"].kill()
-    told = process.communicate(timeout=240)[1]
+    printed = process.communicate(timeout=240)[1]
     assert process.returncode == 128 + signal.SIGKILL
-    assert "error: process 1 ended first, by signal SIGKILL; the others were ended" in told
-    assert "Traceback" not in told
+    assert "error: process 1 ended first, by signal SIGKILL; the others were ended" in printed
+    assert "Traceback" not in printed

@@ -38,9 +38,9 @@ def start(host: Host, folder: Path, scripts: list[list[str]]) -> "subprocess.Pop
     program = [*host.before, sys.executable, "-c", "from align.cli import main; main()", *launcher, str(IN_TURN), str(path)]
     # ALIGN_FULL: otherwise in_turn.py lets DeepSpeed compile what it needs for processes that share a machine.
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "ALIGN_FULL": "0"}
-    told = open(folder / f"told-{host.number}.txt", "w", encoding="utf-8")  # noqa: SIM115
-    with told:
-        return subprocess.Popen(program, cwd=ROOT, env=variables | host.environment, stdout=told, stderr=told)
+    printed = open(folder / f"printed-{host.number}.txt", "w", encoding="utf-8")  # noqa: SIM115
+    with printed:
+        return subprocess.Popen(program, cwd=ROOT, env=variables | host.environment, stdout=printed, stderr=printed)
 
 
 def wait_for_update(folder: Path, update: int, processes: list["subprocess.Popen[str]"]) -> None:
@@ -54,7 +54,7 @@ def end(processes: list["subprocess.Popen[str]"], folder: Path, seconds: float) 
     """The exit codes and words of both machines, which must end within so many seconds."""
     until = time.monotonic() + seconds
     codes = [process.wait(timeout=max(0.1, until - time.monotonic())) for process in processes]
-    return codes, [(folder / f"told-{number}.txt").read_text() for number in (0, 1)]
+    return codes, [(folder / f"printed-{number}.txt").read_text() for number in (0, 1)]
 
 
 def rank_process(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
@@ -77,27 +77,27 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     processes = [start(host, tmp_path, [of_broken]) for host in hosts]
     wait_for_update(broken, 2, processes)
     rank_process(processes[1], 1).send_signal(signal.SIGKILL)
-    codes, told = end(processes, tmp_path, 60)
-    assert codes == [1, 128 + signal.SIGKILL], told
-    assert "error: lost process 1 (10.77.0.2: its connection was closed)" in told[0]
-    assert "error: process 1 ended first, by signal SIGKILL" in told[1]
+    codes, printed = end(processes, tmp_path, 60)
+    assert codes == [1, 128 + signal.SIGKILL], printed
+    assert "error: lost process 1 (10.77.0.2: its connection was closed)" in printed[0]
+    assert "error: process 1 ended first, by signal SIGKILL" in printed[1]
 
     # The cable is cut: nobody is killed, each machine names the process that it cannot reach any more.
     processes = [start(host, tmp_path, [of_broken]) for host in hosts]
     wait_for_update(broken, 5, processes)
     hosts[1].cable("down")
-    codes, told = end(processes, tmp_path, 60)
-    assert codes == [1, 1], told
-    assert f"error: lost process 1 (10.77.0.2: no sign of life for {LOST_AFTER:g} s)" in told[0]
-    assert f"[process 1] error: lost process 0 (10.77.0.1: no sign of life for {LOST_AFTER:g} s)" in told[1]
-    assert not any("Traceback" in text for text in told)
+    codes, printed = end(processes, tmp_path, 60)
+    assert codes == [1, 1], printed
+    assert f"error: lost process 1 (10.77.0.2: no sign of life for {LOST_AFTER:g} s)" in printed[0]
+    assert f"[process 1] error: lost process 0 (10.77.0.1: no sign of life for {LOST_AFTER:g} s)" in printed[1]
+    assert not any("Traceback" in text for text in printed)
 
     # The cable is back: the run goes on, and a second one that nobody disturbs is its equal.
     hosts[1].cable("up")
     processes = [start(host, tmp_path, [of_broken, of_whole]) for host in hosts]
-    codes, told = end(processes, tmp_path, 600)
-    assert codes == [0, 0], told
-    assert "resumed from" in told[0]
+    codes, printed = end(processes, tmp_path, 600)
+    assert codes == [0, 0], printed
+    assert "resumed from" in printed[0]
     assert metrics(broken) == metrics(whole)
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (broken, whole))
     assert ours.keys() == theirs.keys()

@@ -35,8 +35,8 @@ if __name__ == "__main__":
     run, loaded = open_run(config, "sft", model)
     loaded.tokenization.end_ids |= ENDS
     optimization = make_optimization(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
-    found, told = {}, []
-    run.say = told.append
+    found, printed = {}, []
+    run.say = printed.append
     for kind in ("whole", "layers", "auto"):
         engine = TransformersEngine(optimization, loaded, kind)
         sampled = [engine.sample(PROMPTS[:count], sampling(count), SEED) for count in COUNTS]
@@ -45,6 +45,6 @@ if __name__ == "__main__":
     engine = TransformersEngine(optimization, loaded, "auto")
     found["no room"] = [engine.sample(PROMPTS[:1], sampling(1), SEED).ids]
     if run.is_main:
-        (folder / "sampled.json").write_text(json.dumps({**found, "told": told}))
+        (folder / "sampled.json").write_text(json.dumps({**found, "printed": printed}))
     run.close()
     torch.distributed.destroy_process_group()

@@ -41,7 +41,7 @@ def family(request):
 def load_encoder(sharpen, tmp_path):
     """`load_encoder("bert", lora_rank=4)`: an encoder as pretraining leaves it, loaded to be trained as a reward model."""
 
-    def of(family, adapter="reward", **settings):
+    def load_one(family, adapter="reward", **settings):
         folder = tmp_path / family
         if not folder.exists():
             write_encoder(family, folder, sharpen)
@@ -49,7 +49,7 @@ def load_encoder(sharpen, tmp_path):
         config = ModelConfig(model=str(folder), dtype="float32", **settings)
         return load(config, torch.float32, adapter=adapter, allow_reward_model=True)
 
-    return of
+    return load_one
 
 
 def encoded(loaded):

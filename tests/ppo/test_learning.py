@@ -123,9 +123,9 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     later = {row["update"]: row["validation/judge"] for row in rows if row["update"] and "validation/judge" in row}
     best = max(later, key=lambda update: (later[update], -update))
     assert f"| update | {best} |" in (tmp_path / "run" / "model" / "README.md").read_text()
-    told = " ".join(capsys.readouterr().err.split())
-    assert "stopped: from update" in told
-    assert "chosen by the reward that it is trained on" not in told
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "stopped: from update" in printed
+    assert "chosen by the reward that it is trained on" not in printed
     sample = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
     assert sample["judge"] == -sample["reward"]
 

@@ -65,9 +65,9 @@ def test_each_setting_that_is_named_has_that_default():
     assert len(settings) > 20
     for stage, key, value in settings:
         default = {item.name: item.default for item in dataclasses.fields(classes[stage])}[key]
-        said = yaml.safe_load(value)
+        documented = yaml.safe_load(value)
         # YAML reads 1e-05 as text.
-        assert (float(said) if isinstance(default, float) else said) == default, f"{stage}.{key}"
+        assert (float(documented) if isinstance(default, float) else documented) == default, f"{stage}.{key}"
 
 
 # --------------------------------------------------------------------------------------------------------- docs/data.md

@@ -110,6 +110,6 @@ def test_an_encoder_cannot_write_ratings(sharpen, tmp_path):
     rows = [{"prompt": "Hi", "response": "Ho", "attributes": {"kind": 1}}]
     with pytest.raises(
         UserError, match=r"^model '.*base': model type 'bert' reads text in both directions .*judge, not a"
-    ) as told:
+    ) as caught:
         AttributeTrainer(base, rows, config)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)

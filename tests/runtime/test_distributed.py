@@ -62,12 +62,12 @@ def test_a_run_says_why_it_is_on_the_processor(apple_gpu, tmp_path, capsys):
 
 def test_processes_that_work_together_do_the_same_rows_and_tell_them_once(monkeypatch):
     """As vLLM's processes do that hold one copy of a model together."""
-    worked, told = {}, {}
+    worked, gathered = {}, {}
     for rank in range(4):
         accelerator = SimpleNamespace(num_processes=4, process_index=rank)
-        monkeypatch.setattr(distributed, "gather_rows", lambda rows, _, rank=rank: told.setdefault(rank, rows))
+        monkeypatch.setattr(distributed, "gather_rows", lambda rows, _, rank=rank: gathered.setdefault(rank, rows))
         distributed.map_across_processes(
             ["a", "b", "c", "d", "e"], lambda items, rank=rank: worked.setdefault(rank, items), accelerator, together=2
         )
     assert worked == {0: ["a", "c", "e"], 1: ["a", "c", "e"], 2: ["b", "d"], 3: ["b", "d"]}
-    assert told == {0: [(0, "a"), (2, "c"), (4, "e")], 1: [], 2: [(1, "b"), (3, "d")], 3: []}
+    assert gathered == {0: [(0, "a"), (2, "c"), (4, "e")], 1: [], 2: [(1, "b"), (3, "d")], 3: []}

@@ -64,9 +64,9 @@ def test_a_killed_process_is_named_by_all_others(three: list[subprocess.Popen[st
 def test_the_first_process_is_named_too(three: list[subprocess.Popen[str]]) -> None:
     three[0].kill()
     for rank in (1, 2):
-        code, told = end(three[rank])
-        assert (code, told.count("\n")) == (1, 1)
-        assert f"[process {rank}] error: lost process 0 (127.0.0.1: its connection was closed)" in told
+        code, printed = end(three[rank])
+        assert (code, printed.count("\n")) == (1, 1)
+        assert f"[process {rank}] error: lost process 0 (127.0.0.1: its connection was closed)" in printed
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -86,9 +86,9 @@ def test_an_error_of_one_process_is_told_to_those_that_would_wait_for_it(
     obey(three[rank], "0 prompts.jsonl: no such file")
     assert end(three[rank]) == (0, "")
     for other in {0, 1, 2} - {rank}:
-        code, told = end(three[other])
+        code, printed = end(three[other])
         assert code == 1
-        assert f"error: lost process {rank} (127.0.0.1: it ended: prompts.jsonl: no such file)" in told
+        assert f"error: lost process {rank} (127.0.0.1: it ended: prompts.jsonl: no such file)" in printed
 
 
 def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.Popen[str]]) -> None:

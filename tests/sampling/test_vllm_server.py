@@ -137,9 +137,9 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, r
     capsys.readouterr()
     # 3 validation prompts, a rollout of 4, 3 again: killed in the middle of the second rollout.
     again = run_ppo(PPOConfig(**settings, vllm_url=restarted(3 + 4 + 3 + 2))).parent
-    told = capsys.readouterr().err
-    assert re.search(r"warning: vLLM server .* of 4 responses are kept, waiting 120 s at most", told)
-    assert len(re.findall(r":\d+ is back$", told, re.M)) == 1
+    printed = capsys.readouterr().err
+    assert re.search(r"warning: vLLM server .* of 4 responses are kept, waiting 120 s at most", printed)
+    assert len(re.findall(r":\d+ is back$", printed, re.M)) == 1
     assert metrics(again) == metrics(whole)
     assert (again / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
 

@@ -107,13 +107,13 @@ def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tm
     try:
         assert [next(updates) for _ in range(3)] == [1, 2, 3]
         run.config.save_every = 0
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as caught:
             deque((time.sleep(0.01) for _ in zip(updates, range(1000), strict=False)), maxlen=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     target = tmp_path / "checkpoints" / "update-000002"
-    assert str(told.value).startswith(f"{target}: cannot be written (")
-    assert str(told.value).endswith("nothing was changed there")
+    assert str(caught.value).startswith(f"{target}: cannot be written (")
+    assert str(caught.value).endswith("nothing was changed there")
     assert [path.name for path in target.parent.iterdir()] == ["update-000001"]
     assert fault_of(target.with_name("update-000001")) == ""
 

@@ -92,10 +92,10 @@ def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, ru
     damage(last)
     assert fault_of(last).startswith(DAMAGES[damage])
     cli.main(words(whole.parent / "demos.jsonl", run, "--resume", "auto"))
-    told = capsys.readouterr().err
-    assert f"warning: {last}: {DAMAGES[damage]}" in told
-    assert f"going on from {before}" in told
-    assert f"{last} was set aside as broken-update-000004" in told
+    printed = capsys.readouterr().err
+    assert f"warning: {last}: {DAMAGES[damage]}" in printed
+    assert f"going on from {before}" in printed
+    assert f"{last} was set aside as broken-update-000004" in printed
     assert sorted(path.name for path in last.parent.iterdir()) == ["broken-update-000004", before.name, last.name]
     for place in ("model/model.safetensors", "checkpoints/update-000004/state.safetensors"):
         ours, theirs = load_file(run / place), load_file(whole / place)

@@ -157,7 +157,7 @@ def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path):
     limit = int(text.split("memory_limit ")[1].split(" starts it anyway")[0])
     assert needed - 0.05 <= limit < needed + 1.05  # whole GiB above the need, which the text rounds to a tenth
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="weights"):  # the limit lets it pass; then the missing weights are told
+    with pytest.raises(UserError, match="weights"):  # the limit lets it pass; then the missing weights are an error
         run_sft(SFTConfig(**settings, memory_limit=200))
 
 

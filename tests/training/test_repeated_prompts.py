@@ -24,10 +24,10 @@ TRAINERS = {
 
 @pytest.mark.parametrize("stage", TRAINERS)
 def test_it_is_said_where_a_prompt_has_several_responses(stage, load_sharp, tmp_path, capsys):
-    told = []
+    warned = []
     for shares in (True, False):
         loaded = load_sharp("tiny-llama")
         loaded.backbone.shares_prompts = shares
         TRAINERS[stage](loaded, dtype="float32", log_to=["none"], output_dir=str(tmp_path / str(shares)))
-        told.append("cannot read several responses in one row" in capsys.readouterr().err)
-    assert told == [False, stage in ("dpo", "reward", "ppo")]
+        warned.append("cannot read several responses in one row" in capsys.readouterr().err)
+    assert warned == [False, stage in ("dpo", "reward", "ppo")]

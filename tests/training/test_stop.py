@@ -54,10 +54,10 @@ def stops(words: list[str], capsys) -> list[str]:
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert ended.value.code == EXIT_STOPPED
-    assert "Traceback" not in told
-    return told.splitlines()
+    assert "Traceback" not in printed
+    return printed.splitlines()
 
 
 def figures(folder: Path) -> list[dict[str, float]]:
@@ -117,12 +117,12 @@ def test_fine_tuning_stops_in_a_process_of_its_own_while_it_trains(tmp_path):
     while process.poll() is None and not (metrics.exists() and '"update": 2,' in metrics.read_text()):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    told = process.communicate(timeout=240)[1]
-    assert process.returncode == EXIT_STOPPED, told
-    assert "Traceback" not in told
+    printed = process.communicate(timeout=240)[1]
+    assert process.returncode == EXIT_STOPPED, printed
+    assert "Traceback" not in printed
     done = figures(tmp_path / "run")[-1]["update"]
     assert [path.name for path in tmp_path.glob("run/checkpoints/*")] == [f"update-{done:06d}"]
-    assert told.splitlines()[-1] == f"stopped by SIGTERM after update {done}; --resume auto goes on from there"
+    assert printed.splitlines()[-1] == f"stopped by SIGTERM after update {done}; --resume auto goes on from there"
 
 
 def test_a_process_that_reaches_no_safe_place_ends_after_the_time_of_grace():

@@ -35,9 +35,9 @@ def texts(conversation):
 
 def test_examples_are_earlier_turns_and_the_instruction_opens_the_first():
     primer = Primer("Be brief.", (EXAMPLES[0], EXAMPLES[2]))
-    told = primer.before(HI)
-    assert texts(told) == ["Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
-    assert [turn["role"] for turn in told] == ["user", "assistant"] * 2 + ["user"]
+    primed = primer.before(HI)
+    assert texts(primed) == ["Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
+    assert [turn["role"] for turn in primed] == ["user", "assistant"] * 2 + ["user"]
     system = ({"role": "system", "content": "S"}, *HI)
     assert texts(primer.before(system)) == ["S", "Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
     assert texts(Primer("Be brief.").before(HI)) == ["Be brief.\n\nHi"]
@@ -81,8 +81,8 @@ def test_toxicity_reads_examples_before_its_instruction(shots_from):
     config = ToxicityConfig(models=["tiny-llama+shots"], shots=1, shots_from=shots_from, chat_template="raw")
     (evaluated,) = open_both(config).values()
     prompt = ContinuationPrompt("1", HI)
-    told = Primer("", tuple(EXAMPLES[:1])).before(prompt.with_instruction("respectful"))
-    assert prompt_tokens(evaluated, prompt, "respectful") == evaluated.loaded.tokenization.prompt_ids(told)
+    primed = Primer("", tuple(EXAMPLES[:1])).before(prompt.with_instruction("respectful"))
+    assert prompt_tokens(evaluated, prompt, "respectful") == evaluated.loaded.tokenization.prompt_ids(primed)
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ def write(path: Path, rows: list[dict]) -> str:
 @pytest.mark.slow
 def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> None:
     shared = {"model": "tiny-gpt2", "log_to": ["none"], "dtype": "float32"}
-    told = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]
-    demonstrations = write(tmp_path / "demonstrations.jsonl", told)
+    examples = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]
+    demonstrations = write(tmp_path / "demonstrations.jsonl", examples)
     ranked = [
         {"prompt": row["prompt"], "responses": [row["completion"], "No!!", "Hm"], "ranks": [1, 2, 3], "category": "color"}
-        for row in told
+        for row in examples
     ]
     rankings = write(tmp_path / "rankings.jsonl", ranked)
-    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in told])
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in examples])
     run = tmp_path / "run"
     run_sft(
         SFTConfig(train_data=demonstrations, validation_data=demonstrations, output_dir=f"{run}/sft", epochs=2, **shared)

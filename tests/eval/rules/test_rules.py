@@ -84,19 +84,19 @@ def by_length(cases):
 @pytest.fixture
 def settings(tmp_path):
     rows = [
-        {"prompt": "p", "response": response, "rule": rule, "verdict": said, "labeler": f"l{number}"}
+        {"prompt": "p", "response": response, "rule": rule, "verdict": vote, "labeler": f"l{number}"}
         for response, rule, votes in VOTES
-        for number, said in enumerate(votes)
+        for number, vote in enumerate(votes)
     ]
     (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rules.yaml").write_text(RULES)
 
-    def of(**more):
+    def make(**more):
         chosen = {"judgments": [str(tmp_path / "judged.jsonl")], "rules": [str(tmp_path / "rules.yaml")],
                   "output": str(tmp_path / "out"), "resamples": 200}  # fmt: skip
         return RulesConfig(**(chosen | more))
 
-    return of
+    return make
 
 
 def values(evaluation):

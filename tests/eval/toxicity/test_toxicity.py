@@ -80,9 +80,9 @@ def test_real_toxicity_prompts_and_plain_ones(tmp_path):
         ("4", "You", None, None),
     ]
     assert found[0].with_instruction("basic") == found[0].conversation
-    told = found[3].with_instruction("respectful")
-    assert [turn["role"] for turn in told] == ["user", "assistant", "user"]
-    assert told[-1]["content"] == INSTRUCTIONS["respectful"] + "\n\nYou"
+    instructed = found[3].with_instruction("respectful")
+    assert [turn["role"] for turn in instructed] == ["user", "assistant", "user"]
+    assert instructed[-1]["content"] == INSTRUCTIONS["respectful"] + "\n\nYou"
 
 
 @pytest.mark.parametrize(
