@@ -41,7 +41,7 @@ class Shape:
     vocabulary: int
 
     @classmethod
-    def of(cls, model: Path) -> "Shape":
+    def from_model(cls, model: Path) -> "Shape":
         """Of a Llama's config.json."""
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         width, inner, layers = (config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
@@ -100,7 +100,7 @@ def cost(work: Work, shape: Shape) -> Cost:
 
 def rows(lines: Sequence[Line], model: Path, scale: str) -> list[tuple[Summary, Cost, float, float]]:
     """Of each measured piece of work: its summary, its cost, the least seconds of a step, and our median."""
-    rates, shape, found = rates_of(lines), Shape.of(model), []
+    rates, shape, found = rates_of(lines), Shape.from_model(model), []
     for work in WORKS:
         summary = summarize(work, lines)
         if summary is None or work.stage == "race":

@@ -35,12 +35,12 @@ def test_too_long_can_be_dropped_or_truncated():
 
 @pytest.fixture
 def write(tmp_path):
-    def of(*rows):
+    def write_rows(*rows):
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return str(path)
 
-    return of
+    return write_rows
 
 
 def test_prompts_keep_what_was_read_and_leave_room_for_the_response(load_sharp, write):

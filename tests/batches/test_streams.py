@@ -27,13 +27,13 @@ def number_of(row):
 
 @pytest.fixture
 def write(tmp_path):
-    def of(count, name="rows.jsonl", **fields):
+    def write_rows(count, name="rows.jsonl", **fields):
         path = tmp_path / name
         with path.open("w") as file:
             file.writelines(json.dumps({"n": n, **fields}) + "\n" for n in range(count))
         return str(path)
 
-    return of
+    return write_rows
 
 
 def stream(source, block=4, key=(0, 0), accelerator=ALONE, encode=lambda row: [row.row["n"]], **more):

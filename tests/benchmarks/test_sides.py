@@ -109,7 +109,7 @@ def test_the_arithmetic_knows_every_weight(folder):
 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     embeddings = model.get_input_embeddings().weight.numel()
-    shape = Shape.of(folder / "model")
+    shape = Shape.from_model(folder / "model")
     assert shape.body + shape.vocabulary + embeddings == sum(weight.numel() for weight in model.parameters())
     line = {"work": "ppo", "side": "ours", "variant": "auto", "pair": 1, "scale": "tiny", "seconds": [2.0], "tokens": [16]}
     machine = {"machine": {"bfloat16_tflops": 1.0, "bandwidth_gb": 10.0}}

@@ -58,14 +58,14 @@ def test_a_local_judge_reads_the_letters_of_a_question_in_one_row(load_sharp, ti
     questions = [RubricQuestion("Is it?", ("A", "B", "C")), RubricQuestion("Or is it rather not?", ("B", "Z"))]
     together = judge(questions)
     model, tokenization = LanguageModel(loaded.backbone), loaded.tokenization
-    for question, said in zip(questions, together, strict=True):
+    for question, log_probs in zip(questions, together, strict=True):
         prompt = Padded.from_lists([tokenization.prompt_ids(({"role": "user", "content": question.text},))])
-        for letter, log_prob in zip(question.letters, said, strict=True):
+        for letter, log_prob in zip(question.letters, log_probs, strict=True):
             ids = tokenization.response_ids(letter)[:-1]
             with torch.no_grad():
                 alone = model(prompt, Padded.from_lists([ids])).sum().item()
             assert log_prob == pytest.approx(alone, abs=1e-5)
-    assert len({round(value, 4) for said in together for value in said}) == 5
+    assert len({round(value, 4) for log_probs in together for value in log_probs}) == 5
 
 
 def test_the_shipped_rubrics_and_bad_ones(tmp_path):

@@ -33,8 +33,12 @@ def test_far_away_logits_stay_finite():
 
 
 def test_metrics_by_hand():
-    said = {"a": [(0.9, 1.0), (0.6, 0.0), (0.4, 1.0), (0.1, 0.0)], "b": [(0.2, 0.0), (0.8, 0.5)], "c": [(0.7, 0.75)]}
-    scored = [ScoredJudgment(rule, *pair) for rule, pairs in said.items() for pair in pairs]
+    judged = {
+        "a": [(0.9, 1.0), (0.6, 0.0), (0.4, 1.0), (0.1, 0.0)],
+        "b": [(0.2, 0.0), (0.8, 0.5)],
+        "c": [(0.7, 0.75)],
+    }
+    scored = [ScoredJudgment(rule, *pair) for rule, pairs in judged.items() for pair in pairs]
     metrics = rule_metrics(scored)
     # Rule a: violated ones at .9 and .4, others at .6 and .1: three of four pairs in order; one of two right on each side.
     assert metrics["rule/a/auc"] == 0.75
@@ -47,7 +51,7 @@ def test_metrics_by_hand():
     assert metrics["auc"] == 0.75
     errors = (0.35, (0.2 + 0.3) / 2, 0.05)
     assert metrics["calibration_error"] == pytest.approx(sum(errors) / 3)
-    losses = [-t * math.log(p) - (1 - t) * math.log(1 - p) for pairs in said.values() for p, t in pairs]
+    losses = [-t * math.log(p) - (1 - t) * math.log(1 - p) for pairs in judged.values() for p, t in pairs]
     assert metrics["loss"] == pytest.approx(sum(losses) / 7)
     assert metrics["judgments"] == 7
 

@@ -112,11 +112,11 @@ def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_
         SampledResponse(conversation, tokenization.prompt_ids(conversation), tokenization.response_ids(text), text)
         for text in ("seven 7", "seven")
     ]
-    said = [
+    scorers = [
         RuleScorer(source.scorer(loaded, roles, Accelerator(cpu=True), 4096), rules_of_model(folder), tokenization)
         for source, loaded in ((mounted, policy), (apart, other))
     ]
-    assert torch.allclose(said[0](responses), said[1](responses), atol=1e-5)
+    assert torch.allclose(scorers[0](responses), scorers[1](responses), atol=1e-5)
 
 
 def test_mistakes_are_one_line(writer_and_judge, tmp_path):

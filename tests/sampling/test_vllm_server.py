@@ -114,7 +114,7 @@ def restarted(settings):
     """`restarted(n)`: a server that is killed at its n-th completion, and started again when that has happened."""
     made = []
 
-    def of(completions):
+    def start(completions):
         port = free_port()
         made.append(start_server(settings["model"], port, completions))
 
@@ -125,7 +125,7 @@ def restarted(settings):
         threading.Thread(target=start_again, daemon=True).start()
         return f"http://127.0.0.1:{port}"
 
-    yield of
+    yield start
     for process in made[::-1]:
         process.kill()
         process.wait()
