@@ -39,26 +39,26 @@ def one_line_errors() -> Iterator[None]:
         yield
     except UserError as error:
         message = without_secrets(" ".join(str(error).splitlines()))
-        liveness.leave(message)
+        liveness.stop_watching(message)
         print(f"{prefix}error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS):
-            liveness.leave(reason(error))
+            liveness.stop_watching(reason(error))
             raise
-        liveness.wait_for_name()
+        liveness.wait_for_report()
         print(f"{prefix}error: lost another process: {first_line(error)}", file=sys.stderr)
-        liveness.leave(first_line(error))
+        liveness.stop_watching(first_line(error))
         raise SystemExit(1) from None
     except Stopped as stopped:
         if rank == "0":
             print(stopped, file=sys.stderr)
         raise SystemExit(EXIT_STOPPED) from None
     except Exception as error:
-        liveness.leave(reason(error))
+        liveness.stop_watching(reason(error))
         raise
     except KeyboardInterrupt:
-        liveness.leave()
+        liveness.stop_watching()
         print(f"{prefix}interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
 
@@ -122,6 +122,6 @@ def end_process_group() -> None:
     """End the process group of a launched stage: one that is left open can make the process abort at exit."""
     import torch.distributed
 
-    liveness.leave()
+    liveness.stop_watching()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -3,7 +3,7 @@
 NCCL and gloo wait in vain for such a process until their timeout, half an hour by default, and then do not say which one
 it was. Here each process keeps a connection to the first one. The kernel closes it when a process dies, and the kernel's
 keep-alive probes notice a machine that is silent, also while Python is busy for minutes. The first process tells all
-others who is lost; each says so in one line and ends with exit code 1.
+others which process is lost; each prints a line and ends with exit code 1.
 """
 
 import errno
@@ -19,19 +19,20 @@ from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 GRACE_SECONDS = 5.0
-"""From a loss to the end: a launcher ends the processes of its machine sooner, and an error of their own is told first."""
+"""From the loss of a process to the end of the others. A launcher ends the processes of its machine sooner, and an error of
+their own is printed first."""
 CONNECT_SECONDS = 30.0
 SAME_MACHINE_SECONDS = 0.5
 """Processes that are lost within this time are named together: a machine has several."""
 LONGEST_LINE = 2**16
 PROBES = 3
 SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-"""What the kernel says when no probe was answered: the last two where it knows that there is no way to the machine."""
-STRANGER, ENDED = "a stranger", "ended"  # reasons for a closed connection that are no loss
+"""Errors of the kernel when no probe was answered; the last two if it knows no route to the machine."""
+UNKNOWN, ENDED = "unknown client", "ended"  # reasons for a closed connection that are no loss
 
 
-class Door(NamedTuple):
-    """Where the first process listens, and the word by which it knows the others."""
+class Listener(NamedTuple):
+    """The port on which the first process listens, and the token that the others identify themselves with."""
 
     port: int
     token: str
@@ -42,8 +43,8 @@ class Peer:
 
     Args:
         connection: connected; it stays blocking.
-        rank: of the other process; None: it has not said yet.
-        lost_after: seconds of silence after which the kernel gives the other one up.
+        rank: of the other process; None: not known yet.
+        lost_after: seconds of silence after which the kernel closes the connection.
     """
 
     def __init__(self, connection: socket.socket, rank: int | None, lost_after: float) -> None:
@@ -51,7 +52,7 @@ class Peer:
         self.address = connection.getpeername()[0].removeprefix("::ffff:")
         self.unread = b""
         self.lost = ""
-        """Why nothing more will come, once that is so."""
+        """Why the connection has ended; empty while it has not."""
         interval = max(1, round(lost_after / (2 * PROBES)))
         options = {
             "TCP_KEEPIDLE": max(1, round(lost_after) - PROBES * interval),
@@ -68,7 +69,7 @@ class Peer:
         return f"process {self.rank} ({self.address}: {self.lost})"
 
     def receive(self) -> list[list[str]]:
-        """Wait for lines; each is given as its first word and the rest. After the last one, `lost` says why it is that."""
+        """Wait for lines; returns each as its first word and the rest. After the last one, `lost` is set."""
         try:
             found = self.connection.recv(LONGEST_LINE)
         except OSError as error:
@@ -83,37 +84,37 @@ class Peer:
 
     def send(self, word: str, rest: str) -> None:
         """Send a line, if that is still possible."""
-        with suppress(OSError):  # it is lost; who reads from it will notice
+        with suppress(OSError):  # the process is lost; the thread that reads from it will notice
             self.connection.sendall(f"{word} {rest}\n".encode())
 
 
 class Watch(ABC):
-    """This process's part of the watch; the two kinds of it are below."""
+    """This process's part of the watch; see `FirstProcess` and `OtherProcess`."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.over = rank, False
+        self.rank, self.finished = rank, False
 
     @abstractmethod
     def peers(self) -> list[Peer]:
-        """The processes that this one hears from."""
+        """The processes that this one is connected to."""
 
     @abstractmethod
     def watch(self) -> None:
-        """Hear from them until one is lost, in a thread."""
+        """Read from them until one is lost, in a thread of its own."""
 
     def start(self) -> None:
         """Begin to watch."""
         threading.Thread(target=self.watch, daemon=True).start()
 
-    def tell(self, word: str, rest: str) -> None:
+    def broadcast(self, word: str, rest: str) -> None:
         """Send a line to all of them."""
         for peer in self.peers():
             peer.send(word, rest)
 
     def end(self, lost: str) -> NoReturn:
-        """Say who is lost, and end this process: it may wait for that one in a call that nothing interrupts."""
+        """Print which process is lost, and end this one: it may wait for that one in a call that nothing interrupts."""
         time.sleep(GRACE_SECONDS)
-        if self.over:
+        if self.finished:
             sys.exit()  # only this thread: the run has ended by itself
         prefix = f"[process {self.rank}] " if self.rank else ""
         print(f"{prefix}error: lost {lost}; --resume auto goes on from the last checkpoint", file=sys.stderr, flush=True)
@@ -121,81 +122,81 @@ class Watch(ABC):
 
 
 class FirstProcess(Watch):
-    """The first process hears from all others."""
+    """The first process, to which all others are connected."""
 
     def __init__(self, lost_after: float) -> None:
         super().__init__(0)
         self.lost_after = lost_after
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
-        self.listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=4096)
-        self.door = Door(self.listener.getsockname()[1], secrets.token_hex(16))
+        self.socket = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=4096)
+        self.listener = Listener(self.socket.getsockname()[1], secrets.token_hex(16))
         self.selector = selectors.DefaultSelector()
-        self.selector.register(self.listener, selectors.EVENT_READ)
-        self.known: dict[int, Peer] = {}
-        """By rank. Replaced, never changed: the main thread reads it too."""
+        self.selector.register(self.socket, selectors.EVENT_READ)
+        self.peer_of_rank: dict[int, Peer] = {}
+        """Replaced, never changed in place: the main thread reads it too."""
 
     def peers(self) -> list[Peer]:
-        return list(self.known.values())
+        return list(self.peer_of_rank.values())
 
     def watch(self) -> None:
-        while not self.over:
-            lost = self._hear(1.0)
+        while not self.finished:
+            lost = self._wait_for_losses(1.0)
             if lost:
-                lost += self._hear(SAME_MACHINE_SECONDS)
+                lost += self._wait_for_losses(SAME_MACHINE_SECONDS)
                 names = ", ".join(str(peer) for peer in sorted(lost, key=lambda peer: peer.rank or 0))
-                self.tell("lost", names)
+                self.broadcast("lost", names)
                 self.end(names)
         for key in list(self.selector.get_map().values()):
             self.selector.unregister(key.fileobj)
             key.fileobj.close()  # type: ignore[union-attr]
 
-    def _hear(self, seconds: float) -> list[Peer]:
-        """Listen for so long; the processes that were lost meanwhile."""
+    def _wait_for_losses(self, seconds: float) -> list[Peer]:
+        """Listen for some seconds; returns the processes that were lost meanwhile."""
         lost: list[Peer] = []
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
                 if key.data is None:
-                    with suppress(OSError):  # one that has left already
-                        peer = Peer(self.listener.accept()[0], None, self.lost_after)
+                    with suppress(OSError):  # the client has gone already
+                        peer = Peer(self.socket.accept()[0], None, self.lost_after)
                         self.selector.register(peer.connection, selectors.EVENT_READ, peer)
                     continue
                 self._read(key.data)
                 if key.data.lost:
                     self.selector.unregister(key.fileobj)
                     key.data.connection.close()
-                    self.known = {rank: peer for rank, peer in self.known.items() if peer is not key.data}
-                    lost += [key.data] if key.data.lost not in (STRANGER, ENDED) else []
+                    self.peer_of_rank = {rank: peer for rank, peer in self.peer_of_rank.items() if peer is not key.data}
+                    lost += [key.data] if key.data.lost not in (UNKNOWN, ENDED) else []
         return lost
 
     def _read(self, peer: Peer) -> None:
         for word, rest in peer.receive():
             if peer.rank is None:
-                if not (secrets.compare_digest(word.encode(), self.door.token.encode()) and rest.isdecimal()):
-                    peer.lost = STRANGER
+                if not (secrets.compare_digest(word.encode(), self.listener.token.encode()) and rest.isdecimal()):
+                    peer.lost = UNKNOWN
                     return
                 peer.rank = int(rest)
-                self.known = self.known | {peer.rank: peer}
+                self.peer_of_rank = self.peer_of_rank | {peer.rank: peer}
             elif word == "ended":
                 peer.lost = f"it ended: {rest}" if rest else ENDED
         if peer.lost and peer.rank is None:
-            peer.lost = STRANGER
+            peer.lost = UNKNOWN
 
 
 class OtherProcess(Watch):
-    """Every other process hears from the first one.
+    """Any other process, which is connected to the first one.
 
     Raises:
         OSError: if it cannot be reached.
     """
 
-    def __init__(self, rank: int, host: str, door: Door, lost_after: float) -> None:
+    def __init__(self, rank: int, host: str, listener: Listener, lost_after: float) -> None:
         super().__init__(rank)
-        connection = socket.create_connection((host, door.port), CONNECT_SECONDS)
+        connection = socket.create_connection((host, listener.port), CONNECT_SECONDS)
         connection.settimeout(None)
         self.first = Peer(connection, 0, lost_after)
-        self.first.send(door.token, str(rank))
+        self.first.send(listener.token, str(rank))
 
     def peers(self) -> list[Peer]:
         return [self.first]
@@ -221,8 +222,8 @@ def started() -> bool:
     return _started
 
 
-def open_door(lost_after: float) -> Door:
-    """On the first process: begin to listen.
+def start_listening(lost_after: float) -> Listener:
+    """Begin to watch, on the first process: listen for the others.
 
     Args:
         lost_after: seconds of silence after which a process counts as lost.
@@ -231,29 +232,29 @@ def open_door(lost_after: float) -> Door:
     first = FirstProcess(lost_after)
     first.start()
     _watch, _started = first, True
-    return first.door
+    return first.listener
 
 
-def enter(rank: int, host: str, door: Door, lost_after: float) -> None:
-    """On any other process: connect to the first one. Where that fails, a line says what it means, and the run goes on.
+def connect(rank: int, host: str, listener: Listener, lost_after: float) -> None:
+    """Begin to watch, on any other process: connect to the first one. If that fails, print a warning and go on.
 
     Args:
         host: the first process's machine.
-        lost_after: as in `open_door`.
+        lost_after: as in `start_listening`.
     """
     global _watch, _started
     _started = True
     try:
-        other = OtherProcess(rank, host, door, lost_after)
+        other = OtherProcess(rank, host, listener, lost_after)
     except OSError as error:
-        why = f"port {door.port} of {host} cannot be reached ({error.strerror or error})"
+        why = f"port {listener.port} of {host} cannot be reached ({error.strerror or error})"
         print(f"[process {rank}] warning: {why}: nobody will notice if this process is lost", file=sys.stderr)
         return
     other.start()
     _watch = other
 
 
-def leave(reason: str = "") -> None:
+def stop_watching(reason: str = "") -> None:
     """Tell the others that this process ends, and stop watching them.
 
     Args:
@@ -261,12 +262,12 @@ def leave(reason: str = "") -> None:
     """
     global _watch, _started
     if _watch is not None:
-        _watch.over = True
-        _watch.tell("ended", reason)
+        _watch.finished = True
+        _watch.broadcast("ended", reason)
     _watch, _started = None, False
 
 
-def wait_for_name() -> None:
-    """After an exchange has failed: let the watch say who is lost and end this process, if it notices that."""
+def wait_for_report() -> None:
+    """After an exchange has failed: give the watch time to report a lost process, which also ends this one."""
     if _watch is not None:
         time.sleep(GRACE_SECONDS + 2 * SAME_MACHINE_SECONDS + 1)

@@ -120,10 +120,10 @@ def watch_other_processes(accelerator: Accelerator, lost_after: float) -> None:
     host = os.environ.get("MASTER_ADDR")  # the launcher's
     if accelerator.num_processes == 1 or not lost_after or not host or liveness.started():
         return
-    door = [liveness.open_door(lost_after) if accelerator.is_main_process else None]
-    broadcast_object_list(door)
-    if door[0] is not None and not accelerator.is_main_process:
-        liveness.enter(accelerator.process_index, host, door[0], lost_after)
+    listener = [liveness.start_listening(lost_after) if accelerator.is_main_process else None]
+    broadcast_object_list(listener)
+    if listener[0] is not None and not accelerator.is_main_process:
+        liveness.connect(accelerator.process_index, host, listener[0], lost_after)
 
 
 def zero_stage(accelerator: Accelerator) -> int:

@@ -24,12 +24,12 @@ def three() -> Iterator[list[subprocess.Popen[str]]]:
         made.append(subprocess.Popen(program, text=True, **pipes))
         return made[-1]
 
-    door = read(start("0")).split()
+    listener = read(start("0")).split()
     for rank in ("1", "2"):
-        start(rank, *door)
+        start(rank, *listener)
     for process in made:
         assert read(process) == "watching"
-    made[0].door = door  # type: ignore[attr-defined]
+    made[0].listener = listener  # type: ignore[attr-defined]
     time.sleep(0.3)  # until the first one has read who the others are
     yield made
     for process in made:
@@ -99,7 +99,7 @@ def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.
 
 @pytest.mark.parametrize("words", [b"", b"hello world\n", b"\xff\x00\n\n", b"x" * 200_000])
 def test_strangers_at_the_door_change_nothing(three: list[subprocess.Popen[str]], words: bytes) -> None:
-    port = int(three[0].door[0])  # type: ignore[attr-defined]
+    port = int(three[0].listener[0])  # type: ignore[attr-defined]
     with socket.create_connection(("127.0.0.1", port)) as stranger, suppress(OSError):  # it may be thrown out
         stranger.sendall(words)
     time.sleep(0.8)

@@ -11,13 +11,13 @@ from align import liveness
 liveness.GRACE_SECONDS = 0.3
 rank = int(sys.argv[1])
 if rank:
-    liveness.enter(rank, "127.0.0.1", liveness.Door(int(sys.argv[2]), sys.argv[3]), 5.0)
+    liveness.connect(rank, "127.0.0.1", liveness.Listener(int(sys.argv[2]), sys.argv[3]), 5.0)
 else:
-    sys.stdout.write(" ".join(map(str, liveness.open_door(5.0))) + "\n")
+    sys.stdout.write(" ".join(map(str, liveness.start_listening(5.0))) + "\n")
 sys.stdout.write("watching\n")
 sys.stdout.flush()
 for line in sys.stdin:
     word, _, reason = line.strip().partition(" ")
-    liveness.leave(reason)
+    liveness.stop_watching(reason)
     time.sleep(float(word))
     break
