@@ -34,14 +34,14 @@ def whole_weights(weights: Iterable[Tensor], changed: bool = False) -> Iterator[
         with GatheredParameters(sharded, modifier_rank=0):
             yield
         return
-    apart = [weight for weight in dict.fromkeys(sharded) if weight.ds_status is not ZeroParamStatus.AVAILABLE]
+    unavailable = [weight for weight in dict.fromkeys(sharded) if weight.ds_status is not ZeroParamStatus.AVAILABLE]
     try:
-        for some in _sent_together(apart):
-            for weight, numbers in zip(some, _whole(some), strict=True):
+        for group in _sent_together(unavailable):
+            for weight, numbers in zip(group, _whole(group), strict=True):
                 weight.data, weight.ds_status = numbers, ZeroParamStatus.AVAILABLE
         yield
     finally:
-        for weight in apart:
+        for weight in unavailable:
             weight.data, weight.ds_status = weight.data.new_empty(0), ZeroParamStatus.NOT_AVAILABLE
 
 

@@ -13,7 +13,7 @@ from align.runtime.distributed import largest
 class BackgroundWork:
     """One piece of work at a time, in a thread of each process; all processes start it and wait for it together.
 
-    The thread is no daemon: what it has begun is brought to its end also if the run ends by an error.
+    The thread is no daemon: it finishes its work even if the run ends by an error.
 
     Args:
         accelerator: the processes.
@@ -27,7 +27,7 @@ class BackgroundWork:
         self._group: torch.distributed.ProcessGroup | None = None
 
     def group(self) -> torch.distributed.ProcessGroup | None:
-        """The processes as the threads reach them, apart from the exchanges of the training; None: there is one process."""
+        """A group of all processes for the threads, apart from the training's own exchanges; None for a single process."""
         if self._group is None and self.accelerator.num_processes > 1:
             self._group = torch.distributed.new_group(timeout=timedelta(seconds=self.timeout), backend="gloo")
         return self._group
@@ -41,10 +41,10 @@ class BackgroundWork:
     def _do(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # raised where the run looks for it
+        except Exception as error:  # raised by `check` or `finish`
             self._error = error
 
-    def look(self) -> None:
+    def check(self) -> None:
         """If the work has ended on all processes, raise the error that it ended with; otherwise go on."""
         if self._thread and not largest(int(self._thread.is_alive()), self.accelerator):
             self.finish()

@@ -240,7 +240,7 @@ class Run:
                 yield update
                 self.memory.hold_to_estimate()
                 self.progress.update(self.task, completed=update)
-                self.background.look()
+                self.background.check()
                 if self.config.save_every and update % self.config.save_every == 0:
                     save(update)
                     self.saved = update

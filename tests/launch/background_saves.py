@@ -27,7 +27,7 @@ run.config.checkpoint_in_background = True
 save_checkpoint(run, optimization, 1, {"sums": []})
 for _ in range(100):  # of the training, while the threads exchange something else
     sums.append(float(sum_across_processes(torch.tensor(float(rank + 1)), run.accelerator)))
-    run.background.look()
+    run.background.check()
 run.background.finish()
 run.config.checkpoint_in_background = False
 save_checkpoint(run, optimization, 2, {"sums": []})

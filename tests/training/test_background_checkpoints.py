@@ -60,7 +60,7 @@ def test_training_goes_on_and_the_checkpoint_holds_what_was(tmp_path, disk):
     save_checkpoint(run, optimization, 1, progress)
     step(optimization)
     progress["beta"].append(0.2)
-    run.background.look()  # does not wait
+    run.background.check()  # does not wait
     assert not list(tmp_path.glob("checkpoints/update-*"))
     disk.set()
     run.close()

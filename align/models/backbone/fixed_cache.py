@@ -90,11 +90,11 @@ class FixedState(DecodingState):
         """Record a step. What kernels set up at their first call must not be recorded: one step is computed and undone."""
         changed = [self.mask, self.positions, self.column, *(layer.cumulative_length for layer in self.cache.layers)]
         before = [value.clone() for value in changed]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             self._compute(body)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         for value, old in zip(changed, before, strict=True):
             value.copy_(old)
         self.graph = torch.cuda.CUDAGraph()
