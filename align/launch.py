@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 
 
 LOST_PROCESS = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL error", "Broken pipe")
-"""What gloo and NCCL say when a process that they wait for is gone, or its machine cannot be reached."""
+"""Messages of gloo and NCCL about a process that has gone, or whose machine cannot be reached."""
 
 
 @contextmanager

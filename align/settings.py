@@ -64,7 +64,7 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class HeadConfig:
-    """What a head on a model reads."""
+    """Settings of the layers that a head on a model reads."""
 
     read_layers: ReadLayers = option(
         "last",

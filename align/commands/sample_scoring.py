@@ -138,7 +138,7 @@ def score(
 
 
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
-    """What scores responses of `loaded`."""
+    """A scorer of responses of `loaded`."""
     return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=computes_on_cpu()), batch_tokens)
 
 

@@ -129,7 +129,7 @@ class Prediction(NamedTuple):
 
 
 class Role(Enum):
-    """What an `ActorCritic` is asked to compute."""
+    """The outputs that an `ActorCritic` can compute."""
 
     POLICY = "policy"
     REFERENCE = "reference"
@@ -279,7 +279,7 @@ class Roles:
         return cast(Tensor, self.actor_critic(Role.LANGUAGE_MODEL, prompt, response, 1.0, prompt_index))
 
     def reward_of(self, adapter: str) -> Callable[[Padded, Padded, Tensor | None], Tensor]:
-        """What computes rewards [R] with a reward model that is an adapter on the policy's base; called as `RewardModel`."""
+        """A function like `RewardModel.forward`, for a reward model that is an adapter on the policy's base; returns [R]."""
 
         def rewards(prompt: Padded, response: Padded, prompt_index: Tensor | None) -> Tensor:
             return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_index, adapter))

@@ -10,7 +10,7 @@ from align.tensor_ops import length_mask, whiten
 
 
 class AdvantageEstimate(NamedTuple):
-    """What policy and critic learn from."""
+    """The targets of policy and critic."""
 
     advantages: Tensor
     """[B, T] for the policy's loss, 0 past the end."""

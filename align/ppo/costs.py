@@ -16,7 +16,7 @@ class RoleFlopsProfiles(NamedTuple):
     rewards: tuple[FlopsProfile, ...] = ()
     """One of each reward model."""
     rules: FlopsProfile | None = None
-    """Of the rule model."""
+    """The shape of the rule model."""
     rule_lengths: tuple[int, ...] = ()
     """Tokens of each rule that it reads after a response."""
     start: FlopsProfile | None = None

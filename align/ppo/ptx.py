@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 FITTED_EXAMPLES = 16
 """Examples checked at the start for whether they fit the model."""
 SENTENCE_ENDS = (".", "!", "?")
-"""What the last token of a sentence ends in, for the shuffling of sentences."""
+"""Characters that end the last token of a sentence, for the shuffling of sentences."""
 
 
 @dataclass(frozen=True)

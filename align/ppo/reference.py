@@ -11,7 +11,7 @@ from align.models.loading import LoadedModel
 from align.models.roles import REFERENCE_ADAPTER
 
 FILE = "reference.safetensors"
-"""In a checkpoint: the reference's weights, once it is no longer the starting model."""
+"""The file in a checkpoint with the reference's weights, once it is no longer the starting model."""
 
 
 class ReferenceRefresh:

@@ -26,7 +26,7 @@ class Rollout:
     ended: list[bool]
     texts: list[str]
     log_probs: list[list[float]] | None = None
-    """Of each response token, as the engine computed it; None if the policy itself sampled."""
+    """Log-prob of each response token as the engine computed it; None if the policy itself sampled."""
 
     def __len__(self) -> int:
         return len(self.prompts)

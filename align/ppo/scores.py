@@ -49,7 +49,7 @@ class Scores(NamedTuple):
     reported: Tensor
     """After the rules, on the scale of the rewards."""
     learned: Tensor
-    """What the policy learns from."""
+    """The scores that the policy learns from."""
 
 
 class ScoreShaping:

@@ -55,7 +55,7 @@ class RewardAdapter(NamedTuple):
 
     head: ScalarHead
     mean: float
-    """Of its rewards over demonstrations."""
+    """The mean of its rewards over demonstrations."""
     adapter: str
     """Its adapter's name on that base."""
 
@@ -77,7 +77,7 @@ class RewardSource(NamedTuple):
     loaded: LoadedReward | None = None
 
     def scorer(self, policy: LoadedModel, roles: Roles, accelerator: Accelerator, budget: int) -> RewardModelScorer:
-        """What scores with it.
+        """The scorer of this model.
 
         Args:
             budget: padded tokens that are read at once.

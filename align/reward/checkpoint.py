@@ -40,12 +40,12 @@ INSIDE = "backbone."
 
 
 class ScorerKind(NamedTuple):
-    """What a model with a scalar head says, by the file of facts that its folder holds."""
+    """A kind of model with a scalar head, recognized by the file of facts in its folder."""
 
     facts: str
     name: str
     command: str
-    """Of `align`: what trains one."""
+    """The command of `align` that trains one."""
 
 
 REWARD = ScorerKind(FACTS, "reward model", "reward")
@@ -150,7 +150,7 @@ def layers_read(folder: str, kind: ScorerKind = REWARD) -> ReadLayers:
 
 
 def trained_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was learned of how to read layers, for the file of the head, out of a trained module's state."""
+    """The trained weights of layers in a head's input, from a module's state, for the head's file."""
     return {name.removeprefix(INSIDE): value for name, value in state.items() if name.startswith(f"{INSIDE}layers.")}
 
 

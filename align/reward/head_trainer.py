@@ -1,4 +1,4 @@
-"""What the trainers of models with scalar heads share: reward models, rule models, attribute models."""
+"""The common base of the trainers of models with scalar heads: reward, rule and attribute models."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

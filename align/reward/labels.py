@@ -1,4 +1,4 @@
-"""What a reward model learns of rankings: their order alone, or also how sure, how far apart and how often tied."""
+"""The targets that rankings give a reward model: their order alone, or also certainty, distance and ties."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

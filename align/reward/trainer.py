@@ -100,7 +100,7 @@ def run_reward(config: RewardConfig) -> Path:
 
 
 def build_module(config: RewardConfig, loaded: LoadedModel, head: ScalarHead) -> RewardModel:
-    """What is trained: with a language-model loss, the vocabulary matrix too.
+    """The module that is trained: with a language-model loss, the vocabulary matrix too.
 
     Raises:
         UserError: if a model without such a matrix is to predict.

@@ -37,7 +37,7 @@ def bfloat16_is_fast() -> bool:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """What this machine's CPU can do, by the names of Linux; empty on another system."""
+    """The features of this machine's CPU, by Linux' names; empty on another system."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         return frozenset(next((line for line in file if line.startswith(("flags", "Features"))), "").split())
     return frozenset()

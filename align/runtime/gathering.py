@@ -76,7 +76,7 @@ def _whole(weights: Sequence[Any]) -> list[Tensor]:
 
 
 NOTHING = 2**31
-"""What a process asks for that needs no more layers: a number above that of every layer."""
+"""The request of a process that needs no more layers: a number above that of every layer."""
 
 
 class LayerGathering:

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from align.runtime.distributed import largest, zero_stage
 
 _loading_for: list[Accelerator] = []
-"""Whose processes share what is loaded now; empty: every process loads whole models."""
+"""The accelerator whose processes shard the models being loaded; empty: every process loads whole models."""
 
 
 def is_sharded(weight: Tensor) -> bool:
@@ -108,7 +108,7 @@ def sharded_loading(accelerator: Accelerator) -> Iterator[None]:
 
 
 def loading_accelerator() -> Accelerator | None:
-    """Whose processes share a model that is loaded now; None: it is loaded whole."""
+    """The accelerator whose processes shard a model being loaded; None: it is loaded whole."""
     return _loading_for[-1] if _loading_for else None
 
 

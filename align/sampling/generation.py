@@ -52,7 +52,7 @@ class Responses:
     ids: list[list[int]]
     ended: list[bool]
     log_probs: list[list[float]] | None = None
-    """Of each token, as computed by an engine other than the trained model; None if it is the trained model."""
+    """Log-prob of each token by an engine other than the trained model; None if that model sampled."""
 
 
 def row_uniforms(rows: int, sampling: Sampling, seed: int, stream: Stream, *key: int) -> Tensor:

@@ -131,7 +131,7 @@ def _vllm_errors(what: str, advice: str) -> Iterator[None]:
 
 
 class _ServedModel(nn.Module):
-    """What `VLLMGeneration` reads of a model: where vLLM finds it, and its weights as vLLM loads them."""
+    """The part of a model that `VLLMGeneration` uses: its folder, and its weights as vLLM loads them."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()

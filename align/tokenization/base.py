@@ -59,7 +59,7 @@ class Tokenization:
     """For a tokenizer without a template of its own."""
 
     def _prepare(self) -> None:
-        """What a kind of tokenization has to settle first."""
+        """Set up what this kind of tokenization needs."""
 
     def _find_end_of_turn(self) -> int:
         """The token that the template puts after an assistant's message; end-of-sequence if it puts none."""

@@ -1,4 +1,4 @@
-"""What is learned of a demonstration: the assistant's turns, in one row where the chat template allows it."""
+"""The parts of a demonstration that are learned: the assistant's turns, in one row if the chat template allows it."""
 
 from align.data.records import Conversation, Demonstration
 from align.examples import EncodedDemonstration

@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 class _Contents(NamedTuple):
-    """What this process writes into a checkpoint."""
+    """The tensors that this process writes into a checkpoint."""
 
     parts: Mapping[str, Part] | None
     """Its parts of a state that is sharded; None: the state is not."""

@@ -122,7 +122,7 @@ class DeepSpeedOptimization(Optimization):
         self.module.zero_grad()
 
     def state(self) -> tuple[Mapping[str, Tensor | Part], dict[str, float]]:
-        """What this process keeps of masters and moments: nothing is gathered."""
+        """This process's parts of masters and moments; nothing is gathered."""
         tensors: dict[str, Tensor | Part] = {}
         for name, weight in self.trainable.items():
             own = {"master" if key is None else key: _own_part(weight, key) for key in (None, *MOMENTS)}
@@ -170,7 +170,7 @@ def _convert_new_weights(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _own_part(weight: Tensor, moment: str | None = None) -> Part | None:
-    """What this process keeps of a weight's float32 master, or of one of its moments; None: nothing."""
+    """This process's part of a weight's float32 master, or of one of its moments; None: it has none."""
     state: Any = weight
     if is_sharded(weight):
         values = safe_get_local_fp32_param(weight) if moment is None else safe_get_local_optimizer_state(weight, moment)

@@ -72,7 +72,7 @@ class Batches(Protocol):
         """The examples of an update, which is counted from 1; called once for each update, in their order."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on from here, as JSON values; empty where the number of the update says all."""
+        """State for a checkpoint, as JSON values; empty if the number of the update is enough to continue."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -170,7 +170,7 @@ class Epochs:
         """Nothing is to be done."""
 
     def _drawn(self, source: int, epoch: int) -> numpy.ndarray:
-        """What an epoch has of a source: its whole passes, and parts of passes in an order of their own."""
+        """A source's part of an epoch: its whole passes, and parts of passes in an order of their own."""
         size, count = self.sizes[source], self.counts[source]
         start, stop = epoch * count, (epoch + 1) * count
         parts = []

@@ -85,7 +85,7 @@ class MemoryEstimate:
 
 
 class Sharding(NamedTuple):
-    """What DeepSpeed shards: its ZeRO stage (0: none), the processes, and whether the optimizer is offloaded to the host."""
+    """DeepSpeed's sharding: its ZeRO stage (0: none), the processes, and whether the optimizer is offloaded to the host."""
 
     stage: int = 0
     processes: int = 1
@@ -93,7 +93,7 @@ class Sharding(NamedTuple):
 
     @classmethod
     def from_accelerator(cls, accelerator: Accelerator) -> "Sharding":
-        """As the launcher set it up."""
+        """The sharding that the launcher has set up."""
         plugin = accelerator.state.deepspeed_plugin
         if plugin is None:
             return cls()
@@ -103,7 +103,7 @@ class Sharding(NamedTuple):
 
 
 def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sharding: Sharding) -> MemoryEstimate:
-    """What a run holds whatever its batches are.
+    """The memory that a run holds independently of its batches.
 
     Args:
         optimizer: `adamw` or `adafactor`.

@@ -142,7 +142,7 @@ class Optimization:
         return rates | {"gradient_norm": self._apply()} | load
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer steps by: parameters with their rate."""
+        """The optimizer's parameter groups, with their rates."""
         return self.optimizer.param_groups
 
     def _apply(self) -> float:
@@ -250,7 +250,7 @@ def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[
 
 
 def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
-    """What the rate of each weight in a layer is multiplied by: `layer_decay` once for each layer above it, and once more.
+    """The factor of each weight's rate: `layer_decay` once for each layer above its own, and once more.
 
     Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
     """

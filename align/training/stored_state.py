@@ -26,18 +26,18 @@ PARTS = "parts"
 
 
 class Part(NamedTuple):
-    """What one process keeps of a tensor."""
+    """The part of a tensor that one process keeps."""
 
     values: Tensor
     """[n] a run of the flattened tensor."""
     start: int
-    """Where the run begins."""
+    """Index of the run's first number in the flattened tensor."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
 
 
 class _Place(NamedTuple):
-    """Where a run of a tensor is on disk."""
+    """The place of a run on disk."""
 
     file: Path
     start: int

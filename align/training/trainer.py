@@ -1,4 +1,4 @@
-"""What the trainers of stages that go through fixed examples for some epochs share."""
+"""The common base of trainers that make several passes over fixed examples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

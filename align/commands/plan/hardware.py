@@ -31,7 +31,7 @@ DEVICES = {  # memory in NVIDIA's GB, which are 10^9 bytes
 
 
 class Cost(NamedTuple):
-    """What some hours on some devices cost; `kwh` and `co2` (kg) are None where no power is known."""
+    """The cost of some hours on some devices; `kwh` and `co2` (kg) are None where no power is known."""
 
     hours: float
     kwh: float | None

@@ -11,7 +11,7 @@ from align.commands.plan.scaling import Allocation, ScalingLaw
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a stage will need.
+    """The needs of a stage.
 
     Attributes:
         flops: of each phase, over the whole run and all devices.

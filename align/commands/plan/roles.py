@@ -71,7 +71,7 @@ def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
 def layouts(
     roles: Mapping[str, HeldModel], temporary: int, optimizer: str, memory: float, gpu: str, devices: int
 ) -> list[Layout]:
-    """What each way to place a stage needs.
+    """The memory that each way to place a stage needs.
 
     Args:
         temporary: bytes of activations and logits at the peak.

@@ -14,7 +14,7 @@ STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "
 
 
 class Measured(NamedTuple):
-    """What a run reached: its stage, FLOPs and seconds, and its responses' mean length as a share of max_new_tokens."""
+    """A run's measurements: its stage, FLOPs and seconds, and its responses' mean length as a share of max_new_tokens."""
 
     stage: str
     flops: float

@@ -28,7 +28,7 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class PolicyResponses:
-    """What one policy answered: texts, rewards, token ids, whether each answer ended; a prompt's answers are adjacent."""
+    """The answers of one policy: texts, rewards, token ids, whether each answer ended; a prompt's answers are adjacent."""
 
     texts: list[str]
     rewards: list[float]

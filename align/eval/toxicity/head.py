@@ -26,7 +26,7 @@ MAX_TOKENS = 256  # what all-MiniLM-L6-v2 was trained to read (its model card)
 LAYERS = (4, 5, 6)
 """The upper half of 6. The last layer alone encodes topic more than rudeness; 1 to 3 added nothing on held-out texts."""
 BUCKETS = 1 << 16
-"""Of each kind of n-gram. The hash is MurmurHash3, which no version of scikit-learn may change."""
+"""Number of buckets for each kind of n-gram. The hash is MurmurHash3, which no version of scikit-learn may change."""
 CHARACTERS, WORDS = (3, 5), (1, 2)
 """Lengths of n-grams: of characters within a word and its borders, of words. No single letters: they would count length."""
 

@@ -21,7 +21,7 @@ from align.runtime.console import console
 
 @dataclass(frozen=True)
 class RewardedAnswers:
-    """What models answered and the rewards, by model and by the prompt's number.
+    """The answers of models and their rewards, by model and by the prompt's number.
 
     Attributes:
         scorer: the reward model's name.

@@ -1,4 +1,4 @@
-"""What every other module knows of a model: it reads prompts and responses.
+"""The interface of every model to the other modules: it reads prompts and responses.
 
 A decoder reads a prompt and its response as one row of tokens; an encoder-decoder reads the prompt with its encoder and the
 response with its decoder. Both return the same thing: hidden states from which response tokens are predicted
@@ -86,8 +86,8 @@ class Backbone(nn.Module, ABC):
         return self.hidden_size * (self.layers.width if self.layers else 1)
 
     @property
-    def _wanted(self) -> dict[str, bool]:
-        """What the model is asked for, for `_states`."""
+    def _output_arguments(self) -> dict[str, bool]:
+        """Arguments of the model's call, so that it returns what `_states` needs."""
         return {"output_hidden_states": True} if self.layers else {}
 
     def _states(self, output: Any) -> Tensor:

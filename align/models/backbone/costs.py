@@ -1,4 +1,4 @@
-"""What a model costs: the shape that FLOPs follow from, and the size of its cache."""
+"""Costs of a model: the numbers that its FLOPs follow from, and the size of its cache."""
 
 import re
 from functools import singledispatch

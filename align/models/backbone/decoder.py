@@ -66,7 +66,7 @@ class DecoderBackbone(Backbone):
             prompt = (prompt if prompt_index is None else prompt.rows(prompt_index)).with_prefix(prefix)
             prompt_index, prefix = None, ()
         rows = pack_rows(prompt, response, prompt_index)
-        extra: dict[str, Any] = dict(self._wanted)
+        extra: dict[str, Any] = dict(self._output_arguments)
         if packed or not self.causal:  # otherwise positions are 0..n-1, which every model assumes without position ids
             mask = packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal)
             extra |= {"position_ids": rows.positions + len(prefix), "attention_mask": pad(mask, (len(prefix), 0))}
@@ -88,7 +88,7 @@ class DecoderBackbone(Backbone):
         ids = pad(ids, (0, -ids.shape[1] % sequence.size))
         positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
         own = {"position_ids": sequence.own_tokens(positions), SEQUENCE: sequence}
-        own |= self._wanted
+        own |= self._output_arguments
         return sequence.all_tokens(self._read(sequence.own_tokens(ids), **own))
 
     def _read_prefix(self, prefix: Sequence[int]) -> PrefixCache:

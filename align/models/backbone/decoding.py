@@ -1,4 +1,4 @@
-"""What is kept of tokens that were read, for the tokens that follow. `fixed_cache` has a form that a GPU can record."""
+"""The state that is kept of tokens already read. `fixed_cache` has a form that a GPU can record."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class PrefixCache(DynamicCache):
 
 
 class DecodingState:
-    """What sampling carries from token to token: the cache, and which of its columns are padding."""
+    """The state of sampling between tokens: the cache, and which of its columns are padding."""
 
     def __init__(self, cache: Any, attention_mask: Tensor, positions: Tensor, encoded: Tensor | None = None) -> None:
         self.cache = cache

@@ -161,7 +161,7 @@ class EncoderBackbone(Backbone):
         return torch.cat([states.sum(1) / response.lengths[:, None], hidden[:, self._summary_column]], dim=1)
 
     def _read(self, rows: EncoderRows) -> Tensor:
-        return self._states(self.model.base_model(**rows.inputs, **self._wanted))
+        return self._states(self.model.base_model(**rows.inputs, **self._output_arguments))
 
     @property
     def _summary_column(self) -> int:

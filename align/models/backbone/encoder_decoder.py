@@ -81,7 +81,7 @@ class EncoderDecoderBackbone(Backbone):
             encoder_hidden_states=encoded,
             encoder_attention_mask=prompt_mask,
             use_cache=False,
-            **self._wanted,
+            **self._output_arguments,
         )
         return self._states(output)
 

@@ -132,7 +132,7 @@ def linear_layers(model: PreTrainedModel) -> list[str] | None:
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """What PEFT has to know of the kind of a model; its task type is written into adapters for PEFT's own classes."""
+    """PEFT's settings for the kind of a model; the task type is written into adapters for PEFT's own classes."""
     if is_encoder(model.config):
         return {"task_type": "SEQ_CLS", "modules_to_save": head_modules(model)}
     return {"task_type": "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"}

@@ -13,7 +13,7 @@ LAST = 4
 
 
 class LayerFeatures(nn.Module):
-    """What a head reads of the states of all layers.
+    """A head's input, made of the states of all layers.
 
     Args:
         choice: `last_four` joins the states of the last four layers (frozen, BERT came to an F1 of 96.1 with them and of
@@ -30,7 +30,7 @@ class LayerFeatures(nn.Module):
 
     @property
     def width(self) -> int:
-        """How many times as wide as a state it is."""
+        """Its width, as a multiple of a state's."""
         return LAST if self.choice == "last_four" else 1
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:

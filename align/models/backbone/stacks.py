@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from align.errors import UserError
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
-"""What configs call the number of layers of a decoder, an encoder, or each of both."""
+"""Names in configs for the number of layers of a decoder, of an encoder, or of each."""
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Config fields with an entry for each layer."""
 
