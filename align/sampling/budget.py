@@ -5,8 +5,8 @@ from align.sampling.generation import Sampling
 from align.training.memory import Memory, cache_bytes
 
 SHARE_OF_FREE_MEMORY = 0.5
-"""Of the memory that weights and optimizer leave, the share that sampling uses: while a token is appended to the cache or a row
-leaves it, one layer is there twice, and torch keeps freed blocks of sizes that no longer fit."""
+"""Of the memory that weights and optimizer leave, the share that sampling uses. While a token is appended to the cache or a
+row leaves it, one layer is there twice, and torch keeps freed blocks of sizes that no longer fit."""
 
 
 def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
