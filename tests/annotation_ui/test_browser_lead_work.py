@@ -57,6 +57,20 @@ def check_looks(page: Page, name: str) -> None:
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
+def delete_and_restore(page: Page, name: str) -> None:
+    """The only batch, which holds judgments, is deleted and brought back."""
+    panel = open_tab(page, "Batches")
+    panel.locator("[data-key] button").click()
+    expect(panel.get_by_role("textbox", name="Name")).to_have_value(name)  # a batch that is opened closes the question
+    panel.get_by_role("button", name="Delete", exact=True).click()
+    expect(panel.get_by_text("you can restore it")).to_be_visible()
+    panel.get_by_role("button", name="Yes, delete").click()
+    expect(panel.locator(".empty")).to_be_visible()
+    choose(panel, "Deleted batches that hold judgments", name)
+    panel.get_by_role("button", name="Restore").click()
+    expect(panel.locator("[data-key]")).to_have_count(1)
+
+
 def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app: Server, browser: Browser) -> None:
     for scheme in ("light", "dark"):
         page = new_app.page(browser, "boss", "lead", color_scheme=scheme)
@@ -132,27 +146,7 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app: Server, browse
     panel = open_tab(page, "Disagreements")
     expect(panel.locator(".empty")).to_contain_text("disagree on nothing")
 
-    assert dialogs == []
-    page.context.close()
-
-
-def test_a_batch_with_judgments_is_deleted_and_restored(new_app: Server, browser: Browser) -> None:
-    new_app.add_batch(rank_rows(1), name=HOSTILE)
-    rank(new_app, "ann", [[1, 2, 3, 4]])
-    page = new_app.page(browser, "boss", "lead")
-    dialogs: list[str] = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-    page.goto("/lead/")
-    panel = open_tab(page, "Batches")
-    panel.locator("[data-key] button").click()
-    expect(panel.get_by_role("textbox", name="Name")).to_have_value(HOSTILE)  # a batch that is opened closes the question
-    panel.get_by_role("button", name="Delete", exact=True).click()
-    expect(panel.get_by_text("you can restore it")).to_be_visible()
-    panel.get_by_role("button", name="Yes, delete").click()
-    expect(panel.locator(".empty")).to_be_visible()
-    choose(panel, "Deleted batches that hold judgments", HOSTILE)
-    panel.get_by_role("button", name="Restore").click()
-    expect(panel.locator("[data-key]")).to_have_count(1)
+    delete_and_restore(page, HOSTILE)
     assert dialogs == []
     page.context.close()
 
