@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sqlalchemy.exc import DatabaseError
 
@@ -93,29 +93,31 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--max-words", type=int, help="length hint (task demonstrate)")
     batch.set_defaults(run=_import)
 
-    export_command = commands.add_parser("export", help="write judgments for training, with a manifest")
-    export_command.add_argument("record", choices=tuple(RECORDS))
-    export_command.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
-    export_command.add_argument(
-        "--aggregated", action="store_true", help="one row for each item instead of one for each labeler"
-    )
-    export_command.add_argument("--since", type=_parse_time, metavar="TIME", help="only judgments from then on (ISO 8601)")
-    export_command.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
-    export_command.add_argument("--include-gold", action="store_true", help="gold items too")
-    export_command.add_argument(
-        "--all-tied", action="store_true", help="rankings that tie all responses too (training refuses them)"
-    )
-    export_command.add_argument(
-        "--preferences",
-        action="store_true",
-        help="with aggregated rankings: how probable each order is, by labelers' reliability (for soft_targets)",
-    )
-    export_command.set_defaults(run=_export)
+    _add_export_command(commands)
 
     migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
     migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
     migrate.set_defaults(run=_migrate)
     return parser
+
+
+def _add_export_command(commands: Any) -> None:
+    command = commands.add_parser("export", help="write judgments for training, with a manifest")
+    command.add_argument("record", choices=tuple(RECORDS))
+    command.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
+    command.add_argument("--aggregated", action="store_true", help="one row for each item instead of one for each labeler")
+    command.add_argument("--since", type=_parse_time, metavar="TIME", help="only judgments from then on (ISO 8601)")
+    command.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
+    command.add_argument("--include-gold", action="store_true", help="gold items too")
+    command.add_argument(
+        "--all-tied", action="store_true", help="rankings that tie all responses too (training refuses them)"
+    )
+    command.add_argument(
+        "--preferences",
+        action="store_true",
+        help="with aggregated rankings: how probable each order is, by labelers' reliability (for soft_targets)",
+    )
+    command.set_defaults(run=_export)
 
 
 def _make_folder(folder: Path) -> None:
