@@ -7,7 +7,7 @@ from typing import Any
 from align.data.conversation import check_conversation
 from align.data.fields import check_row, id_or_none, text_or_none
 from align.data.judgments import AttributeJudgment, RuleJudgment
-from align.data.layouts import instructions, pairs, votes
+from align.data.layouts import instructions, pairs, sampled, votes
 from align.data.layouts import open_assistant as oasst
 from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.errors import UserError
@@ -74,6 +74,7 @@ _is_ultrafeedback_pair = _has("instruction", "chosen_response")
 _is_alpaca = _has("instruction", "output")
 _is_dolly = _has("instruction", "response", without=("completions", "chosen_response"))
 _is_shp = _has_any("human_ref_A", "human_ref_B")
+_is_sampled = _has("prompt", "responses", "model", without=("ranks",))
 _is_scored = _has("question", "answers")
 _is_judgment = _has_any("verdict", "rule")
 _is_stack_pair = _has("question", "response_j")
@@ -84,6 +85,7 @@ FORMATS: tuple[Format, ...] = (
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _own(Demonstration)),
     Format("messages", Demonstration, "messages", _has("messages"), _own(Demonstration)),
+    Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, sampled.demonstrations),
     Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, instructions.alpaca),
     Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, instructions.dolly),
     Format("OpenAssistant messages", Demonstration, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),

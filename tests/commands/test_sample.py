@@ -8,7 +8,7 @@ import torch
 
 from align import cli
 from align.commands.sample_scoring import score
-from align.data import Prompt
+from align.data import Demonstration, Prompt, read_records
 from align.examples import EncodedPrompt
 from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
@@ -82,6 +82,8 @@ def test_best_of_keeps_the_best_of_what_it_would_have_drawn(tmp_path, prompts, r
             assert kept["responses"][number] == drawn["responses"][winner]
             assert kept["rewards"][number] == pytest.approx(drawn["rewards"][winner], abs=1e-5)
         assert len(set(drawn["rewards"])) == 6
+    learned = list(read_records(str(tmp_path / "best.jsonl"), Demonstration))
+    assert [record.continuation[0]["content"] for record in learned] == [text for row in best for text in row["responses"]]
 
 
 @pytest.mark.parametrize("policy", ["tiny-gpt2", "tiny-t5"])

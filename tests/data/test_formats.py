@@ -33,6 +33,11 @@ ROWS = [
         [Demonstration(prompt=(user("1"),), continuation=(assistant("2"), user("3"), assistant("4")))],
     ),
     (
+        "sampled",
+        {"id": "7", "prompt": "Hi", "responses": ["a", "b"], "model": ["m", "m"], "category": "c", "rewards": [1.0, 0.5]},
+        [Demonstration(prompt=HI, continuation=(assistant(text),), id="7", category="c") for text in "ab"],
+    ),
+    (
         "ranking",
         {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1], "labeler": "ann", "created": "today"},
         [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), labeler="ann")],
