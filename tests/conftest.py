@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from align.ppo.rollout import Rollout
     from align.training.run import Run
 
-pytest_plugins = ["tests.slow_tests"]
+pytest_plugins = ["tests.slow_tests", "tests.vllm_stand_in"]
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")

@@ -1,50 +1,10 @@
-"""PPO with vLLM: a stand-in for its server and its engine, the settings of runs, and an engine alone."""
-
-from __future__ import annotations
+"""PPO with vLLM: the settings of its runs, and an engine alone."""
 
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 import pytest
 
 from tests.sampling.prompts import PROMPTS
-
-if TYPE_CHECKING:
-    from vllm.server import Server
-
-STAND_IN = Path(__file__).with_name("stand_in")
-
-
-@pytest.fixture(scope="module")
-def stand_in_vllm() -> Iterator[None]:
-    """For a module's tests, `import vllm` gives the stand-in, and TRL's own client and generation run over it."""
-    with pytest.MonkeyPatch.context() as path, patch.dict(os.environ):  # TRL sets RANK and its like for vLLM
-        path.syspath_prepend(STAND_IN)
-        yield
-    bound = [name for name in sys.modules if name.startswith(("vllm", "trl.generation", "align.sampling.vllm_"))]
-    for name in bound:
-        del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def serve(stand_in_vllm) -> Iterator[Callable]:
-    """`serve(folder)`: a stand-in server for a folder's model, stopped when the module's tests are over."""
-    from vllm.server import Server
-
-    made = []
-
-    def start(folder: str) -> Server:
-        made.append(Server(folder))
-        return made[-1]
-
-    yield start
-    for server in made:
-        server.stop()
 
 
 @pytest.fixture
