@@ -43,7 +43,9 @@ export function mount(root, view, context) {
 
   async function preview() {
     if (!shown.hidden) return write();
-    shown.innerHTML = (await call("POST", "preview", { text: text.value })).html; // rendered and sanitized by the server
+    const rendered = await call("POST", "preview", { text: text.value }).catch(() => null);
+    if (!rendered) return context.toast("There is no preview now. Try again.");
+    shown.innerHTML = rendered.html; // sanitized by the server
     shown.hidden = false;
     text.hidden = true;
     button.firstChild.textContent = "Write ";

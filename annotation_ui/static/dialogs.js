@@ -59,7 +59,7 @@ export function askForSkip(frame, skip) {
   const form = h("form", { class: "skip", onsubmit: (event) => { event.preventDefault(); finish(own.value.trim()); },
     onkeydown: (event) => {
       event.stopPropagation();
-      if (event.target === own || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.repeat || event.target === own || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key.toLowerCase() === "s") finish("");
       else choices[Number(event.key) - 1]?.click();
     } },

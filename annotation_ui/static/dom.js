@@ -22,6 +22,12 @@ export class RefusedError extends Error {
   }
 }
 
+// The server answers, but cannot do it now.
+class UnavailableError extends Error {}
+
+// What is said while a request is repeated.
+export const retryText = (error) => `${error instanceof UnavailableError ? "The server cannot answer" : "No connection"}, trying again…`;
+
 let signIn = null;
 
 // `ask` is called when a request finds the session ended; the request is repeated once its promise is fulfilled.
@@ -38,7 +44,8 @@ export async function request(path, options = {}) {
   }
 }
 
-// JSON in, JSON out. Throws TypeError after a network or server failure (try again), RefusedError if the request is refused.
+// JSON in, JSON out. Throws TypeError without a connection and UnavailableError if the server fails (try again), RefusedError
+// if the request is refused.
 export async function call(method, path, body, options = {}) {
   const response = await request(path, {
     method,
@@ -51,19 +58,19 @@ export async function call(method, path, body, options = {}) {
 }
 
 export async function refusal(response) {
-  if (response.status >= 500) return new TypeError("the server cannot answer now");
+  if (response.status >= 500) return new UnavailableError("the server cannot answer now");
   const answer = await response.json().catch(() => ({}));
   return new RefusedError(response.status, typeof answer.error === "string" ? answer.error : "the server refused the request");
 }
 
-// Repeats a request until the server answers; its request id makes it count once. `onRetry` is called before each pause.
+// Repeats a request until the server answers; its request id makes it count once. `onRetry(error)` is called before each pause.
 export async function callUntilAnswered(method, path, body, onRetry) {
   for (let pause = 500; ; pause = Math.min(pause * 2, 8000)) {
     try {
       return await call(method, path, body);
     } catch (error) {
       if (error instanceof RefusedError) throw error;
-      onRetry();
+      onRetry(error);
       await new Promise((wake) => setTimeout(wake, pause));
     }
   }

@@ -8,7 +8,7 @@ const RETRY = 2000; // ms after a failure
 const WINDOW = requestId(); // the server tells two windows with the same item apart
 
 export class Drafts {
-  // `report`: {saved(held), unsaved(), noConnection(), elsewhere(), refused(error)}.
+  // `report`: {saved(held), unsaved(), retrying(error), elsewhere(), refused(error)}.
   constructor(report) {
     this.report = report;
     this.saving = Promise.resolve();
@@ -97,7 +97,7 @@ export class Drafts {
       if (error instanceof RefusedError) return this.report.refused(error);
       if (!body.sequence) return;
       this.failed = this.dirty = true;
-      this.report.noConnection();
+      this.report.retrying(error);
       this.timer = setTimeout(() => this.save(), RETRY);
     }
   }

@@ -1,10 +1,11 @@
 // The parts of the page around the item: tabs, action buttons, messages, dialogs.
 
-import { h } from "./dom.js";
+import { h, isRaw, toggleRaw } from "./dom.js";
 
-// `account`: what /api/tasks returns; `handlers`: {task(name), history, guidelines, help, raw, undo, skip, submit}.
+// `account`: what /api/tasks returns; `handlers`: {task(name), history, guidelines, help, undo, skip, submit}.
 export class Frame {
   constructor(root, account, handlers) {
+    this.root = root;
     this.tabs = h("nav", { class: "tabs", "aria-label": "Tasks" }, account.tasks.map((task) =>
       h("button", { type: "button", "data-task": task.name, class: task.open ? "" : "quiet", onclick: () => handlers.task(task.name) }, task.title)));
     this.saved = h("span", { class: "saved", role: "status" });
@@ -12,12 +13,13 @@ export class Frame {
     this.count = h("span", { class: "count" });
     this.today = h("span", { class: "today" });
     this.raw = h("button", { class: "link", type: "button", "data-action": "raw", title: "Show texts as they were written (R)",
-      onclick: handlers.raw }, "Raw text");
+      "aria-pressed": String(isRaw()), onclick: () => this.toggleRaw() }, "Raw text");
     this.problem = h("span", { class: "problem" });
     this.stage = h("div", { class: "stage", id: "stage" });
     this.live = h("div", { class: "visually-hidden", "aria-live": "polite" });
     this.toastBox = h("div", { class: "toast", role: "alert", hidden: true });
-    this.dialog = h("dialog", { class: "sheet" });
+    this.dialog = h("dialog", { class: "sheet", // the Enter that opened it, still held, does not close it
+      onkeydown: (event) => event.repeat && event.key === "Enter" && event.preventDefault() });
     this.actions = actionBar(this, handlers);
     const bar = header(this, account, handlers);
     new ResizeObserver(() => root.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar); // for what sticks below it
@@ -40,8 +42,15 @@ export class Frame {
     this.today.textContent = counts ? `${counts.today} today` : "";
   }
 
-  showRaw(raw) {
+  toggleRaw() {
+    const raw = toggleRaw(this.root);
     this.raw.setAttribute("aria-pressed", String(raw));
+    this.live.textContent = raw ? "Texts as they were written" : "Texts rendered";
+  }
+
+  // In the corner: whether the draft is saved, or why not yet.
+  showStatus(text) {
+    this.saved.textContent = text;
   }
 
   // A message above the item, with buttons.

@@ -1,14 +1,41 @@
 // My work: the labeler's submitted answers, newest first. One can be opened and changed; it counts as it is until then.
 
+import { setAddress } from "./address.js";
 import { h } from "./dom.js";
 
-export const help = [["↑ ↓", "choose an answer"], ["Enter", "open it to change it"], ["← →", "newer, older"],
+const help = [["↑ ↓", "choose an answer"], ["Enter", "open it to change it"], ["← →", "newer, older"],
   ["W or Esc", "back to labeling"]];
 
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
+// Shows one page of submitted answers in the workbench; `newer` holds the positions of the pages before this one.
+export async function openHistory(workbench, how, before = null, newer = []) {
+  const turn = workbench.takeTurn();
+  workbench.setBusy(true);
+  await workbench.drafts.save();
+  workbench.deciding = null;
+  const page = await workbench.ask("GET", before === null ? "history" : `history?before=${before}`);
+  if (turn !== workbench.turn) return;
+  if (!page) return workbench.stay();
+  workbench.leaveItem({ help });
+  setAddress(`?task=${workbench.task}&work`, how);
+  workbench.history = mountHistory(workbench.frame.stage, page, {
+    open: (row) => reopen(workbench, row),
+    older: () => openHistory(workbench, "pushState", page.rows.at(-1).judgment, [...newer, before]),
+    newer: newer.length ? () => openHistory(workbench, "pushState", newer.at(-1), newer.slice(0, -1)) : null,
+    leave: () => workbench.show(workbench.task),
+  });
+  workbench.root.scrollTo(0, 0);
+  workbench.history.focus();
+}
+
+async function reopen(workbench, row) {
+  const opened = await workbench.ask("POST", `assignments/${row.assignment}/reopen`, {});
+  if (opened) await (opened.deciding ? workbench.decide(row.task, null) : workbench.show(row.task));
+}
+
 // `page`: {rows, more}; `actions`: {open(row), newer() or null, older(), leave()}.
-export function mountHistory(root, page, actions) {
+function mountHistory(root, page, actions) {
   const entries = page.rows.map((row) => h("button", { type: "button", class: "work-row", "data-assignment": row.assignment,
     onclick: () => actions.open(row) },
     h("span", { class: "work-task" }, row.title),

@@ -1,6 +1,14 @@
 // The keyboard of the labelers' page. Keys between Enter and the next item are kept for that item.
 
-import { isTyping } from "./dom.js";
+import { h, isTyping } from "./dom.js";
+
+export const help = [["Enter", "submit"], ["U", "undo; with nothing to undo, reopen your last answer"],
+  ["S", "skip this item, with a reason or without (S S)"], ["R", "texts as they were written, or rendered"], ["W", "my work"],
+  ["G", "guidelines"], ["?", "this help"]];
+
+// Lists of [key, what it does] as one table.
+export const helpTable = (...lists) => h("table", { class: "keys" }, lists.flat().map(([key, text]) =>
+  h("tr", {}, h("th", {}, h("kbd", {}, key)), h("td", {}, text))));
 
 const MAX_AHEAD = 50;
 
@@ -43,9 +51,9 @@ export class Keys {
     const command = event.target instanceof HTMLElement && event.target.closest('a, summary, button:not([role="radio"], .chip)');
     if (command && event.key === "Enter") return false;
     if (workbench.item && workbench.page.key(event)) return true;
-    const action = { enter: () => workbench.submit(), u: () => workbench.undo(), s: () => workbench.skip(), r: () => workbench.toggleRaw(),
+    const action = { enter: () => workbench.submit(), u: () => workbench.undo(event.repeat), s: () => workbench.skip(), r: () => workbench.frame.toggleRaw(),
       g: () => workbench.showGuidelines(), w: () => workbench.showHistory(), "?": () => workbench.showHelp() }[event.key.toLowerCase()];
-    action?.();
+    if (!event.repeat || event.key.toLowerCase() === "u") action?.(); // a key that is held decides one item, not the next ones
     return Boolean(action);
   }
 
@@ -57,14 +65,14 @@ export class Keys {
 
   keepForNext(event) {
     event.preventDefault();
-    const decides = /^(Enter|Escape|Tab|[usw?g])$/i.test(event.key); // nobody decides an item that is not shown yet
-    if (!event.repeat && !decides && this.ahead.length < MAX_AHEAD) this.ahead.push(event.key);
+    const leaves = /^(Enter|Escape|Tab)$/.test(event.key);
+    if (!event.repeat && !leaves && this.ahead.length < MAX_AHEAD) this.ahead.push(event.key);
   }
 
   replay() {
     for (const key of this.ahead.splice(0)) {
-      if (!isTyping(document.activeElement)) this.pressAtItem({ key });
-      else if (key.length === 1) document.execCommand("insertText", false, key);
+      if (isTyping(document.activeElement)) key.length === 1 && document.execCommand("insertText", false, key);
+      else if (!/^[usw?g]$/i.test(key)) this.pressAtItem({ key }); // nobody decides an item that was not shown yet
     }
   }
 

@@ -1,4 +1,5 @@
-// What the page says above an item: new guidelines, a lead's decision; and after a training item its known answer.
+// What the page says above an item (new guidelines, a lead's decision, another window), where there is none, and after a
+// training item: its known answer.
 
 import { call, h } from "./dom.js";
 
@@ -19,7 +20,16 @@ export function decisionBanner(deciding) {
     left, " ", h("a", { href: "/lead/" }, "Stop deciding"));
 }
 
-export function nothingToDo(again, undo) {
+// What `Frame.notice` takes where another window has changed the open item.
+export const otherWindowNotice = (takeOver, load) => ["You changed this item in another window. What you do in this one is not saved. ",
+  h("button", { type: "button", "data-action": "take-over", onclick: takeOver }, "Go on with what this window shows"), " ",
+  h("button", { type: "button", "data-action": "load", onclick: load }, "Show the other version")];
+
+// `lead`: whether a lead looks, who gets no labelers' items.
+export function nothingToDo(lead, again, undo) {
+  if (lead) return h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
+    h("p", {}, "Leads get no labelers' items: whoever does both has two names. What there is to decide is among the disagreements."),
+    h("a", { href: "/lead/" }, "To the lead's page"));
   return h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
     h("p", {}, "There are no items of this task left for you. Another task may have some, or the lead may add more."),
     h("button", { type: "button", onclick: again }, "Check again"), " ",

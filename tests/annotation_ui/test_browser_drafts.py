@@ -1,16 +1,18 @@
-"""Drafts are really kept: through an ended session, a reload, and a second window that shows the same item."""
+"""What was written or clicked is kept: through an ended session, a reload, a second window, a late answer, a held key."""
 
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from sqlalchemy import delete, select
 
 from annotation_ui.auth import Auth
+from annotation_ui.export import Selection, rows_to_export
 from annotation_ui.schema import Assignment, SignIn, User
 
 from .conftest import SCREENSHOTS
 from .running import Server
+from .test_browser_rank import open_rank
 
 pytestmark = pytest.mark.timeout(240)
 PASSWORD = "correct horse battery"
@@ -100,3 +102,55 @@ def test_a_second_window_says_what_is_saved(server: Server, browser: Browser) ->
     expect(one.locator("textarea")).to_have_value("second")
     one.context.close()
     two.context.close()
+
+
+def test_an_answer_that_is_late_does_not_disturb_the_next_task(server: Server, browser: Browser) -> None:
+    server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})] * 2, "compare")
+    server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
+    page = server.page(browser, "quick")
+    page.goto("/?task=compare")
+    page.wait_for_selector(".choices")
+    held: list[Route] = []
+    page.route("**/submit", lambda route: held.append(route))  # the answer takes its time
+    page.keyboard.press("t")
+    page.keyboard.press("Enter")
+    while not held:
+        page.wait_for_timeout(20)
+    page.click('[data-task="demonstrate"]')
+    page.wait_for_selector("textarea")
+    page.keyboard.type("on")
+    with page.expect_response("**/submit"):
+        held[0].continue_()
+    page.keyboard.type("ward")
+    expect(page.locator("textarea")).to_have_value("onward")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    assert stored_text(server, "quick") == "onward"
+    page.context.close()
+
+
+def test_a_key_that_is_held_decides_one_item(server: Server, browser: Browser) -> None:
+    batch = server.add_batch(5)
+    page = open_rank(server, browser, "holder")
+
+    def hold(key: str) -> None:
+        for _ in range(8):  # the browser repeats it, as a keyboard does
+            page.keyboard.down(key)
+            page.wait_for_timeout(60)
+        page.keyboard.up(key)
+
+    for done in (1, 2):
+        page.keyboard.type("1234")
+        page.keyboard.press("Enter")
+        expect(page.locator(".count")).to_have_text(f"{done} done")
+    page.keyboard.type("12")
+    hold("u")  # both places, and not the answers before
+    expect(page.locator(".problem")).to_have_text("Not placed yet: A, B, C, D")
+    expect(page.locator(".count")).to_have_text("2 done")
+    page.keyboard.press("u")
+    expect(page.locator(".count")).to_have_text("1 done")
+    hold("s")  # asks, and skips nothing
+    expect(page.locator("dialog[open] .skip")).to_be_visible()
+    assert rows_to_export(server.database, Selection("skips", batches=(batch,))) == []
+    page.keyboard.press("s")
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    page.context.close()

@@ -36,7 +36,7 @@ HIDDEN = """() => {
   const { top, bottom } = at.getBoundingClientRect();
   const above = document.querySelector('.top').getBoundingClientRect().bottom;
   const below = document.querySelector('.actions').getBoundingClientRect().top;
-  const fits = bottom - top < below - above;
+  const fits = bottom - top < below - above && at.tagName !== 'TEXTAREA'; // of a text, the line that is written
   return (fits ? top < above - 1 || bottom > below + 1 : top > below - 40) ? at.outerHTML.slice(0, 120) : '';
 }"""
 
@@ -114,20 +114,34 @@ def test_enter_submits_after_every_click(server: Server, browser: Browser) -> No
     page.context.close()
 
 
-def test_focus_is_never_hidden_and_radio_groups_have_arrow_keys(server: Server, browser: Browser) -> None:
-    server.add_batch([("t", {"prompt": "Q", "responses": [f"{k} " + "long text " * 150 for k in range(4)]})])
+@pytest.mark.parametrize(("width", "height"), [(1000, 620), (390, 640)])
+def test_focus_is_never_hidden_behind_the_bars(server: Server, browser: Browser, width: int, height: int) -> None:
+    long = [f"{k} " + "long text " * 150 for k in range(4)]
+    server.add_batch([("t", {"prompt": "Q", "responses": long})], overlap=2)
+    server.add_batch([("t", {"prompt": "Q", "responses": long[:2]})], "compare", overlap=2)
+    server.add_batch([("t", {"prompt": long[0]})], "demonstrate", overlap=2)
+    server.add_batch([("t", {"prompt": "Q", "response": long[0]})], "rules", rule_set="sparrow-dialogue", overlap=2)
+    page = server.page(browser, f"tabber-{width}", viewport={"width": width, "height": height})
+    for task, least in (("rank", 15), ("compare", 2), ("demonstrate", 1), ("rules", 15)):
+        page.goto(f"/?task={task}")
+        page.wait_for_selector(".task *")
+        for key, first in (("Tab", ""), ("Shift+Tab", '[data-action="undo"]')):
+            if first:
+                page.focus(first)
+                press(page, key)
+            stops = 0
+            while page.evaluate("document.activeElement.closest('.task') !== null") and stops < 150:
+                assert page.evaluate(HIDDEN) == "", (task, key)
+                press(page, key)
+                stops += 1
+            assert least <= stops < 150, (task, key)
+    page.context.close()
+
+
+def test_radio_groups_have_arrow_keys(server: Server, browser: Browser) -> None:
     server.add_batch([("t", {"prompt": "Q", "response": "a"})], "rules", rule_set="sparrow-dialogue")
-    page = open_rank(server, browser, "tabber", viewport={"width": 1000, "height": 620})
-    for task in (".card", ".rule"):
-        if task == ".rule":
-            page.click('[data-task="rules"]')
-            page.wait_for_selector(task)
-        stops = 0
-        while page.evaluate("document.activeElement.closest('.task') !== null") and stops < 120:
-            assert page.evaluate(HIDDEN) == ""
-            press(page, "Tab")
-            stops += 1
-        assert 15 < stops < 120
+    page = server.page(browser, "arrows")
+    page.goto("/?task=rules")
     page.locator('[data-rule="no-threats"] [data-verdict="violates"]').focus()
     press(page, "ArrowRight")
     chosen = page.locator('[data-rule="no-threats"] [data-verdict="unsure"]')
@@ -179,6 +193,23 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server: Server, browser: 
     press(page, "u")  # a skip that is taken back is no skip
     page.wait_for_selector(".card")
     assert len(rows_to_export(server.database, Selection("skips", batches=(batch,)))) == 2
+    page.context.close()
+
+
+def test_keys_typed_ahead_are_the_first_letters_of_the_next_text(server: Server, browser: Browser) -> None:
+    server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
+    page = server.page(browser, "hasty")
+    page.goto("/?task=demonstrate")
+    page.wait_for_selector("textarea")
+    page.keyboard.type("One.")
+    held: list[Any] = []
+    page.route("**/next", lambda route: held.append(route))
+    press(page, "Control+Enter", *"Was it us?")
+    while not held:
+        page.wait_for_timeout(20)
+    held[0].continue_()
+    expect(page.locator(".conversation")).to_contain_text("Q1")
+    expect(page.locator("textarea")).to_have_value("Was it us?")
     page.context.close()
 
 

@@ -78,7 +78,9 @@ def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app: Server, b
         expect(page.locator(".first-steps li.current")).to_contain_text("Add the people who label")
         for tab in TABS:
             panel = open_tab(page, tab)
-            if tab in ("Labelers", "Items", "Disagreements", "Batches"):
+            for shown in panel.locator(".lead-table").all():  # no table is just a head, or a hole
+                expect(shown.locator(".empty, tbody tr").first).to_be_visible()
+            if tab in ("Overview", "Labelers", "Items", "Disagreements", "Batches", "Rules and guidelines"):
                 expect(panel.locator(".empty").first).to_be_visible()
             check_looks(page, f"lead-empty-{scheme}-{tab}")
         if scheme == "light":
@@ -89,6 +91,10 @@ def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app: Server, b
             panel.get_by_role("button", name="Save guidelines").click()
             expect(panel.get_by_text("Saved as a new version.")).to_be_visible()
             expect(panel.locator('[data-key="1"]')).to_contain_text("boss")
+            page.get_by_role("link", name="Label", exact=True).click()
+            expect(page.locator(".nothing")).to_contain_text("Leads get no labelers' items")
+            page.get_by_role("link", name="To the lead's page").click()
+            expect(page.get_by_role("tab", name="Overview")).to_be_visible()
         page.context.close()
 
 

@@ -1,0 +1,14 @@
+// What the address of the page names: a task, My work, or a lead's decisions.
+
+// `names`: of all tasks; `account`: what /api/tasks returns. Without a task in the address, the first that has work.
+export function readAddress(names, account) {
+  const parameters = new URLSearchParams(location.search);
+  const firstOpen = account.tasks.find((task) => task.open)?.name ?? "rank";
+  return { task: names.includes(parameters.get("task")) ? parameters.get("task") : firstOpen, work: parameters.has("work"),
+    decides: parameters.has("decide") && account.lead, item: Number(parameters.get("decide")) || null };
+}
+
+// `how`: pushState for a step that the back button takes back, replaceState otherwise.
+export function setAddress(address, how) {
+  if (address !== location.search) history[how](null, "", address);
+}
