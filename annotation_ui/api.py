@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Literal
@@ -11,13 +10,11 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
 
 from annotation_ui import guidelines
 from annotation_ui.bodies import Draft, Next, Submission, Text, Undo
 from annotation_ui.counts import labeler_counts
 from annotation_ui.deciding import decision_routes
-from annotation_ui.health import database_error_line
 from annotation_ui.judgments import AssignmentContext, AssignmentNotFoundError, ConflictError
 from annotation_ui.leases import is_given_to
 from annotation_ui.markdown import messages_html, to_html
@@ -44,12 +41,6 @@ def add_routes(app: FastAPI, services: Services) -> None:
     def refuse(_: Request, error: Exception) -> JSONResponse:
         status = {AssignmentNotFoundError: 404, ConflictError: 409}.get(type(error), 422)
         return JSONResponse({"error": str(error)}, status)
-
-    @app.exception_handler(OperationalError)
-    def cannot_store(_: Request, error: OperationalError) -> JSONResponse:
-        """The disk is full or the database unavailable: the browser keeps the request and retries it."""
-        print(f"align annotate: the database failed: {database_error_line(error)}", file=sys.stderr, flush=True)
-        return JSONResponse({"error": "nothing can be stored now; this page tries again"}, 503)
 
 
 def _item_routes(services: Services) -> APIRouter:

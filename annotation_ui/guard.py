@@ -11,37 +11,29 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote, urlsplit
 
 from anyio import to_thread
+from sqlalchemy.exc import OperationalError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from annotation_ui.auth import Auth, SignedIn
-from annotation_ui.error_pages import error_page, wants_page
+from annotation_ui.error_pages import cannot_store, error_page, wants_page
+from annotation_ui.headers import PROTECTING
 
 COOKIE = "align_session"
 JSON = "application/json"
 MAX_BODY, MAX_UPLOAD_BODY = 1_000_000, 300_000_000
-_PUBLIC = ("/login", "/healthz", "/favicon.ico")
+_PUBLIC = ("/login", "/logout", "/healthz", "/favicon.ico")
 _PUBLIC_FILES = ("/ui/", "/assets/", "/static/", "/lead/assets/", "/lead/static/")
 # Everything of Gradio that the labelers' page needs: the page has no events, uploads or files.
 _LABELER_PAGE = ("/", "/config", "/theme.css", "/manifest.json", "/robots.txt", "/gradio_api/startup-events")
 _LABELER_PAGE_FILES = ("/svelte/", "/gradio_api/heartbeat/")
-_APP_ROUTES = ("/api/", "/logout", "/password")
+_APP_ROUTES = ("/api/", "/password")
 # Everything of Gradio that the lead's page needs: it reads files, proxies, runs and more under other paths.
 _LEAD_PAGE = ("/lead", "/lead/", "/lead/config", "/lead/theme.css", "/lead/manifest.json", "/lead/robots.txt",
               "/lead/gradio_api/queue/data", "/lead/gradio_api/startup-events")  # fmt: skip
 _LEAD_PAGE_FILES = ("/lead/svelte/", "/lead/gradio_api/heartbeat/", "/lead/exports/")
 _UPLOADS = "/lead/uploads"
 _LEAD_ACTIONS = ("/lead/gradio_api/queue/join", _UPLOADS)
-_HEADERS = {
-    # Gradio's pages need inline and evaluated script; nothing may be loaded from, or sent to, anywhere else.
-    "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",
-}
 
 
 class Guard:
@@ -56,16 +48,19 @@ class Guard:
             return
         if scope["type"] != "http":  # no part of the app uses another protocol
             return
-        refusal, signed_in = await self._check(scope)
+        try:
+            refusal, signed_in = await self._check(scope)
+        except OperationalError as error:
+            refusal, signed_in = (503, cannot_store(error), None), None
+        path, headers, cookie = scope["path"], Headers(scope=scope), None
+        if signed_in and signed_in.renewed:  # the browser has to keep its cookie as long as the server keeps the session
+            cookie = session_cookie(session_token(headers) or "", self.auth.hours, self.https)
+        send = _set_headers(send, path, cookie)
         if refusal is not None:
-            await _send_refusal(send, *refusal, page=wants_page(Headers(scope=scope).get("accept", "")))
+            await _send_refusal(send, *refusal, page=wants_page(headers.get("accept", "")))
             return
         scope.setdefault("state", {})["user"] = signed_in.user if signed_in else None
-        cookie = None
-        if signed_in and signed_in.renewed:  # the browser has to keep its cookie as long as the server keeps the session
-            cookie = session_cookie(session_token(Headers(scope=scope)) or "", self.auth.hours, self.https)
-        path = scope["path"]
-        await self.app(scope, _limit_body(receive, _body_limit(path)), _set_headers(send, path, cookie))
+        await self.app(scope, _limit_body(receive, _body_limit(path)), send)
 
     async def _check(self, scope: Scope) -> tuple[tuple[int, str, str | None] | None, SignedIn | None]:
         """((status, error, redirect) or None if the request may pass, who is signed in)."""
@@ -151,7 +146,7 @@ def _set_headers(send: Send, path: str, cookie: str | None) -> Send:
             headers = MutableHeaders(scope=message)
             for name in [name for name in headers if name.startswith("access-control-")]:
                 del headers[name]
-            for name, value in _HEADERS.items():
+            for name, value in PROTECTING.items():
                 headers[name] = value
             if private:
                 headers["Cache-Control"] = "no-store"

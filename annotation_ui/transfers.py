@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anyio import open_file
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
@@ -115,5 +115,5 @@ def add_transfers(app: FastAPI, services: Services) -> None:
     def download(name: str) -> Response:
         path = services.settings.exports / name
         if not _EXPORT.fullmatch(name) or not path.is_file():
-            return JSONResponse({"error": "no such export"}, 404)
+            raise HTTPException(404, "no such export")
         return FileResponse(path, filename=name, media_type="application/octet-stream")

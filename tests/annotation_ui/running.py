@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import signal
 import subprocess
@@ -116,6 +117,17 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """A limit on the size of the server's files stands for the full disk: SQLite cannot write, as there."""
+        assert self.process is not None
+        everything = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (4096, everything[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, everything)
 
     def close_all_batches(self) -> None:
         with self.database.write() as session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import secrets
 import time
 from pathlib import Path
@@ -20,22 +19,18 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def test_a_full_disk_is_told_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    """A limit on the size of the server's files stands for the full disk: SQLite cannot write, as there."""
     server = Server(f"sqlite:///{tmp_path / 'annotations.db'}", tmp_path)
     server.add_batch(3)
     with server.started():
         ann = Client(server, server.token("ann"))
         here = f"/api/assignments/{ann.next()['assignment']}"
         request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
-        assert server.process is not None
-        everything = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (4096, everything[1]))
-        time.sleep(KEEP_SECONDS)
-        status, _, text = Client(server)("GET", "/healthz")
-        assert (status, text.split(":")[0]) == (503, "the database cannot be written")
-        status, _, text = ann("POST", f"{here}/submit", request)
-        assert (status, text) == (503, '{"error":"nothing can be stored now; this page tries again"}')
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, everything)
+        with server.full_disk():
+            time.sleep(KEEP_SECONDS)
+            status, _, text = Client(server)("GET", "/healthz")
+            assert (status, text.split(":")[0]) == (503, "the database cannot be written")
+            status, _, text = ann("POST", f"{here}/submit", request)
+            assert (status, text) == (503, '{"error":"nothing can be stored now; this page tries again"}')
         assert ann("POST", f"{here}/submit", request)[0] == 200
         time.sleep(KEEP_SECONDS)
         assert Client(server)("GET", "/healthz")[::2] == (200, "ok")

@@ -135,7 +135,7 @@ def test_the_leads_page_serves_no_file_but_its_exports(boss: Client) -> None:
 
 
 def test_every_answer_carries_the_protecting_headers(ann: Client) -> None:
-    for path in ("/", "/api/tasks", "/login", "/ui/workbench.js"):
+    for path in ("/", "/api/tasks", "/login", "/ui/workbench.js", "/lead/", "/nosuch", "/api/history?before=x"):
         headers = ann("GET", path)[1]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert "default-src 'self'" in headers["content-security-policy"]
