@@ -106,7 +106,7 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
             counted = update(Item).where(Item.batch_id == batch.id, Item.gold.is_(None))
             session.execute(counted.values(needed=needed, returned=True).execution_options(synchronize_session=False))
         batch.name, batch.overlap, batch.priority, batch.open = new_name, new.overlap, new.priority, new.open
-        _set_labelers(session, batch, new.labelers)
+        set_labelers(session, batch, new.labelers)
         batch.version += 1
         return batch.version
 
@@ -149,7 +149,12 @@ def restore_batch(database: Database, name: str) -> None:
         batch.version += 1
 
 
-def _set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
+def set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
+    """Let only these labelers get a batch; nobody named: everybody.
+
+    Raises:
+        UserError: if there is no user of that name.
+    """
     ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(labelers)))}
     unknown = sorted(set(labelers) - set(ids))
     if unknown:

@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--name", help="of the batch (default: the file's name)")
     batch.add_argument("--overlap", type=int, default=1, help="labelers for each item")
     batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
+    batch.add_argument("--labeler", action="append", default=[], help="only for this one (may be given again)")
     batch.add_argument("--rules", help="name of a rule set, or a rule file")
     batch.add_argument("--one-rule-each", action="store_true", help="one item for each rule of each response")
     batch.add_argument("--checkpoint", help="model to talk to (task probe)")
@@ -227,6 +228,7 @@ def _import(options: argparse.Namespace) -> None:
         priority=options.priority,
         rule_set=rule_set,
         settings={name: value for name, value in chosen.items() if value is not None},
+        labelers=tuple(options.labeler),
     )
     count = import_file(database, batch, options.file)
     print(f"{count} items in batch {batch.name}")

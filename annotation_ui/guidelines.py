@@ -65,7 +65,7 @@ def save(database: Database, task: str, text: str, author_id: int, edited: int) 
         database.lock_table(session, Guideline)
         latest = newest(session, task)
         if (latest.id if latest else 0) != edited:
-            raise UserError("another lead has saved new guidelines in the meantime: copy your text and open the task again")
+            raise UserError("another lead has saved new guidelines: copy your text, then click the newest version")
         if latest is not None and latest.text == text:
             raise UserError("nothing has changed: this is the version in force")
         row = Guideline(task=task, text=text, author_id=author_id)

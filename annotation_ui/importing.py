@@ -21,10 +21,10 @@ from sqlalchemy.orm import Session
 from align.data.judgments import VERDICTS
 from align.errors import UserError
 from annotation_ui import rule_sets
-from annotation_ui.batches import check_name, check_numbers, name_taken_error
+from annotation_ui.batches import check_name, check_numbers, name_taken_error, set_labelers
 from annotation_ui.database import Database
 from annotation_ui.leases import GOLD_SLOTS, TRAINING_FIRST
-from annotation_ui.schema import TASK_NAMES, Batch, Item
+from annotation_ui.schema import TASK_NAMES, Batch, BatchLabeler, Item
 from annotation_ui.tasks import TASKS, BadInputError, Json, Task
 from annotation_ui.tasks.base import require, text_field
 
@@ -45,6 +45,7 @@ class NewBatch:
         priority: batches with a higher one are given out first.
         rule_set: the name of a stored rule set, for the tasks that need one.
         settings: any of rules, one_rule_each, min_words, max_words, checkpoint, attention_every.
+        labelers: names of those who get it; nobody named: everybody.
     """
 
     name: str
@@ -53,6 +54,7 @@ class NewBatch:
     priority: int = 0
     rule_set: str | None = None
     settings: Json = field(default_factory=dict)
+    labelers: tuple[str, ...] = ()
 
 
 def import_file(database: Database, batch: NewBatch, path: Path, name: str = "") -> int:
@@ -161,6 +163,7 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
         )
         session.add(batch)
         session.flush()
+        set_labelers(session, batch, new.labelers)
         return batch, rule_set.content["rules"] if rule_set else []
 
 
@@ -190,6 +193,7 @@ def _remove_incomplete(database: Database, batch_id: int) -> None:
             some = select(Item.id).where(Item.batch_id == batch_id).limit(_REMOVE_CHUNK)
             removed = session.execute(delete(Item).where(Item.id.in_(some)).execution_options(synchronize_session=False))
             if removed.rowcount == 0:  # type: ignore[attr-defined]
+                session.execute(delete(BatchLabeler).where(BatchLabeler.batch_id == batch_id))
                 session.execute(delete(Batch).where(Batch.id == batch_id, ~Batch.complete))
                 return
 

@@ -44,8 +44,10 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
     shown = [listed, name, labelers, deleted]
     fields = [new_name, overlap, priority, is_open, labelers, version]
     tab.select(act.list_batches, name, shown, show_progress="hidden")
-    listed.select(chosen_key, None, name, show_progress="hidden")
     name.change(act.read, name, [*fields, confirm], show_progress="hidden")
+    picked = listed.select(chosen_key, None, name, show_progress="hidden")
+    # The batch that is chosen already does not change the name, but another lead may have changed the batch.
+    picked.then(act.read, name, [*fields, confirm], show_progress="hidden")
     saved = save.click(show_user_errors(act.save), [name, *fields], [result, name, version])
     saved.success(act.list_batches, name, shown, show_progress="hidden")
     delete.click(show_user_errors(act.ask_to_delete), name, [confirm, sure])

@@ -8,7 +8,7 @@ import gradio as gr
 from sqlalchemy import select
 
 from annotation_ui.importing import MAX_BYTES, NewBatch, import_file
-from annotation_ui.lead_tabs.common import TASK_CHOICES, show_user_errors
+from annotation_ui.lead_tabs.common import TASK_CHOICES, show_user_errors, user_names
 from annotation_ui.lead_tabs.files import file_field, send_file
 from annotation_ui.leases import ATTENTION_EVERY
 from annotation_ui.schema import RuleSet
@@ -40,10 +40,11 @@ def import_tab(services: Services) -> None:
         min_words = gr.Number(None, label="Minimum words (hint)", precision=0)
         max_words = gr.Number(None, label="Maximum words (hint)", precision=0)
         checkpoint = gr.Textbox(label="Model to probe (empty: the one loaded on the Model tab)")
+    labelers = gr.Dropdown([], value=[], multiselect=True, label="Give it to (nobody named: everybody)")
     button, result = gr.Button("Import", variant="primary"), gr.Markdown()
 
     def import_batch(upload: str, name: str, task: str, rule_set: str | None, *values: Any) -> str:
-        overlap, priority, attention, one_rule, min_words, max_words, checkpoint = values
+        overlap, priority, attention, one_rule, min_words, max_words, checkpoint, labelers = values
         attention_every = int(attention or ATTENTION_EVERY)
         chosen = {
             "attention_every": attention_every if attention_every != ATTENTION_EVERY else None,
@@ -54,7 +55,8 @@ def import_tab(services: Services) -> None:
         }
         settings = {key: value for key, value in chosen.items() if value}
         uses_rules = TASKS[task].needs_rules
-        batch = NewBatch(name, task, int(overlap or 1), int(priority or 0), rule_set if uses_rules else None, settings)
+        rules = rule_set if uses_rules else None
+        batch = NewBatch(name, task, int(overlap or 1), int(priority or 0), rules, settings, tuple(labelers or ()))
         with uploads_of(services.settings).use(upload) as path:
             return f"Imported {import_file(services.database, batch, path, path.name)} items."
 
@@ -63,6 +65,7 @@ def import_tab(services: Services) -> None:
             names = session.scalars(select(RuleSet.name).distinct().order_by(RuleSet.name)).all()
         return gr.update(choices=names)
 
-    fields = [file, name, task, rules, overlap, priority, attention, one_rule, min_words, max_words, checkpoint]
+    fields = [file, name, task, rules, overlap, priority, attention, one_rule, min_words, max_words, checkpoint, labelers]
     button.click(show_user_errors(import_batch), fields, result, js=send_file("import-file"))
+    labelers.focus(lambda: gr.update(choices=user_names(services)), None, labelers, show_progress="hidden")
     gr.on([rules.focus, task.input], list_rule_sets, None, rules, show_progress="hidden")

@@ -29,7 +29,8 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
     file = file_field("rules-file", "Rule set (YAML)", (".yaml", ".yml"), rule_sets.MAX_BYTES)
     load, loaded = gr.Button("Load rule set"), gr.Markdown()
 
-    def read(task: str) -> list[Any]:
+    def read(task: str, picked: int | None = None) -> list[Any]:
+        """The parts of the tab with one version in the editor, the newest unless another one is picked."""
         with services.database.read() as session:
             known = guidelines.versions(session, task)
             counted = select(RuleSet.name, func.count().label("versions"), func.max(RuleSet.created_at).label("at"))
@@ -39,18 +40,25 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
              "characters": len(each.text), "begins": each.text.strip().split("\n")[0][:80]}
             for each in known
         ]  # fmt: skip
-        versions_html = show(rows, _NO_VERSION, key="version", picked=rows[0]["version"] if rows else None)
-        newest_text, newest_id = (known[0].text, known[0].id) if known else (guidelines.draft(task), 0)
-        return [newest_text, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
+        chosen = next((each for each in known if each.number == picked), known[0] if known else None)
+        versions_html = show(rows, _NO_VERSION, key="version", picked=chosen.number if chosen else None)
+        newest_id = known[0].id if known else 0
+        chosen_text = chosen.text if chosen else guidelines.draft(task)
+        return [chosen_text, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
+
+    def read_again(task: str, text: str) -> list[Any]:
+        """The same for whoever comes back to the tab; what they wrote and did not save stays in the editor."""
+        with services.database.read() as session:
+            known = [each.text for each in guidelines.versions(session, task)]
+        is_own = bool(text) and text not in (guidelines.draft(task), *known)
+        return [gr.skip(), gr.skip(), *read(task)[2:]] if is_own else read(task)
 
     def save_guidelines(task: str, text: str, edited: float, request: gr.Request) -> str:
         guidelines.save(services.database, task, text, user_id(services, request), int(edited))
         return "Saved as a new version. Labelers are told when they open their next item."
 
-    def open_version(task: str, event: gr.EventData) -> str:
-        with services.database.read() as session:
-            known = {each.number: each.text for each in guidelines.versions(session, task)}
-        return known.get(int(chosen_key(event)), "")
+    def open_version(task: str, event: gr.EventData) -> list[Any]:
+        return read(task, int(chosen_key(event)))
 
     def load_rule_set(upload: str) -> str:
         with uploads_of(services.settings).use(upload) as path:
@@ -60,9 +68,10 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         return f"Loaded {len(rules['rules'])} rules."
 
     shown = [text, edited, versions, rules]
-    gr.on([tab.select, task.input], read, task, shown, show_progress="hidden")
-    versions.select(open_version, task, text, show_progress="hidden")
+    tab.select(read_again, [task, text], shown, show_progress="hidden")
+    task.input(read, task, shown, show_progress="hidden")
+    versions.select(open_version, task, shown, show_progress="hidden")
     stored = save.click(show_user_errors(save_guidelines), [task, text, edited], saved)
     stored.success(read, task, shown, show_progress="hidden")
     sent = load.click(show_user_errors(load_rule_set), file, loaded, js=send_file("rules-file"))
-    sent.success(read, task, shown, show_progress="hidden")
+    sent.success(read_again, [task, text], shown, show_progress="hidden")

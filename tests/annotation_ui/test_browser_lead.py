@@ -81,6 +81,8 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
     again.wait_for_url(work)
     panel.get_by_role("button", name="Add", exact=True).click()
     expect(page.locator(".toast-body").last).to_contain_text("newcomer")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     for window in (page, labeler, again):
         window.context.close()
 

@@ -25,7 +25,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "own.yaml").write_text("name: own\nrules: [{id: a, text: b}]")
     assert run("migrate")[0] == 0
     assert len(run("create-user", "ann")[1].strip()) >= 10
-    assert run("import", str(tmp_path / "s.jsonl"), "--task", "rank") == (0, "1 items in batch s\n")
+    samples = ("import", str(tmp_path / "s.jsonl"), "--task", "rank", "--labeler")
+    assert run(*samples, "nobody") == (2, "align annotate: no user 'nobody'\n")
+    assert run(*samples, "ann") == (0, "1 items in batch s\n")
     rules = (
         "import",
         str(tmp_path / "s.jsonl"),

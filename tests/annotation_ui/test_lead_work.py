@@ -19,7 +19,7 @@ from annotation_ui.importing import NewBatch, import_rows
 from annotation_ui.judgments import Judgments
 from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
 from annotation_ui.leases import Leases
-from annotation_ui.schema import Assignment, Batch, Item, Judgment
+from annotation_ui.schema import Assignment, Batch, BatchLabeler, Item, Judgment
 from annotation_ui.tasks import TASKS, BadInputError
 
 from .running import add_batch, add_users, do, rank_rows
@@ -108,6 +108,20 @@ def test_a_batch_for_some_labelers_is_given_only_to_them(database: Database, jud
     assert judgments.leases.next(bob, "rank") is not None
     with pytest.raises(UserError, match="no user 'nobody'"):
         change(database, name, labelers=("nobody",))
+
+
+def test_a_batch_is_imported_for_some_labelers(database: Database, judgments: Judgments) -> None:
+    ann, bob = add_users(database, "ann", "bob")
+    add_batch(database, 2, name="for ann", labelers=("ann",))
+    assert judgments.leases.next(bob, "rank") is None
+    assert judgments.leases.next(ann, "rank") is not None
+    with pytest.raises(UserError, match="no user 'nobody'"):
+        add_batch(database, 1, name="for nobody", labelers=("nobody",))
+    with pytest.raises(UserError, match="responses"):
+        import_rows(database, NewBatch("broken", "rank", labelers=("ann",)), [("f:1", {"prompt": "p"})])
+    with database.read() as session:
+        assert list(session.scalars(select(Batch.name))) == ["for ann"]
+        assert session.scalar(select(func.count()).select_from(BatchLabeler)) == 1
 
 
 def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(
