@@ -20,6 +20,7 @@ from markdown_it.token import Token
 
 # A backslash before one of these is Markdown's own; before others it is mostly LaTeX, such as \( and \{.
 _MARKS = frozenset("*_`~#")
+WIDE = 3  # digits of a list's number for which every list has room
 
 
 def parser() -> MarkdownIt:
@@ -59,6 +60,8 @@ def _keep_characters(state: StateCore) -> None:
         if token.type == "list_item_open" and token.info:
             token.attrSet("value", token.info)
             token.attrSet("data-mark", token.info + token.markup)
+            if len(token.info) > WIDE:
+                token.attrSet("data-wide", "")  # for the page, which leaves room for it
         for child in token.children or []:
             if child.type == "text_special" and not (child.info == "escape" and child.content in _MARKS):
                 child.content = child.markup

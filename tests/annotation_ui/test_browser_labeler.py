@@ -19,6 +19,14 @@ WRITTEN = ["old pond\na frog leaps in\nwater's sound", "![a pond](http://x/pond.
            "5*6*7 = 210", "1) one\n3) three", "```name", "***", CODE, ""]  # fmt: skip
 SEEN = """() => [...document.querySelectorAll('.card .markdown')].map((each) => each.innerText)"""
 MARKS = """() => [...document.querySelectorAll('.card li')].map((each) => getComputedStyle(each, '::marker').content)"""
+# Of each number of a list: its width with the space behind it, and the room before the text; nothing is seen beyond.
+ROOM_FOR_NUMBERS = """() => [...document.querySelectorAll('.card li')].map((each) => {
+  const paint = document.createElement('canvas').getContext('2d');
+  paint.font = getComputedStyle(each).font;
+  const { mark } = each.dataset;
+  const room = each.getBoundingClientRect().left - each.closest('.markdown').getBoundingClientRect().left;
+  return [mark, paint.measureText(mark + '\u00a0').width, room];
+})"""
 # The page is as wide as the screen; the board lies beside the cards; no card is squeezed.
 LAYOUT = """() => {
   const box = (each) => each.getBoundingClientRect();
@@ -80,6 +88,17 @@ def test_texts_and_layout(server: Server, browser: Browser) -> None:
         each.context.close()
 
 
+def test_every_digit_of_a_lists_numbers_is_seen(server: Server, browser: Browser) -> None:
+    lists = ["9. a\n10. b\n11. c", "100. a", "2024. a", "123456789) a"]
+    server.add_batch([("t", {"prompt": "Q", "responses": lists})])
+    page = open_rank(server, browser, "counter")
+    widths = page.evaluate(ROOM_FOR_NUMBERS)
+    assert len(widths) == 6
+    for mark, needed, room in widths:
+        assert needed <= room, mark
+    page.context.close()
+
+
 def test_enter_submits_after_every_click(server: Server, browser: Browser) -> None:
     rank, compare = server.add_batch(2), server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
     rules = server.add_batch(
@@ -122,13 +141,13 @@ def test_focus_is_never_hidden_behind_the_bars(server: Server, browser: Browser,
     server.add_batch([("t", {"prompt": long[0]})], "demonstrate", overlap=2)
     server.add_batch([("t", {"prompt": "Q", "response": long[0]})], "rules", rule_set="sparrow-dialogue", overlap=2)
     page = server.page(browser, f"tabber-{width}", viewport={"width": width, "height": height})
-    for task, least in (("rank", 15), ("compare", 2), ("demonstrate", 1), ("rules", 15)):
+    for task, least in (("rank", 15), ("compare", 2), ("demonstrate", 0), ("rules", 15)):
         page.goto(f"/?task={task}")
         page.wait_for_selector(".task *")
-        for key, first in (("Tab", ""), ("Shift+Tab", '[data-action="undo"]')):
-            if first:
-                page.focus(first)
-                press(page, key)
+        for key in ("Tab", "Shift+Tab"):
+            if key == "Shift+Tab":
+                page.focus('[data-action="undo"]')
+            press(page, key)
             stops = 0
             while page.evaluate("document.activeElement.closest('.task') !== null") and stops < 150:
                 assert page.evaluate(HIDDEN) == "", (task, key)
