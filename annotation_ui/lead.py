@@ -25,8 +25,8 @@ HEAD = "".join(f'<link rel="stylesheet" href="/ui/{name}.css">' for name in ("th
 
 _TOP = """
 <span class="brand" aria-hidden="true"><span></span><span></span><span></span></span><h1>Lead</h1>
-<nav><a href="/">Label</a> <a href="/password">Change password</a></nav>
-<form method="post" action="/logout"><button>Sign out</button></form>
+<nav><a href="/">Label</a> <a href="/password">Change password</a>
+<form method="post" action="/logout"><button>Sign out</button></form></nav>
 """
 
 
