@@ -5,8 +5,8 @@ import json
 import pytest
 
 from align.data.judgments import RuleJudgment
-from benchmarks.rules_study import with_planted
-from benchmarks.rules_tables import compare, measures, per_prompt, reader_figures, write_report
+from benchmarks.studies.rules import with_planted
+from benchmarks.studies.rules_tables import compare, measures, per_prompt, reader_figures, write_report
 
 
 def row(number, texts, said, category="identity"):

@@ -1,6 +1,6 @@
 """From judgments to a policy that violates fewer rules: the study whose figures docs/rules.md quotes.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.rules_study --sft runs/demo/sft/model --reward runs/demo/reward/model \
+    OMP_NUM_THREADS=1 python -m benchmarks.studies.rules --sft runs/demo/sft/model --reward runs/demo/reward/model \
         [--control runs/demo/ppo/model] [--seeds 0 1 2] [--steps judge rules ppo answers report]
 
 Conversations are cut in two halves that share nothing. A rule model of each seed learns from one half, and PPO from it
@@ -40,9 +40,9 @@ from align.runtime.distributed import computes_on_cpu
 from align.seeds import Stream, generator
 from align.settings_parser import parse
 from align.training.metrics_file import read_metrics
-from benchmarks.rules_tables import PLANTED, Scored, has_digit, write_report
+from benchmarks.studies.rules_tables import PLANTED, Scored, has_digit, write_report
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "docs" / "studies" / "rules"
 STEPS = ("judge", "rules", "ppo", "answers", "report")
 RULES = {

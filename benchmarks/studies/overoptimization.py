@@ -1,0 +1,217 @@
+"""Over-optimization of a learned reward (Gao et al. 2022), with one proxy and with an ensemble's worst case.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.studies.overoptimization --sft runs/demo/sft/model [--seeds 0 1 2]
+
+A gold model ranks a pair of answers to each prompt; proxies learn from those pairs, with the given shares of them the wrong
+way round (Coste et al. 2024, arXiv 2310.02743: a quarter). PPO climbs a proxy, or the lowest of three (`wco`), nearly
+without a KL penalty; the gold model only looks on. The best of n answers by the same proxies stands beside it. Every step
+that is finished is not done again. Figures go to docs/studies/overoptimization/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from align.commands.stages import run_unless_finished
+from align.data.readers import write_records
+from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.task import run_reward_eval
+from align.files import read_json, write_json
+from align.launch import quiet_libraries
+from align.ppo import PPOConfig, run_ppo
+from align.training.metrics_file import read_metrics
+from benchmarks.studies.gold import ROOT, SIZES, GoldLabels, gold_pairs
+
+STUDY = ROOT / "docs" / "studies" / "overoptimization"
+MEMBERS = 3
+Condition = tuple[str, float]
+"""How rewards are combined, and the share of wrong labels."""
+CONDITIONS: tuple[Condition, ...] = (("single", 0.25), ("wco", 0.25), ("single", 0.0))
+Point = dict[str, float]
+
+
+def main() -> None:
+    """Do the steps that are not done yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sft", required=True, help="folder of the fine-tuned model")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--size", choices=list(SIZES), default="smollm2-135m", help="the settings of the stages")
+    parser.add_argument("--runs", type=Path, default=Path("runs/gold-studies"), help="models and answers")
+    parser.add_argument("--results", type=Path, default=STUDY, help="figures")
+    parser.add_argument("--limit", type=int, default=0, help="prompts of each part; 0: all")
+    parser.add_argument("--samples", type=int, default=16, help="the largest n of the best of n")
+    options = parser.parse_args()
+    quiet_libraries()
+    labels = GoldLabels(options.sft, options.runs, options.size, options.limit)
+    labels.prepare()
+    for seed in options.seeds:
+        for condition in CONDITIONS:
+            began = time.monotonic()
+            train_policy(labels, condition, seed)
+            print(f"{name_of(condition, seed)}: finished, {time.monotonic() - began:.0f} s", flush=True)
+        best_of_n(labels, seed, options.samples)
+        write_figures(labels.runs, options.results, options.seeds)
+
+
+def name_of(condition: Condition, seed: int) -> str:
+    """The folder of a run of PPO."""
+    rule, noise = condition
+    return f"{rule}-noise{noise:g}-seed{seed}"
+
+
+def proxies(labels: GoldLabels, noise: float, seed: int, members: int) -> list[Path]:
+    """Reward models that learned from the same pairs, with other heads and another order."""
+    pairs = labels.runs / f"pairs-noise{noise:g}-seed{seed}.jsonl"
+    if not pairs.exists():
+        write_records(pairs, gold_pairs(labels.rows("train"), noise, np.random.default_rng(seed)))
+    folders = [labels.runs / f"proxy-noise{noise:g}-seed{seed}-{member}" for member in range(members)]
+    return [labels.train_reward(folder, str(pairs), 10 * seed + member) for member, folder in enumerate(folders)]
+
+
+def train_policy(labels: GoldLabels, condition: Condition, seed: int) -> None:
+    """PPO on one proxy or on the lowest of several; the gold model judges its answers to the held-out prompts."""
+    rule, noise = condition
+    models = proxies(labels, noise, seed, 1 if rule == "single" else MEMBERS)
+    rewards: dict[str, object] = {"reward_model": models[0]}
+    if len(models) > 1:
+        rewards = {"reward_models": models, "reward_ensemble": rule}
+    more = {
+        "model": labels.sft,
+        "prompts": labels.runs / "train-prompts.jsonl",
+        "validation_prompts": labels.runs / "held-out-prompts.jsonl",
+        "judge_model": labels.model,
+        "output_dir": labels.runs / name_of(condition, seed),
+        "seed": seed,
+    }
+    run_unless_finished(run_ppo, labels.settings(PPOConfig, "ppo", **rewards, **more, **labels.size.ppo))
+
+
+def best_of_n(labels: GoldLabels, seed: int, samples: int) -> None:
+    """The curve of the first noisy proxy of a seed; the answers are the same for all seeds, and sampled once."""
+    target = labels.runs / f"best-of-n-seed{seed}.json"
+    if target.exists():
+        return
+    (proxy,) = proxies(labels, 0.25, seed, 1)
+    config = labels.settings(
+        RewardEvalConfig,
+        "",
+        models=[labels.sft],
+        reward_model=proxy,
+        gold_model=labels.model,
+        preferences="",
+        prompts=labels.runs / "held-out-prompts.jsonl",
+        samples=samples,
+        output=labels.runs / "best-of-n",
+        table=False,
+        **labels.size.sample | {"temperature": labels.settings(PPOConfig, "ppo").temperature},
+    )
+    (evaluation,) = run_reward_eval(config)
+    write_json(target, evaluation.tables["curve"])
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def curve(run: Path) -> list[Point]:
+    """Update, KL in nats a response, the proxy's reward and the gold model's at each evaluation of a run."""
+    names = {"kl": "validation/kl", "proxy": "validation/reward", "gold": "validation/judge"}
+    names |= {"error": "validation/judge_error", "tokens": "validation/length"}
+    return [
+        {"update": row["update"]} | {name: row[key] for name, key in names.items() if key in row}
+        for row in read_metrics(run)
+        if "validation/judge" in row
+    ]
+
+
+def fit_ppo(points: Sequence[Point]) -> tuple[float, float]:
+    """Alpha and beta of gain = d (alpha - beta ln d), d the root of KL: Gao et al.'s form for PPO."""
+    d, gain = (np.array([point[name] for point in points]) for name in ("d", "gain"))
+    alpha, beta = np.linalg.lstsq(np.stack([d, -d * np.log(d)], axis=1), gain, rcond=None)[0]
+    return float(alpha), float(beta)
+
+
+def fit_best_of_n(points: Sequence[Point]) -> tuple[float, float]:
+    """Alpha and beta of gain = d (alpha - beta d): their form for the best of n."""
+    d, gain = (np.array([point[name] for point in points]) for name in ("d", "gain"))
+    alpha, beta = np.linalg.lstsq(np.stack([d, -d * d], axis=1), gain, rcond=None)[0]
+    return float(alpha), float(beta)
+
+
+def gains(points: Sequence[Point]) -> list[Point]:
+    """The gold model's gain over the start by the root of KL, for every evaluation but the first, which is the start."""
+    start = points[0]["gold"]
+    return [{"d": max(point["kl"], 1e-3) ** 0.5, "gain": point["gold"] - start} for point in points[1:]]
+
+
+def summary(runs: Sequence[Sequence[Point]]) -> dict[str, object]:
+    """What several seeds of one condition came to: gold at the start, at its highest, at the end, and KL at the end."""
+    ends = {"start": 0, "end": -1}
+    found: dict[str, object] = {name: [run[at]["gold"] for run in runs] for name, at in ends.items()}
+    found["highest"] = [max(point["gold"] for point in run) for run in runs]
+    found["standard error"] = [run[-1].get("error", 0.0) for run in runs]
+    found["proxy"] = [[run[0]["proxy"], run[-1]["proxy"]] for run in runs]
+    found["KL"] = [run[-1]["kl"] for run in runs]
+    found["tokens"] = [[run[0]["tokens"], run[-1]["tokens"]] for run in runs]
+    found["alpha, beta"] = fit_ppo([point for run in runs for point in gains(run)])
+    return found
+
+
+def write_figures(runs: Path, results: Path, seeds: Sequence[int]) -> None:
+    """figures.json and curves.svg, of all runs that are finished."""
+    curves = {
+        condition: {
+            seed: curve(runs / name_of(condition, seed))
+            for seed in seeds
+            if (runs / name_of(condition, seed) / "finished").exists()
+        }
+        for condition in CONDITIONS
+    }
+    curves = {condition: found for condition, found in curves.items() if found}
+    best = {seed: read_json(path) for seed in seeds if (path := runs / f"best-of-n-seed{seed}.json").exists()}
+    points = [
+        {"d": row["KL bound"] ** 0.5, "gain": row["gold"] - rows[0]["gold"]} for rows in best.values() for row in rows[1:]
+    ]
+    figures: dict[str, object] = {
+        "curves": {name_of(condition, seed): run for condition, found in curves.items() for seed, run in found.items()},
+        "conditions": {f"{rule}, noise {noise:g}": summary(list(found.values())) for (rule, noise), found in curves.items()},
+        "best of n": {str(seed): rows for seed, rows in best.items()},
+    }
+    if points:
+        figures["best of n, alpha, beta"] = fit_best_of_n(points)
+    write_json(results / "figures.json", figures)
+    draw(curves, points, results / "curves.svg")
+
+
+def draw(curves: dict[Condition, dict[int, list[Point]]], best: Sequence[Point], path: Path) -> None:
+    """The gold model's gain over the root of KL: every run's points, and the fitted curve of each condition."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    colors = dict(zip(CONDITIONS, ("#b5442e", "#1f5fa8", "#3c8d5a"), strict=True))
+    groups = []
+    for (rule, noise), found in curves.items():
+        each = [point for run in found.values() for point in gains(run)]
+        groups.append((f"{rule}, {noise:.0%} wrong labels", colors[rule, noise], each, fit_ppo))
+    groups += [("best of n, 25% wrong labels", "#777777", list(best), fit_best_of_n)] if best else []
+    for label, color, points, fit in groups:
+        d = np.linspace(0.05, max(point["d"] for point in points), 100)
+        alpha, beta = fit(points)
+        line = d * (alpha - beta * (np.log(d) if fit is fit_ppo else d))
+        axes.plot([point["d"] for point in points], [point["gain"] for point in points], "o", color=color, ms=4, alpha=0.6)
+        axes.plot(d, line, color=color, label=label)
+    axes.axhline(0, color="#999999", lw=0.8)
+    axes.set_xlabel("root of KL to the start, nats a response")
+    axes.set_ylabel("gain in the gold model's reward")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
