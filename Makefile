@@ -50,6 +50,9 @@ annotate: $(VENV)/.ui
 test: $(VENV)/.dev
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOWEST) $(TESTS)
 
+# Tests start hundreds of processes: each would compile the package again where the environment forbids to keep bytecode.
+test test-fast: export PYTHONDONTWRITEBYTECODE :=
+
 test-full: export ALIGN_FULL := 1
 test-full: SLOWEST := --durations=25
 test-full: test

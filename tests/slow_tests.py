@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-MODULES = {"subprocess", "multiprocessing", "playwright", "psycopg", "vllm"}
+MODULES = {"subprocess", "multiprocessing", "playwright", "psycopg", "vllm", "runpy"}
 NAMES = {
-    *("run_sft", "run_reward", "run_rule_model", "run_ppo", "run_dpo"),
+    *("run_sft", "run_reward", "run_rule_model", "run_attribute_model", "run_ppo", "run_dpo", "run_distill", "run_loop"),
     *("run_all", "run_toxicity", "run_truthfulness", "run_winrate", "run_reward_eval", "run_train_judge"),
+    *("run_bias", "run_distillation", "run_ladder"),
     "write_report",  # draws every plot
     "Checkpoints",  # the labeling app's: starts a process for a model
 }
@@ -54,7 +55,11 @@ def _starts_something(function: Callable[..., Any], seen: dict[Any, bool]) -> bo
                 return True
             continue
         seen[inner] = False  # also ends a recursion
-        for name in set(_names(inner.__code__)):
+        names = set(_names(inner.__code__))
+        if "train" in names and any(name.endswith("Trainer") for name in names):
+            seen[inner] = True
+            return True
+        for name in names:
             used = inner.__globals__.get(name)
             module = used.__name__ if isinstance(used, ModuleType) else str(getattr(used, "__module__", ""))
             if name in NAMES or {name.split(".")[0], module.split(".")[0]} & MODULES or _starts_something(used, seen):

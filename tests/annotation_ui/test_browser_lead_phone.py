@@ -68,7 +68,7 @@ def settled(panel: Locator) -> None:
     panel.page.wait_for_timeout(400)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_every_tab_fits_and_is_readable(server: Server, browser: Browser, scheme: Any) -> None:
     add_real_work(server)
     viewport = {"width": WIDTH, "height": 844}

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from accelerate import Accelerator
 
 from align.builtin import zoo
@@ -12,6 +13,7 @@ from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 
 
+@pytest.mark.full
 def test_it_agrees_with_blind_readers(align_cache):
     folder = zoo.resolve_model("smollm2-135m-judge")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "smollm2-135m"

@@ -134,7 +134,7 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     "more",
     [
         {"advantages": "rloo", "kl_penalty": "k2", "kl_beta": 0.001, "entropy_weight": 0.001, "clip_high": 0.3},
-        {"advantages": "grpo", "dual_clip": 3.0, "ema_decay": 0.5},
+        pytest.param({"advantages": "grpo", "dual_clip": 3.0, "ema_decay": 0.5}, marks=pytest.mark.full),
         {"advantages": "reinforce++"},
     ],
     ids=lambda more: more["advantages"],

@@ -56,6 +56,9 @@ STAGES = {
     "--ptx_stream_block 7 --ptx_weight 0.1",
 }
 
+DOUBLED = ("distill", "attributes generative")
+"""Their checkpoints hold nothing that those of other stages do not."""
+
 
 def options(stage: str, folder: Path, *more: str) -> list[str]:
     return ["--model", "tiny-llama", "--output_dir", str(folder), *SMALL, *STAGES[stage].split(), *more]
@@ -76,7 +79,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.full] * (name in DOUBLED)) for name in STAGES])
 def test_a_killed_run_goes_on_to_the_same_bits(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
