@@ -68,10 +68,12 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         return f"Loaded {len(rules['rules'])} rules."
 
     shown = [text, edited, versions, rules]
-    tab.select(read_again, [task, text], shown, show_progress="hidden")
-    task.input(read, task, shown, show_progress="hidden")
-    versions.select(open_version, task, shown, show_progress="hidden")
+    # None overtakes an earlier one, and a choice that is reported twice is read once: what is typed meanwhile stays.
+    one_by_one: dict[str, Any] = {"show_progress": "hidden", "concurrency_id": "guidelines", "trigger_mode": "once"}
+    tab.select(read_again, [task, text], shown, **one_by_one)
+    task.input(read, task, shown, **one_by_one)
+    versions.select(open_version, task, shown, **one_by_one)
     stored = save.click(show_user_errors(save_guidelines), [task, text, edited], saved)
-    stored.success(read, task, shown, show_progress="hidden")
+    stored.success(read, task, shown, **one_by_one)
     sent = load.click(show_user_errors(load_rule_set), file, loaded, js=send_file("rules-file"))
-    sent.success(read_again, [task, text], shown, show_progress="hidden")
+    sent.success(read_again, [task, text], shown, **one_by_one)

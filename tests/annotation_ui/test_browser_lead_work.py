@@ -172,6 +172,7 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app:
     panel = open_tab(boss, "Rules and guidelines")
     choose(panel, "Task", "Compare two")
     expect(panel.locator(".empty").first).to_be_visible()
+    expect(panel.get_by_label("Guidelines (Markdown)")).to_have_value(re.compile("^# Comparing two"))  # else it comes later
     for number, text in ((1, "First."), (2, "Second.")):
         panel.get_by_label("Guidelines (Markdown)").fill(text)
         panel.get_by_role("button", name="Save guidelines").click()
