@@ -61,7 +61,7 @@ def wants_page(accept: str) -> bool:
 
 
 def cannot_store(error: OperationalError) -> str:
-    """Report that the disk is full or the database unavailable; what programs are told of it: they repeat the request."""
+    """Log that the disk is full or the database unavailable; returns the line for programs, which repeat the request."""
     with suppress(OSError):  # the log may lie on the same disk
         print(f"align annotate: the database failed: {database_error_line(error)}", file=sys.stderr, flush=True)
     return "nothing can be stored now; this page tries again"

@@ -33,28 +33,28 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
     with gr.Row():
         save, delete = gr.Button("Save", variant="primary"), gr.Button("Delete")
     with gr.Row(visible=False) as confirm:
-        sure = gr.Markdown()
+        question = gr.Markdown()
         yes, no = gr.Button("Yes, delete", variant="stop", scale=0), gr.Button("No", scale=0)
     result = gr.Markdown()
     with gr.Row():
         deleted = gr.Dropdown([], value=None, label="Deleted batches that hold judgments")
         restore = gr.Button("Restore", scale=0)
 
-    act = _BatchActions(services)
+    actions = _BatchActions(services)
     shown = [listed, name, labelers, deleted]
     fields = [new_name, overlap, priority, is_open, labelers, version]
-    tab.select(act.list_batches, name, shown, show_progress="hidden")
-    name.change(act.read, name, [*fields, confirm], show_progress="hidden")
+    tab.select(actions.list_batches, name, shown, show_progress="hidden")
+    name.change(actions.read, name, [*fields, confirm], show_progress="hidden")
     picked = listed.select(chosen_key, None, name, show_progress="hidden")
     # The batch that is chosen already does not change the name, but another lead may have changed the batch.
-    picked.then(act.read, name, [*fields, confirm], show_progress="hidden")
-    saved = save.click(show_user_errors(act.save), [name, *fields], [result, name, version])
-    saved.success(act.list_batches, name, shown, show_progress="hidden")
-    delete.click(show_user_errors(act.ask_to_delete), name, [confirm, sure])
+    picked.then(actions.read, name, [*fields, confirm], show_progress="hidden")
+    saved = save.click(show_user_errors(actions.save), [name, *fields], [result, name, version])
+    saved.success(actions.list_batches, name, shown, show_progress="hidden")
+    delete.click(show_user_errors(actions.ask_to_delete), name, [confirm, question])
     no.click(hide, None, confirm, show_progress="hidden")
-    for button, action, chosen in ((yes, act.delete, name), (restore, act.restore, deleted)):
+    for button, action, chosen in ((yes, actions.delete, name), (restore, actions.restore, deleted)):
         done = button.click(show_user_errors(action), chosen, result)
-        listed_again = done.success(act.list_batches, name, shown, show_progress="hidden")
+        listed_again = done.success(actions.list_batches, name, shown, show_progress="hidden")
         listed_again.then(hide, None, confirm, show_progress="hidden")
 
 
@@ -67,10 +67,10 @@ class _BatchActions:
     def list_batches(self, name: str | None) -> list[Any]:
         names = batch_names(self.services)
         with self.services.database.read() as session:
-            gone = session.scalars(select(Batch.name).where(Batch.deleted_at.is_not(None)).order_by(Batch.id)).all()
+            deleted = session.scalars(select(Batch.name).where(Batch.deleted_at.is_not(None)).order_by(Batch.id)).all()
             rows = show(overview.progress(session), _NO_BATCH, key="batch", picked=name)
         chosen = gr.update(choices=names, value=name if name in names else None)
-        return [rows, chosen, gr.update(choices=user_names(self.services)), gr.update(choices=gone, value=None)]
+        return [rows, chosen, gr.update(choices=user_names(self.services)), gr.update(choices=deleted, value=None)]
 
     def read(self, name: str | None) -> tuple[Any, ...]:
         with self.services.database.read() as session:
@@ -103,8 +103,8 @@ class _BatchActions:
         return gr.update(visible=True), f"Delete **this batch** of {rows[0]['items']} items? {kept}"
 
     def delete(self, name: str | None) -> str:
-        gone = batches.delete_batch(self.services.database, name or "")
-        return "Deleted." if gone else "Deleted: it is in no table or export, and you can restore it below."
+        removed = batches.delete_batch(self.services.database, name or "")
+        return "Deleted." if removed else "Deleted: it is in no table or export, and you can restore it below."
 
     def restore(self, name: str | None) -> str:
         batches.restore_batch(self.services.database, name or "")

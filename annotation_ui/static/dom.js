@@ -25,7 +25,7 @@ export class RefusedError extends Error {
 // The server answers, but cannot do it now.
 class UnavailableError extends Error {}
 
-// What is said while a request is repeated.
+// The status line while a request is repeated.
 export const retryText = (error) => `${error instanceof UnavailableError ? "The server cannot answer" : "No connection"}, trying again…`;
 
 let signIn = null;

@@ -185,8 +185,8 @@ class Workbench {
   }
 
   showProblem() {
-    const told = [this.module.summary?.(this.state), this.module.missing(this.state, this.item.view)];
-    this.frame.problem.textContent = told.filter(Boolean).join(" · ");
+    const lines = [this.module.summary?.(this.state), this.module.missing(this.state, this.item.view)];
+    this.frame.problem.textContent = lines.filter(Boolean).join(" · ");
   }
 
   async submit() {
@@ -279,7 +279,7 @@ class Workbench {
     }));
   }
 
-  // The server's answer, however long it takes; null if it refuses, which is told.
+  // The server's answer, however long it takes; null if it refuses, which the page then shows.
   async ask(method, path, body) {
     const { turn } = this;
     try {
