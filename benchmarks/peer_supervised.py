@@ -54,7 +54,8 @@ class Clock(TrainerCallback):
         return Measurement(seconds[work.warmup :], tokens[work.warmup :])
 
 
-def _settings(variant: str, seed: int, scratch: Path) -> dict[str, Any]:
+def trainer_settings(variant: str, seed: int, scratch: Path) -> dict[str, Any]:
+    """Settings that TRL's trainers share; `variant` is the format that is computed in."""
     return {
         "output_dir": str(scratch / "run"),
         "seed": seed,
@@ -88,7 +89,7 @@ def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) ->
     clock = Clock()
     micro = min(read, 6)  # pairs, so 12 texts at once: faster than 36 pairs, and in a sixth of the memory
     config = RewardConfig(
-        **_settings(variant, seed, scratch),
+        **trainer_settings(variant, seed, scratch),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=work.rows * read // micro,
         max_steps=work.warmup + work.measured,
@@ -117,7 +118,7 @@ def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
     clock = Clock()
     micro = min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
     config = SFTConfig(
-        **_settings(variant, seed, scratch),
+        **trainer_settings(variant, seed, scratch),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=max(1, work.rows // micro),
         max_steps=work.warmup + work.measured,

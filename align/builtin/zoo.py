@@ -95,6 +95,9 @@ _BUILTIN = {
     ),
 }
 
+REWARD_MODELS = ("smollm2-135m-judge",)
+"""Those of the built-in models that are reward models."""
+
 
 def list_builtin() -> dict[str, str]:
     """The names that `resolve_model` can make without the hub, each with one line of description."""

@@ -84,7 +84,7 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
     best = best_responses(str(policy), scorer, comparison.prompts[:BEST_OF_PROMPTS], BEST_OF, sampling, seed)
     rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
     if model in JUDGES:
-        rows.append(judge_row(comparison, load_reward_model(str(resolve_model(JUDGES[model]))), str(policy)))
+        rows.append(judge_row(comparison, load_reward_model(JUDGES[model]), str(policy)))
     rows += evaluate_start_and_end(CONFIGS / model / "eval.yaml", folder, sft.model, seed)
     write_json(folder / "summary.json", rows)
     return rows

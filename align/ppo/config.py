@@ -179,7 +179,8 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     )
     judge_model: str = option(
         "",
-        "reward model trained on other data or with another seed, which selects the policy to keep; empty: the reward does",
+        "reward model trained on other data or with another seed, which selects the policy to keep, such as "
+        "smollm2-135m-judge; empty: the reward does",
     )
     judge_patience: int = option(
         0,

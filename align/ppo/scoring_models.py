@@ -25,6 +25,7 @@ from align.reward.checkpoint import (
     layers_read,
     load_head,
     load_reward_model,
+    scorer_folder,
 )
 from align.reward.scoring import RewardModelScorer
 from align.rules.rubric_judges import LocalJudge, load_rubrics
@@ -119,6 +120,7 @@ def load_source(
     Raises:
         UserError: if it is not of that kind.
     """
+    folder = scorer_folder(folder)
     if can_share_base(folder, policy, kind):
         return RewardSource(folder, mounted=load_reward_adapter(folder, policy, adapter, kind))
     return RewardSource(folder, loaded=load_reward_model(folder, dtype, kind=kind))

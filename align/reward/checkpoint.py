@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from align.builtin.zoo import REWARD_MODELS, resolve_model
 from align.errors import UserError, first_line
 from align.files import new_folder, read_json, write_json
 from align.models.backbone import (
@@ -102,9 +103,14 @@ def save_reward_model(
         finish_folder(temporary, loaded, card)
 
 
+def scorer_folder(source: str) -> str:
+    """The folder of a built-in reward model, made first if it is missing; any other folder or hub name as it is."""
+    return str(resolve_model(source)) if source in REWARD_MODELS else source
+
+
 def is_reward_model(folder: str, kind: ScorerKind = REWARD) -> bool:
-    """Whether a folder holds a reward model of this package, or another kind of model with a scalar head."""
-    return (Path(folder) / kind.facts).exists()
+    """Whether a folder or a built-in name is a reward model of this package, or another kind of model with a scalar head."""
+    return (Path(scorer_folder(folder)) / kind.facts).exists()
 
 
 def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
@@ -143,7 +149,7 @@ def layers_read(folder: str, kind: ScorerKind = REWARD) -> ReadLayers:
         UserError: if the folder's facts cannot be read.
     """
     try:
-        choice: ReadLayers = read_json(Path(folder) / kind.facts).get("read_layers", "last")
+        choice: ReadLayers = read_json(Path(scorer_folder(folder)) / kind.facts).get("read_layers", "last")
     except (OSError, AttributeError, ValueError) as error:
         raise UserError(f"{folder}: its {kind.facts} is broken ({first_line(error)}); train it again") from error
     return choice
@@ -162,6 +168,7 @@ def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tup
     """
     if not is_reward_model(folder, kind):
         raise UserError(f"{folder}: {kind.facts} is missing: it is no {kind.name} of this package")
+    folder = scorer_folder(folder)
     try:
         tensors = load_file(Path(folder) / HEAD)
         weight, mean = tensors["weight"], float(read_json(Path(folder) / kind.facts)["mean"])
@@ -203,8 +210,8 @@ def load_reward_model(
     """Load a reward model to score with: adapters merged, nothing trainable.
 
     Args:
-        folder: one of this package, or the folder or hub name of any transformers classifier with one label of a decoder
-            or an encoder.
+        folder: one of this package, a built-in name, or the folder or hub name of any transformers classifier with one
+            label of a decoder or an encoder.
         kind: what is to be loaded; only reward models may be another library's.
 
     Raises:

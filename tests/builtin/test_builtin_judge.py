@@ -9,7 +9,7 @@ from align.builtin import zoo
 from align.data.readers import read_records
 from align.data.records import Ranking
 from align.examples import SampledResponse
-from align.reward.checkpoint import load_reward_model
+from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardModelScorer
 
 
@@ -17,7 +17,8 @@ from align.reward.scoring import RewardModelScorer
 def test_it_agrees_with_blind_readers(align_cache):
     folder = zoo.resolve_model("smollm2-135m-judge")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "smollm2-135m"
-    reward = load_reward_model(str(folder), "float32")
+    assert is_reward_model("smollm2-135m-judge")
+    reward = load_reward_model("smollm2-135m-judge", "float32")
     encode = reward.loaded.tokenization
     score = RewardModelScorer.from_loaded(reward, encode, Accelerator(cpu=True), 4096)
     rows = [

@@ -37,7 +37,7 @@ class LoopConfig:
     labeler: str = option(
         "app",
         "who ranks the answers: app (the labeling app), file (you put rankings into the round's folder), or a "
-        "simulated labeler: module:function, a reward function as in `align ppo`, or the folder of a reward model",
+        "simulated labeler: module:function, a reward function as in `align ppo`, or a reward model's folder or name",
     )
     database: str = option("", "address of the labeling app's database; empty: that of `align annotate`")
     overlap: int = option(1, "labelers who rank each item in the app")
