@@ -165,10 +165,17 @@ class MixtureConfig:
     mixing_temperature: float = option(
         1.0, "their shares to the power 1 / this (T5's T): 1 as large as the sources are, 1000 nearly equal shares"
     )
+    task_prefixes: list[str] = option(
+        [],
+        "a text for each source of train_data that its prompts begin with, such as 'summarize: ' (T5), '' for none; prompts "
+        "of other settings are read as they are",
+    )
 
     def __post_init__(self) -> None:
         require_setting(self, "mixing_cap", self.mixing_cap >= 0, "0 or more")
         require_setting(self, "mixing_temperature", self.mixing_temperature >= 1, "1 or more")
+        cut_off = getattr(self, "overlong", "error") == "truncate"  # which keeps the end of a prompt
+        require_setting(self, "task_prefixes", not (self.task_prefixes and cut_off), "empty with overlong truncate")
         next_check = getattr(super(), "__post_init__", None)
         if next_check is not None:
             next_check()

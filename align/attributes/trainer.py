@@ -11,7 +11,8 @@ from align.attributes.generative_task import GenerativeTask
 from align.attributes.head_task import HeadTask
 from align.attributes.judgments import choose_heads, encode_preferences, read_ratings, split_ratings
 from align.attributes.tasks import AttributeTask
-from align.batches.encoding import Data, MixedExamples, TrainingData, encode_mixture
+from align.batches.encoding import Data
+from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
 from align.errors import UserError
 from align.training.start import Model
 from align.training.trainer import EpochTrainer, with_data_names
@@ -49,7 +50,8 @@ class AttributeTrainer(EpochTrainer):
     ) -> None:
         config = with_data_names(config, train_data=train_data, rankings=rankings, validation_data=validation_data)
         read = partial(read_ratings, skip_bad_rows=config.skip_bad_rows)
-        parts, _, weights = encode_mixture(train_data, lambda data: [read(data)]) if train_data else ([], [], [])
+        judgments = mixture_of(train_data, config.task_prefixes) if train_data else Mixture([], [])
+        parts = [read(source) for source in judgments.sources]
         split = [split_ratings(part, 0.0 if validation_data else config.held_out_share, config.seed) for part in parts]
         held_out = read(validation_data) if validation_data else [item for _, part in split for item in part]
         heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, bool(rankings))
@@ -59,7 +61,7 @@ class AttributeTrainer(EpochTrainer):
         module = form.build(config, loaded, heads)
         encoded = [form.encode(config, train, module, loaded, limits) for train, _ in split]
         mixed: MixedExamples[Any] = MixedExamples(
-            [example for part in encoded for example in part], list(map(len, encoded)), weights
+            [example for part in encoded for example in part], list(map(len, encoded)), list(judgments.weights)
         )
         if rankings:
             encode = partial(encode_preferences, loaded=loaded, limits=limits, skip_bad_rows=config.skip_bad_rows)

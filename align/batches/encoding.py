@@ -1,15 +1,14 @@
 """Encoding of records as token ids within length limits, for all stages."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
-from align.data.sources import SourceRow, split_sources
+from align.data.sources import SourceRow
 from align.errors import UserError
 from align.examples import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
 from align.models.loading import LoadedModel
@@ -18,31 +17,24 @@ from align.tokenization import SpecialTokenError, encode_demonstration
 
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
-Data = str | Sequence[Record | Mapping[str, Any] | str]
-"""Where records come from: a file, folder or hub name; or records in memory, as `align.data` records or as rows (dicts) in
-any layout that the files may have. A string is taken as a prompt."""
+Records = str | Sequence[Record | Mapping[str, Any] | str]
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Several weighted sources of training data for a trainer.
+class Prefixed:
+    """A source whose conversations get a text that names their task, as in T5 (Raffel et al. 2020, section 2.4).
 
     Attributes:
-        weights: relative frequency of each source's examples (`align.training.epochs.Epochs`).
+        prefix: put before the first user turn of each prompt.
     """
 
-    sources: Sequence[Data]
-    weights: Sequence[float]
+    source: Records
+    prefix: str
 
 
-TrainingData = Data | Mixture
-
-
-def data_name(data: TrainingData) -> str:
-    """The name of training data in a run's settings and model card."""
-    if isinstance(data, Mixture):
-        return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
-    return data if isinstance(data, str) else f"{len(data)} records in memory" if data else ""
+Data = Records | Prefixed
+"""Where records come from: a file, folder or hub name; or records in memory, as `align.data` records or as rows (dicts) in
+any layout that the files may have. A string is taken as a prompt. Either may be `Prefixed`."""
 
 
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
@@ -108,7 +100,8 @@ def encode_records(
     Raises:
         UserError: if a record exceeds the limits or what the model can read, or if none is left.
     """
-    source = data if isinstance(data, str) else f"{kind_name(kind)}s in memory"
+    source, _ = split_prefix(data)
+    source = source if isinstance(source, str) else f"{kind_name(kind)}s in memory"
     encoded: list[Encoded] = []
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
         encoded += _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
@@ -136,6 +129,12 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
     Raises:
         UserError: for a row that cannot be read; of a file, `skip_bad_rows` leaves such rows out.
     """
+    data, prefix = split_prefix(data)
+    for record in _records_in(data, kind, skip_bad_rows):
+        yield _with_prefix(record, prefix)
+
+
+def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
     if isinstance(data, str):
         yield from read_records(data, kind, skip_bad_rows=skip_bad_rows)
         return
@@ -151,53 +150,18 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
         yield from (record for record in converted if isinstance(record, kind))
 
 
-class MixedExamples(NamedTuple, Generic[Encoded]):
-    """Training examples of several sources, one source after the other."""
-
-    examples: list[Encoded]
-    sizes: list[int]
-    """Examples of each source."""
-    weights: list[float]
-    """Of each source, see `Mixture`."""
+def split_prefix(data: Data) -> tuple[Records, str]:
+    """A source and its prefix, "" if it has none."""
+    return (data.source, data.prefix) if isinstance(data, Prefixed) else (data, "")
 
 
-def encode_mixture(data: TrainingData, encode: Callable[[Data], list[Encoded]]) -> MixedExamples[Encoded]:
-    """Training examples of all sources, one source after the other.
-
-    Args:
-        data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
-
-    Raises:
-        UserError: for a weight that is not above 0, and whatever `encode` raises.
-    """
-    data = mixture_of(data)
-    encoded = [encode(source) for source in data.sources]
-    examples = [example for part in encoded for example in part]
-    return MixedExamples(examples, list(map(len, encoded)), list(data.weights))
-
-
-def mixture_of(data: TrainingData) -> Mixture:
-    """Training data as weighted sources; several names may each have a weight: NAME or NAME=WEIGHT.
-
-    Raises:
-        UserError: for a weight that is not above 0.
-    """
-    if isinstance(data, str):
-        return Mixture(*zip(*map(_weighted, split_sources(data)), strict=True))
-    return data if isinstance(data, Mixture) else Mixture([data], [1.0])
-
-
-def _weighted(name: str) -> tuple[str, float]:
-    source, equals, weight = name.rpartition("=")
-    if not equals:
-        return name, 1.0
-    try:
-        value = float(weight)
-    except ValueError:
-        return name, 1.0  # a name with an equals sign in it
-    if not (0 < value < math.inf):
-        raise UserError(f"{name}: the weight of a source must be a number above 0")
-    return source, value
+def _with_prefix(record: R, prefix: str) -> R:
+    if not prefix:
+        return record
+    turns = list(record.prompt)
+    first = next(place for place, turn in enumerate(turns) if turn["role"] == "user")
+    turns[first] = {"role": "user", "content": prefix + turns[first]["content"]}
+    return replace(record, prompt=tuple(turns))  # type: ignore[type-var]  # every record is a dataclass
 
 
 def encode_demonstrations(
@@ -208,8 +172,13 @@ def encode_demonstrations(
     return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, encode_one)
 
 
-def encode_demonstration_row(loaded: LoadedModel, limits: Limits, row: SourceRow) -> list[EncodedDemonstration]:
+def encode_demonstration_row(
+    loaded: LoadedModel, limits: Limits, row: SourceRow, prefix: str = ""
+) -> list[EncodedDemonstration]:
     """The examples of one row of a file, see `encode_demonstrations`; none if it is dropped.
+
+    Args:
+        prefix: see `Prefixed`.
 
     Raises:
         UserError: for a bad row, or one beyond the limits.
@@ -221,7 +190,7 @@ def encode_demonstration_row(loaded: LoadedModel, limits: Limits, row: SourceRow
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
     encode_one = partial(_encode_demonstration, loaded)
-    demonstrations = (record for record in records if isinstance(record, Demonstration))
+    demonstrations = (_with_prefix(record, prefix) for record in records if isinstance(record, Demonstration))
     found = [_encode_record(record, row.where, loaded, limits, encode_one) for record in demonstrations]
     return [example for examples in found for example in examples]
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, TrainingData, encode_demonstrations, encode_mixture, encode_prompts
+from align.batches.encoding import Data, encode_demonstrations, encode_prompts
 from align.batches.micro_batches import micro_batches
+from align.batches.mixtures import TrainingData, encode_mixture
 from align.distill.config import DistillConfig
 from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
 from align.distill.responses import WrittenBatches
@@ -64,7 +65,7 @@ class DistillTrainer(EpochTrainer):
         if self.loaded.adapter:
             raise UserError("a teacher in memory must have no adapter: merge it, or give its folder")
         self.teacher, self.loaded = self.loaded, make_student(config, self.loaded)
-        mixed = encode_mixture(train_data, partial(encode, config, self.teacher, config.all_written))
+        mixed = encode_mixture(train_data, partial(encode, config, self.teacher, config.all_written), config.task_prefixes)
         held_out = encode(config, self.teacher, False, validation_data) if validation_data else []
         self._report(len(mixed.examples), len(held_out))
         place_frozen_model(self.teacher.backbone, self.run.accelerator)

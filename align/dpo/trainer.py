@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, TrainingData, encode_mixture, encode_rankings
+from align.batches.encoding import Data, encode_rankings
 from align.batches.micro_batches import map_rows
+from align.batches.mixtures import TrainingData, encode_mixture
 from align.dpo.config import DPOConfig
 from align.dpo.loss import dpo_losses, ipo_losses
 from align.examples import EncodedRanking
@@ -64,7 +65,7 @@ class DPOTrainer(EpochTrainer):
         config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         super().__init__(config, "dpo", policy, tokenizer)
         encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed = encode_mixture(train_data, encode)
+        mixed = encode_mixture(train_data, encode, config.task_prefixes)
         held_out = encode(validation_data) if validation_data else []
         counts = f"{len(mixed.examples)} rankings to learn from, {len(held_out)} held out"
         self.run.say(f"dpo: {counts}; model {self.run.config.model}")

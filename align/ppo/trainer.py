@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, Limits, data_name, encode_prompts
+from align.batches.encoding import Data, Limits, encode_prompts
+from align.batches.mixtures import data_name
 from align.errors import UserError
 from align.examples import EncodedPrompt
 from align.models.backbone import flops_profile

@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import MixedExamples
+from align.batches.mixtures import MixedExamples
 from align.examples import SharedPrompt
 from align.models.backbone import require_classifier
 from align.models.roles import REWARD_ADAPTER

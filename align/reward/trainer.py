@@ -8,16 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import (
-    ApplyLimits,
-    Data,
-    Limits,
-    TrainingData,
-    encode_mixture,
-    encode_rankings,
-    encode_records,
-)
+from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
 from align.batches.micro_batches import map_rows
+from align.batches.mixtures import TrainingData, encode_mixture
 from align.data.records import Demonstration
 from align.errors import UserError
 from align.examples import EncodedRanking
@@ -76,7 +69,7 @@ class RewardTrainer(HeadTrainer):
         super().__init__(config, "reward", model, tokenizer)
         share_sequences(self.run, self.loaded.backbone, config.sequence_parallel)
         encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed = encode_mixture(train_data, encode)
+        mixed = encode_mixture(train_data, encode, config.task_prefixes)
         held_out = encode(validation_data) if validation_data else []
         require_labels(config, mixed.examples)
         demonstrated = encode_demonstrated(config, self.loaded, demonstrations) if demonstrations else []

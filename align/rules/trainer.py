@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, MixedExamples
+from align.batches.encoding import Data
 from align.batches.micro_batches import map_rows
+from align.batches.mixtures import MixedExamples
 from align.data.rules import read_rules
 from align.errors import UserError, nearest_name_hint
 from align.examples import EncodedJudgments

@@ -10,16 +10,9 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import (
-    Data,
-    MixedExamples,
-    TrainingData,
-    encode_demonstration_row,
-    encode_demonstrations,
-    encode_mixture,
-    mixture_of,
-)
+from align.batches.encoding import Data, encode_demonstration_row, encode_demonstrations, split_prefix
 from align.batches.micro_batches import micro_batches
+from align.batches.mixtures import MixedExamples, TrainingData, encode_mixture, mixture_of
 from align.batches.streams import ExampleStream, StreamedBatches
 from align.errors import UserError
 from align.examples import EncodedDemonstration, ExampleLengths
@@ -78,7 +71,7 @@ class SFTTrainer(EpochTrainer):
             examples = [EncodedDemonstration(*longest)] * config.batch_size
             mixed = MixedExamples(examples, [config.batch_size], [1.0])
         else:
-            mixed = encode_mixture(train_data, partial(encode, config, self.loaded))
+            mixed = encode_mixture(train_data, partial(encode, config, self.loaded), config.task_prefixes)
         held_out = encode(config, self.loaded, validation_data) if validation_data else []
         number = "a stream of" if stream else len(mixed.examples)
         counts = f"{number} examples to learn from, {len(held_out)} held out"
@@ -119,11 +112,11 @@ def stream_of(
         UserError: for data in memory, or a source that is not there.
     """
     _require_prompt_in_row(config, loaded)
-    mixture, streams = mixture_of(data), []
-    encode_row = partial(encode_demonstration_row, loaded, config.limits)
-    for number, source in enumerate(mixture.sources):
+    mixture, streams = mixture_of(data, config.task_prefixes), []
+    for number, (source, prefix) in enumerate(map(split_prefix, mixture.sources)):
         if not isinstance(source, str):
             raise UserError("stream_updates is for data on the disk or the hub: records in memory need none")
+        encode_row = partial(encode_demonstration_row, loaded, config.limits, prefix=prefix)
         key = (config.seed, number)
         streams.append(ExampleStream(source, encode_row, list, config.stream_block, key, accelerator, config.skip_bad_rows))
     return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import MixedExamples, TrainingData, data_name
+from align.batches.mixtures import MixedExamples, TrainingData, data_name
 from align.models.loading import LoadedModel
 from align.settings import MixtureConfig
 from align.training.epochs import Batches, EpochConfig, Epochs, parse_ramp

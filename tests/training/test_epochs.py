@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.batches.encoding import Mixture, encode_mixture
+from align.batches.mixtures import Mixture, encode_mixture
 from align.errors import UserError
 from align.seeds import Stream, generator
 from align.settings import MixtureConfig

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
-from align.batches.encoding import Limits, encode_mixture, encode_prompts, encode_rankings
+from align.batches.encoding import Limits, encode_prompts, encode_rankings
+from align.batches.mixtures import encode_mixture
 from align.batches.shared_prompts import prompt_groups
 from align.builtin.zoo import resolve_model
 from align.commands.plan.roles import HeldModel, frozen_model, trained_model
@@ -190,7 +191,7 @@ def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, Loa
 
 
 def _mixture(config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]) -> tuple[list[Example], Epochs]:
-    examples, sizes, weights = encode_mixture(config.train_data, read)
+    examples, sizes, weights = encode_mixture(config.train_data, read, config.task_prefixes)
     return examples, Epochs(config.seed, config.batch_size, sizes, weights, config, parse_ramp(config.batch_ramp))
 
 

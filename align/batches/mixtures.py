@@ -1,0 +1,98 @@
+"""Several sources of training data in one run: their weights, and the texts that name their tasks."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from align.batches.encoding import Data, Prefixed, split_prefix
+from align.data.sources import split_sources
+from align.errors import UserError
+
+Encoded = TypeVar("Encoded")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several weighted sources of training data for a trainer.
+
+    Attributes:
+        weights: relative frequency of each source's examples (`align.training.epochs.Epochs`).
+    """
+
+    sources: Sequence[Data]
+    weights: Sequence[float]
+
+
+TrainingData = Data | Mixture
+
+
+def data_name(data: TrainingData) -> str:
+    """The name of training data in a run's settings and model card."""
+    if isinstance(data, Mixture):
+        return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
+    records, _ = split_prefix(data)
+    return records if isinstance(records, str) else f"{len(records)} records in memory" if records else ""
+
+
+class MixedExamples(NamedTuple, Generic[Encoded]):
+    """Training examples of several sources, one source after the other."""
+
+    examples: list[Encoded]
+    sizes: list[int]
+    """Examples of each source."""
+    weights: list[float]
+    """Of each source, see `Mixture`."""
+
+
+def encode_mixture(
+    data: TrainingData, encode: Callable[[Data], list[Encoded]], prefixes: Sequence[str] = ()
+) -> MixedExamples[Encoded]:
+    """Training examples of all sources, one source after the other.
+
+    Args:
+        data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
+        prefixes: see `mixture_of`.
+
+    Raises:
+        UserError: for what `mixture_of` refuses, and whatever `encode` raises.
+    """
+    data = mixture_of(data, prefixes)
+    encoded = [encode(source) for source in data.sources]
+    examples = [example for part in encoded for example in part]
+    return MixedExamples(examples, list(map(len, encoded)), list(data.weights))
+
+
+def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
+    """Training data as weighted sources; several names may each have a weight: NAME or NAME=WEIGHT.
+
+    Args:
+        prefixes: a text for each source that its prompts begin with, "" for none (`Prefixed`); empty: none has one.
+
+    Raises:
+        UserError: for a weight that is not above 0, and if there are not as many prefixes as sources.
+    """
+    if isinstance(data, str):
+        data = Mixture(*zip(*map(_weighted, split_sources(data)), strict=True))
+    elif not isinstance(data, Mixture):
+        data = Mixture([data], [1.0])
+    if not prefixes:
+        return data
+    if len(prefixes) != len(data.sources):
+        counts = f"{len(prefixes)} for {len(data.sources)} of train_data"
+        raise UserError(f"task_prefixes must hold a text for each source, '' for none, but there are {counts}")
+    pairs = zip(data.sources, prefixes, strict=True)
+    return Mixture([Prefixed(split_prefix(source)[0], text) if text else source for source, text in pairs], data.weights)
+
+
+def _weighted(name: str) -> tuple[str, float]:
+    source, equals, weight = name.rpartition("=")
+    if not equals:
+        return name, 1.0
+    try:
+        value = float(weight)
+    except ValueError:
+        return name, 1.0  # a name with an equals sign in it
+    if not (0 < value < math.inf):
+        raise UserError(f"{name}: the weight of a source must be a number above 0")
+    return source, value
