@@ -80,12 +80,15 @@ TAIL = """
 ## Refused
 
 What is not in the tables is tried on a few tokens when it is loaded, and refused in one line if it reads padding, if its
-logits are not a plain function of its last state, or if a later token changes an earlier state. Known to be refused:
+logits are not a plain function of its last state, if a later token changes an earlier state, or if a text that is read token
+by token, as in sampling, has other states than one that is read at once. Known to be refused:
 
 | model | why |
 | --- | --- |
 | an encoder as a policy | it reads text in both directions |
 | Mamba and other recurrent models | their cache cannot drop rows that ended |
+| GPT-1, RWKV | transformers keeps no cache of keys and values for them: sampling would forget the text |
+| models of images or sound and text (Gemma 3 from 4B on) | a config of several models; the text model in them fits |
 | an encoder-decoder whose config has no `decoder_start_token_id` | nothing says what a response begins after |
 | a decoder of which transformers has no classifier, as a reward model | other libraries could not load what is saved |
 | a classifier with several labels, as a reward model | nothing says which of them is the reward |
@@ -111,7 +114,7 @@ def yes(is_so: bool) -> str:
 def page() -> str:
     """The whole page."""
     decoders, pairs = ("".join(map(row, rows)) for rows in (DECODERS, ENCODER_DECODERS))
-    cells = "refused | full, LoRA | full, LoRA | frozen, LoRA | yes"
+    cells = "refused | full, LoRA | full, LoRA | frozen, full, LoRA | yes"
     encoders = "".join(f"| {EXAMPLES[name]} | {cells} |\n" for name in CONFIGS)
     head, pairs = HEAD.replace("{registry}", VLLM_REGISTRY), ENCODER_DECODER_HEAD + pairs
     return head + DECODER_HEAD + decoders + pairs + ENCODER_HEAD + encoders + TAIL

@@ -162,21 +162,23 @@ def test_a_classifier_or_a_language_model_loss_reads_the_last_layer(tmp_path):
         run_reward(RewardConfig(**COMMON, **settings, output_dir=str(tmp_path / "c"), read_layers="mix", lm_loss_weight=0.5))
 
 
-def test_a_judge_keeps_its_layers(sharpen, tmp_path):
+@pytest.mark.parametrize(("choice", "trained"), [("last_four", False), ("mix", False), ("mix", True)])
+def test_a_judge_keeps_its_layers(choice, trained, sharpen, tmp_path):
     base = write_encoder("bert", tmp_path / "base", sharpen, layers=4)
     rows = [
         {"question": f"What is {number}?", "answer": "aeiou" if number % 2 else "zxcvb", "label": number % 2 == 1}
         for number in range(40)
     ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"dtype": "float32", "model": base, "epochs": 12, "learning_rate": 0.02, "words": False}
+    settings = {"dtype": "float32", "model": base, "epochs": 12, "words": False}
+    more = {"train_backbone": True, "learning_rate": 2e-3} if trained else {"learning_rate": 0.02}
     data = str(tmp_path / "answers.jsonl")
-    config = JudgeConfig(**settings, data=data, output_dir=str(tmp_path / "judge"), read_layers="last_four", batch_size=8)
+    config = JudgeConfig(**settings, data=data, output_dir=str(tmp_path / "judge"), read_layers=choice, batch_size=8, **more)
     folder = run_train_judge(config)
     judge = load_judge(str(folder), "truth", Accelerator(cpu=True))
-    assert judge.model.backbone.layers.choice == "last_four"
+    assert judge.model.backbone.layers.choice == choice
+    if choice == "mix":
+        assert judge.model.backbone.layers.weights.abs().min() > 1e-5  # learned
     yes, no = judge.probabilities([("What is 3?", "aeiou"), ("What is 4?", "zxcvb")], 999, Accelerator(cpu=True))
     assert yes > 0.8
     assert no < 0.2
-    with pytest.raises(UserError, match=r"^read_layers is 'mix', but must be last or last_four"):
-        JudgeConfig(**settings, data=data, read_layers="mix")

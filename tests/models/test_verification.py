@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    MiniMaxM2Config,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RwkvConfig,
+    RwkvForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from align.errors import UserError
 from align.models.backbone import wrap
@@ -50,3 +63,58 @@ def test_states_that_depend_on_later_tokens_or_on_padding_are_refused(causal, wo
 def test_a_decoder_with_a_score_head_is_still_read():
     config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, num_labels=1, pad_token_id=0)
     assert wrap(GPT2ForSequenceClassification(config).eval()).shares_prompts
+
+
+# ------------------------------------------------------------------------------------------------------------- sampling
+
+
+class ForgetfulGPT2(GPT2LMHeadModel):
+    """It adds what its cache has lost: where tokens are read one by one, states are others."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer.ln_f.register_forward_hook(lambda _, inputs, states: states + 0.1 * (states.shape[1] == 1))
+
+
+def test_a_model_whose_sampling_reads_otherwise_than_training_is_refused(sharpen):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}
+    recurrent = RwkvForCausalLM(RwkvConfig(**sizes, intermediate_size=48))  # it keeps a state of its own, and no cache
+    forgetful = ForgetfulGPT2(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4))
+    for model in (recurrent, forgetful):
+        with pytest.raises(UserError, match=r"a text that is read token by token, as in sampling, has other states"):
+            wrap(sharpen(model))
+
+
+# --------------------------------------------------------------------------------------------- what fails in its own way
+
+
+def test_an_architecture_that_fails_on_the_way_is_one_line():
+    """GPT-1 of transformers keeps no cache, and adds a mask of another size instead."""
+    model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4)).eval()
+    with pytest.raises(
+        UserError, match=r"^model type 'openai-gpt' cannot be read \(.*\); this architecture is not"
+    ) as caught:
+        wrap(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_images_and_text_is_refused():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    vision = sizes | {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=sizes | {"vocab_size": 64}, vision_config=vision, mm_tokens_per_image=4)
+    with pytest.raises(UserError, match=r"^model type 'gemma3' reads images or sound beside text; save the language model"):
+        wrap(AutoModelForCausalLM.from_config(config).eval())
+
+
+def test_a_config_that_never_names_a_start_token_is_refused():
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    with pytest.raises(UserError, match="names no decoder_start_token_id"):
+        wrap(T5ForConditionalGeneration(T5Config(**sizes)).eval())
+
+
+def test_a_router_that_takes_more_than_states_is_read():
+    """MiniMax M2's is handed a bias of its layer, too."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    experts = {"intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+    model = AutoModelForCausalLM.from_config(MiniMaxM2Config(**sizes, **experts))
+    assert wrap(model.eval()).shares_prompts

@@ -1,14 +1,19 @@
 """The stage of reward modeling on encoders, and PPO with what it makes beside a policy with another tokenizer."""
 
 import json
+import shutil
+from math import log
 
 import pytest
 import torch
+from accelerate import Accelerator
 from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align.errors import UserError
-from align.eval.judging.train_judge import JudgeConfig, run_train_judge
+from align.eval.judging.answer_judge import load_judge
+from align.eval.judging.labeled_answers import read_labeled_answers, split_by_question
+from align.eval.judging.train_judge import JudgeConfig, held_out_figures, run_train_judge
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
@@ -27,6 +32,10 @@ def write_rankings(path):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path), rows
+
+
+def logit(probability):
+    return log(probability / (1 - probability))
 
 
 def last_row(folder):
@@ -89,12 +98,18 @@ def test_an_encoder_is_refused_as_a_policy_by_the_stages(sharpen, tmp_path):
         run_ppo(PPOConfig(model=base, reward_functions=["align.ppo.examples:brevity"], output_dir=str(tmp_path / "ppo")))
 
 
+JUDGES = [(family, way) for family in CONFIGS for way in ("frozen", "full", "LoRA")]
+
+
 @pytest.mark.parametrize(
-    ("family", "rank"),
-    [pytest.param(*case, marks=[pytest.mark.full] * (case not in (("roberta", 0), ("xlnet", 4)))) for case in CASES],
+    ("family", "way"),
+    [
+        pytest.param(*case, marks=[pytest.mark.full] * (case not in (("roberta", "frozen"), ("bert", "full"))))
+        for case in JUDGES
+    ],
 )
-def test_an_encoder_judges_answers(family, rank, sharpen, tmp_path):
-    """With a frozen encoder, or with LoRA."""
+def test_an_encoder_judges_answers(family, way, sharpen, tmp_path):
+    """What is saved says what was measured: on a frozen encoder, on one of which all weights learned, and with LoRA."""
     base = write_encoder(family, tmp_path / "base", sharpen)
     rows = [
         {"question": f"Question {number}?", "answer": "aeiou aeiou" if number % 2 else "zxcvb", "label": number % 2 == 1}
@@ -107,8 +122,17 @@ def test_an_encoder_judges_answers(family, rank, sharpen, tmp_path):
         output_dir=str(tmp_path / "judge"),
         words=False,
         dtype="float32",
-        lora_rank=rank,
+        lora_rank=4 if way == "LoRA" else 0,
+        train_backbone=way == "full",
+        learning_rate=1e-3 if way == "full" else 0.01,
         held_out=0.3,
     )
     folder = run_train_judge(config)
-    assert json.loads((folder / "judge.json").read_text())["figures"]["auc"] > 0.9
+    figures = json.loads((folder / "judge.json").read_text())["figures"]
+    assert figures["auc"] > 0.9
+    if way == "full":  # the base is not needed any more
+        shutil.rmtree(base)
+    judge = load_judge(str(folder), "truth", Accelerator(cpu=True))
+    held_out = split_by_question(read_labeled_answers(config.data, "truth"), 0.3, config.seed)[1]
+    found = judge.probabilities([(row.question, row.answer) for row in held_out], 999, Accelerator(cpu=True))
+    assert held_out_figures([logit(p) for p in found], held_out)["loss"] == pytest.approx(figures["loss"], abs=1e-4)

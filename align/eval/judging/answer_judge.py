@@ -24,8 +24,8 @@ from align.errors import UserError, first_line
 from align.eval.judging.labeled_answers import ASPECT_WORDS, Aspect
 from align.examples import PromptResponse
 from align.files import new_folder, read_json, write_json
-from align.models.backbone import Backbone
-from align.models.checkpoint import finish_folder, save_adapter
+from align.models.backbone import Backbone, save_body
+from align.models.checkpoint import finish_folder, save_adapter, weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load
 from align.runtime.distributed import compute_dtype
@@ -37,6 +37,8 @@ HEAD_FILE, METADATA_FILE = "judge_head.safetensors", "judge.json"
 BUCKETS = 1 << 16
 """Number of buckets that words and word pairs are hashed into."""
 ADAPTER = "judge"
+WEIGHTS = "backbone.model."
+"""Before the names of a backbone's weights in the module that is trained."""
 
 
 class WordBags(NamedTuple):
@@ -159,12 +161,21 @@ class AnswerJudge:
         return probabilities
 
 
-def save_judge(folder: Path, model: JudgeModel, loaded: LoadedModel | None, metadata: Mapping[str, Any]) -> None:
-    """Save a judge, completely or not at all: its head, its adapter if it has one, and `judge.json`."""
-    tensors = {name: value for name, value in model.state_dict().items() if not name.startswith("backbone.model.")}
+def save_judge(folder: Path, state: Mapping[str, Tensor], loaded: LoadedModel | None, metadata: Mapping[str, Any]) -> None:
+    """Save a judge, completely or not at all: its head, its adapter or backbone where that learned, and `judge.json`.
+
+    Args:
+        state: whole weights of the `JudgeModel`.
+        metadata: what `judge.json` is to hold.
+    """
+    tensors = {name: value for name, value in state.items() if not name.startswith(WEIGHTS)}
     with new_folder(folder) as temporary:
-        if loaded is not None and loaded.adapter is not None:
-            save_adapter(temporary, loaded, loaded.adapter, loaded.backbone.model.state_dict())
+        if loaded is not None and (loaded.adapter is not None or metadata["train_backbone"]):
+            weights = weights_of(loaded.backbone, state, WEIGHTS)
+            if loaded.adapter is not None:
+                save_adapter(temporary, loaded, loaded.adapter, weights)
+            else:
+                save_body(loaded.backbone, temporary, weights)
             finish_folder(temporary, loaded, {"title": "Judge of answers", "stage": "judge", **metadata})
         tensors = {name: value.detach().float().cpu().contiguous() for name, value in tensors.items()}
         save_file(tensors, temporary / HEAD_FILE)
@@ -187,15 +198,15 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
         tensors = load_file(path / HEAD_FILE)
         backbone, tokenization = None, None
         if metadata["model"] != "none":
-            adapter = (path / "adapter_config.json").exists()
+            own = any((path / name).exists() for name in ("adapter_config.json", "config.json"))
             prefix_lm = bool(metadata.get("prefix_lm", False))
-            settings = ModelConfig(model=folder if adapter else metadata["model"], chat_template="raw", prefix_lm=prefix_lm)
+            settings = ModelConfig(model=folder if own else metadata["model"], chat_template="raw", prefix_lm=prefix_lm)
             loaded = load(settings, compute_dtype(metadata["dtype"]), allow_reward_model=True, layers=metadata["layers"])
             backbone, tokenization = loaded.backbone, loaded.tokenization
             backbone.read_layers(metadata.get("read_layers", "last"))
         model = JudgeModel(backbone, None, metadata["words"])
         keys = model.load_state_dict(tensors, strict=False)
-        wrong = [*keys.unexpected_keys, *(key for key in keys.missing_keys if not key.startswith("backbone.model."))]
+        wrong = [*keys.unexpected_keys, *(key for key in keys.missing_keys if not key.startswith(WEIGHTS))]
         if wrong:
             raise KeyError(wrong[0])
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:

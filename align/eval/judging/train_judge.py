@@ -26,7 +26,7 @@ from align.eval.judging.labeled_answers import Aspect, LabeledAnswer, read_label
 from align.examples import PromptResponse
 from align.launch import run_stage
 from align.models.loading import LoadedModel, load
-from align.models.roles import freeze_unused_pooler
+from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
 from align.seeds import Stream, generator
 from align.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting
 from align.statistics import calibration_error, roc_auc, statistic_interval
@@ -40,17 +40,20 @@ from align.training.run import Run
 
 @dataclass(kw_only=True)
 class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
-    """A judge of answers. With lora_rank 0 the backbone stays frozen, reads each answer once, and only the head learns."""
+    """A judge of answers. Without lora_rank and train_backbone the backbone stays as it is, and only the head learns."""
 
     model: str = option("none", "backbone that reads question and answer; none: the words of the answer alone")
     chat_template: str = option("raw", "not used: a judge reads plain text")
     output_dir: str = option("runs/judge", "folder of the run; the judge is in its folder model")
-    learning_rate: float = option(0.01, "peak learning rate; 0.01 for a head alone, 1e-4 to 3e-4 with LoRA")
+    learning_rate: float = option(
+        0.01, "peak learning rate; 0.01 for a head alone, 1e-4 to 3e-4 with LoRA, 1e-5 to 5e-5 with train_backbone"
+    )
     weight_decay: float = option(0.1, "decoupled weight decay of matrices")
     log_to: list[str] = option(["none"], "trackers in addition to metrics.jsonl: tensorboard, wandb, trackio, none")
     data: str = option("", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data")
     asks: Aspect = option("truth", "what the labels say: truth (is it true) or info (is it informative)")
     words: bool = option(True, "use the words of the answer and their pairs in addition to the backbone's states")
+    train_backbone: bool = option(False, "train all weights of the backbone, too; the judge is then saved with them")
     layers: int = option(0, "read only the first layers of the backbone; 0: all")
     held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them")
     limit: int = option(0, "train and measure on only this many rows, drawn at random; 0: all")
@@ -62,10 +65,13 @@ class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
         require_setting(self, "data", bool(self.data), "given")
         require_setting(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
         require_setting(self, "words", self.words or self.model != "none", "true where model is none")
-        require_setting(
-            self, "read_layers", self.read_layers != "mix", "last or last_four, which a frozen backbone reads once"
-        )
         require_setting(self, "lora_rank", not self.lora_rank or self.model != "none", "0 where model is none")
+        require_setting(
+            self,
+            "train_backbone",
+            not self.train_backbone or (self.model != "none" and not self.lora_rank),
+            "false where model is none or lora_rank is given",
+        )
         for name in ("epochs", "batch_size"):
             require_setting(self, name, getattr(self, name) > 0, "above 0")
         for name in ("layers", "limit"):
@@ -86,11 +92,12 @@ def run_train_judge(config: JudgeConfig) -> Path:
     loaded = None
     if config.model != "none":
         loaded = load(config, run.dtype, adapter=ADAPTER, allow_reward_model=True, layers=config.layers)
+        if loaded.adapter is None and not config.train_backbone:
+            loaded.backbone.requires_grad_(False)
         freeze_unused_pooler(loaded.backbone)
+        freeze_unused_lm_head(loaded.backbone)
         loaded.backbone.read_layers(config.read_layers)
     model = JudgeModel(loaded.backbone if loaded else None, loaded.adapter if loaded else None, config.words)
-    if loaded is not None and loaded.adapter is None:
-        loaded.backbone.requires_grad_(False)
     epochs = Epochs(config.seed, config.batch_size, [len(training)])
     optimization = make_optimization(run, model, epochs.updates(config.epochs))
     run.say(f"judge of {config.asks}: {len(training)} training answers, {len(held_out)} held-out ones to other questions")
@@ -132,7 +139,7 @@ class JudgeTask:
         self.lengths = self.costs[: len(training)]
 
     def _encode(self, loaded: LoadedModel) -> None:
-        """Encode all answers; with a frozen backbone, compute their states.
+        """Encode all answers; with a frozen backbone, scale their states, and keep them if nothing that reads them learns.
 
         Raises:
             UserError: if an answer does not fit the model.
@@ -141,13 +148,15 @@ class JudgeTask:
         self.encoded = [encode_answer(tokenization, row.question, row.answer, aspect) for row in self.rows]
         longest = max(self.encoded, key=lambda answer: len(answer.prompt) + len(answer.response))
         loaded.backbone.require_fit(len(longest.prompt), len(longest.response), self.config.data)
-        if loaded.adapter is None:
+        if loaded.adapter is None and not self.config.train_backbone:
             budget, accelerator = self.config.micro_batch_tokens, self.run.accelerator
-            self.states = answer_states(self.model, self.encoded, budget, accelerator)
-            training = self.states[: len(self.training)]
+            states = answer_states(self.model, self.encoded, budget, accelerator)
+            training = states[: len(self.training)]
             with torch.no_grad():
                 self.model.center.copy_(training.mean(0))
                 self.model.scale.copy_(training.std(0).clamp(min=1e-6))
+            learns = any(weight.requires_grad for weight in loaded.backbone.parameters())  # the shares of a mix
+            self.states = None if learns else states
 
     def _logits(self, rows: list[int]) -> Tensor:
         device = self.run.accelerator.device
@@ -187,13 +196,15 @@ class JudgeTask:
         self.best = {
             name.removeprefix("validation/"): value for name, value in figures.items() if name.startswith("validation/")
         }
+        state = self.optimization.model_state()
         if self.run.is_main:
             config = self.config
             metadata = {"asks": config.asks, "model": config.model, "layers": config.layers, "words": config.words}
             metadata |= {"read_layers": config.read_layers, "prefix_lm": config.prefix_lm}
             metadata |= {"dtype": config.dtype, "lora_rank": config.lora_rank, "data": config.data, "seed": config.seed}
+            metadata |= {"train_backbone": config.train_backbone}
             metadata |= {"learned_from": len(self.training), "held_out": len(self.held_out), "figures": self.best}
-            save_judge(self.folder, self.model, self.loaded, metadata)
+            save_judge(self.folder, state, self.loaded, metadata)
         self.run.accelerator.wait_for_everyone()
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:

@@ -5,6 +5,7 @@ from align.models.backbone.classifier import (
     classifier_head,
     is_classifier,
     require_classifier,
+    save_body,
     save_classifier,
 )
 from align.models.backbone.contract import Backbone
@@ -44,6 +45,7 @@ __all__ = [
     "prepare_model",
     "require_classifier",
     "require_language_model",
+    "save_body",
     "save_classifier",
     "weight_depths",
     "with_every_layer",

@@ -71,7 +71,7 @@ def save_classifier(backbone: Backbone, folder: Path, state: Mapping[str, Tensor
     if backbone.layers is None:
         _save_classifier(backbone, folder, state, head)
     else:
-        _save_body(backbone, folder, state)
+        save_body(backbone, folder, state)
 
 
 def classifier_adapter(backbone: Backbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -95,11 +95,16 @@ def _(backbone: EncoderBackbone) -> None:
 
 
 @singledispatch
-def _save_body(backbone: Backbone, folder: Path, state: Mapping[str, Tensor]) -> None:
+def save_body(backbone: Backbone, folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Save the model under a head: an encoder's body, or the language model.
+
+    Args:
+        state: whole weights by their names in `backbone.model`.
+    """
     backbone.model.save_pretrained(folder, state_dict=dict(state))
 
 
-@_save_body.register
+@save_body.register
 def _(backbone: EncoderBackbone, folder: Path, state: Mapping[str, Tensor]) -> None:
     inside = f"{backbone.model.base_model_prefix}."
     weights = {key.removeprefix(inside): value for key, value in state.items() if key.startswith(inside)}

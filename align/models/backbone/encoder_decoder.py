@@ -25,7 +25,7 @@ class EncoderDecoderBackbone(Backbone):
 
     def __init__(self, model: PreTrainedModel, peft_model: PeftModel | None = None) -> None:
         super().__init__(model, peft_model)
-        if model.config.decoder_start_token_id is None:
+        if getattr(model.config, "decoder_start_token_id", None) is None:
             raise UserError(
                 f"model type '{model.config.model_type}': its config.json names no decoder_start_token_id, the token that a "
                 "response follows; write its id there (of mBART: the target language)"

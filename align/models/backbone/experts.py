@@ -43,14 +43,20 @@ def compute_routers_in_float32(model: PreTrainedModel) -> None:
     for router in routers_of(model):
         module = router.module
         if isinstance(getattr(module, "weight", None), nn.Parameter) and "forward" not in vars(module):
-            module.forward = partial(_in_float32, module, module.forward)
+            module.forward = partial(_in_float32, router, module.forward)
 
 
-def _in_float32(module: nn.Module, forward: Any, states: Tensor) -> tuple[Tensor, ...]:
-    weights = {name: weight.float() for name, weight in module.named_parameters(recurse=False)}
-    with _reparametrize_module(module, weights):
-        logits, scores, chosen = forward(states.float())
-    return logits, scores.to(states.dtype), chosen
+def _in_float32(router: Router, forward: Any, states: Tensor, *more: Any) -> Any:
+    """What a router says of states; of its outputs the logits stay in float32."""
+    weights = {name: weight.float() for name, weight in router.module.named_parameters(recurse=False)}
+    with _reparametrize_module(router.module, weights):
+        outputs = forward(states.float(), *more)
+    if isinstance(outputs, Tensor):
+        return outputs
+    return tuple(
+        part.to(states.dtype) if number != router.output and part.is_floating_point() else part
+        for number, part in enumerate(outputs)
+    )
 
 
 class ReadTokens(NamedTuple):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from peft import PeftModel
 from torch import nn
 from transformers import (
@@ -14,7 +15,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from align.errors import UserError
+from align.errors import UserError, reason
 from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
@@ -36,13 +37,26 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
         check: compare with the model's own logits, and learn whether rows can share a prompt.
 
     Raises:
-        UserError: if the architecture computes its logits in a way that a backbone does not reproduce.
+        UserError: if the model cannot be read as the contract has it.
     """
+    if hasattr(model.config, "text_config"):
+        raise UserError(
+            f"model type '{model.config.model_type}' reads images or sound beside text; save the language model in it apart "
+            "and give that folder"
+        )
     kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
     backbone: Backbone = (EncoderBackbone if is_encoder(model.config) else kind)(model, peft_model)
     if check:
-        with readable(model):
-            backbone.shares_prompts = verify(backbone)
+        try:
+            with readable(model):
+                backbone.shares_prompts = verify(backbone)
+        except (UserError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # an architecture that nobody has tried can fail in any way
+            raise UserError(
+                f"model type '{model.config.model_type}' cannot be read ({reason(error)}); this architecture is not "
+                "supported"
+            ) from error
     return backbone
 
 

@@ -154,11 +154,22 @@ def _require_own_logits(backbone: Backbone) -> None:
 
 
 def _require_cache(backbone: Backbone) -> None:
-    """Sampling takes rows that ended out of the cache; recurrent states (Mamba) cannot give up single rows."""
+    """Sampling reads token by token, and takes rows that ended out of the cache: its states must be those of whole texts."""
+    prompt, response = _rows(backbone, [5, 6], [7, 5, 9, 3, 6]), _rows(backbone, [8, 9], [4, 11])
+    whole = backbone.hidden(prompt, response)
+    state, first = backbone.prefill(prompt)
     try:
-        backbone.prefill(_rows(backbone, [5, 6, 7]))[0].select(torch.zeros(1, dtype=torch.long, device=backbone.device))
-    except AttributeError as error:
+        state.select(torch.zeros(1, dtype=torch.long, device=backbone.device))
+    except AttributeError as error:  # recurrent states (Mamba) cannot give up single rows
         raise UserError(f"{_name(backbone)}: its cache cannot drop rows that ended; it is not supported") from error
+    steps = torch.stack([backbone.decode_step(state, token) for token in response.ids[0, :, None]], dim=1)
+    apart = (first - whole[:, 0], steps - whole[:1, 1:])
+    change = max(float(difference.float().abs().max()) for difference in apart)
+    if not change <= _tolerance(backbone, whole):
+        raise UserError(
+            f"{_name(backbone)}: a text that is read token by token, as in sampling, has other states than one that is read "
+            f"at once (off by {change:.3g}); this architecture is not supported"
+        )
 
 
 def _can_share_prompts(backbone: Backbone) -> bool:
