@@ -18,17 +18,13 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from annotation_ui.database import Database
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
+from tests import chromium
 
 from . import postgres
 from .client import Client
 from .quick_hashes import use_quick_hashes
 from .running import Server
 
-CHROMIUM = Path("/usr/bin/chromium")
-CHROMIUM_ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 SCREENSHOTS = Path("ci-output/annotation_ui")
 
 
@@ -144,12 +140,12 @@ def any_server(request: pytest.FixtureRequest, servers: Callable[[str], Server])
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
+    if chromium.program() is None:
         missing("chromium")
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     expect.set_options(timeout=20_000)  # a loaded machine takes its time
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_ARGUMENTS)
+        browser = chromium.launch(playwright)
         yield browser
         browser.close()
 

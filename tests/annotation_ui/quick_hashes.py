@@ -1,7 +1,4 @@
-"""The app as `python -m annotation_ui.cli` starts it, but for passwords that are hashed in a thousandth of the time.
-
-Usage: python -m tests.annotation_ui.quick_hashes WORDS
-"""
+"""Passwords that are hashed in a thousandth of the time."""
 
 from __future__ import annotations
 
@@ -14,10 +11,3 @@ def use_quick_hashes() -> None:
     """Hash with argon2's least memory and time from now on: what is tested is never how hard a hash is to break."""
     hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     auth._HASHER, auth._UNKNOWN_USER_HASH = hasher, hasher.hash("nobody")
-
-
-if __name__ == "__main__":
-    from annotation_ui.cli import main
-
-    use_quick_hashes()
-    raise SystemExit(main())

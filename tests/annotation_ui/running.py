@@ -1,4 +1,4 @@
-"""The app in its own process, started as `align annotate` starts it, and helpers that fill its database."""
+"""The app in its own process, as `align annotate` runs it, and helpers that fill its database."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import os
 import resource
 import secrets
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from annotation_ui.judgments import Judgments
 from annotation_ui.schema import Batch, User
 from annotation_ui.tasks import TASKS
 
+from .forked_app import start_app
 from .postgres import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.database = Database(database_url)
         self.database.upgrade()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: BaseProcess | None = None
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[Server]:
@@ -93,15 +93,13 @@ class Server:
             self.database.close()
 
     def start(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tests.annotation_ui.quick_hashes", "--database", self.database_url]
-        command += ["--data-dir", str(self.folder), "--port", str(self.port), *arguments]
-        with (self.folder / "log").open("ab") as log:
-            temporary = self.folder / "tmp"  # of this server alone, so that a test sees what it leaves there
-            temporary.mkdir(exist_ok=True)
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)}
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
+        words = ["--database", self.database_url, "--data-dir", str(self.folder), "--port", str(self.port), *arguments]
+        temporary = self.folder / "tmp"  # of this server alone, so that a test sees what it leaves there
+        temporary.mkdir(exist_ok=True)
+        environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)}
+        self.process = start_app(words, self.folder, environment)
         for _ in range(1800):  # a loaded machine takes its time
-            assert self.process.poll() is None, (self.folder / "log").read_text()
+            assert self.process.is_alive(), (self.folder / "log").read_text()
             try:
                 urllib.request.urlopen(f"{self.url}/healthz", timeout=5)
                 return
@@ -111,23 +109,25 @@ class Server:
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         assert self.process is not None
-        self.process.send_signal(how)
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, how)
+        self.process.join(timeout=10)
+        if self.process.is_alive():
             self.process.kill()
-            self.process.wait()
+            self.process.join()
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:
         """A limit on the size of the server's files stands for the full disk: SQLite cannot write, as there."""
         assert self.process is not None
-        everything = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (4096, everything[1]))
+        pid = self.process.pid
+        assert pid is not None
+        everything = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, everything[1]))
         try:
             yield
         finally:
-            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, everything)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, everything)
 
     def close_all_batches(self) -> None:
         with self.database.write() as session:

@@ -9,13 +9,8 @@ from align.eval.report import write_report
 from align.eval.report.loading import load_run
 from align.eval.report.rollouts import MAX_TOKENS, MAX_UPDATES, load_rollouts, show_rollouts
 from align.ppo.rollout_files import rollout_path, write_rollout
+from tests import chromium
 from tests.eval.report.example_run import Page, make_runs, rollout_row
-
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-]
 
 
 def test_shades_by_hand(tmp_path: Path) -> None:
@@ -58,7 +53,7 @@ LISTS = ("ids", "tokens", "log_probs", "kl", "values", "advantages")
 
 @pytest.mark.slow
 def test_filters_in_a_browser(tmp_path: Path) -> None:
-    if not Path(CHROMIUM).exists():
+    if chromium.program() is None:
         pytest.skip("chromium is not installed")
     path = write_report(make_runs(tmp_path / "run"))
     assert "What PPO learned from: 6 of the 6 responses" in Page(path.read_text(encoding="utf-8")).text.replace("\n", " ")
@@ -70,7 +65,7 @@ def _try_filters(path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = chromium.launch(playwright)
         page = browser.new_page()
         page.goto(path.as_uri())
         articles, form = page.locator("#rollout-list article"), page.locator("#rollout-filters")
