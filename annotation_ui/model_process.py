@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from align.builtin.zoo import resolve_model
 from align.errors import UserError
 
 MAX_NEW_TOKENS = 256
@@ -31,6 +32,7 @@ class ChatModel:
     """
 
     def __init__(self, name: str) -> None:
+        resolve_model(name)  # what leads nowhere is refused before the imports below, which take seconds
         import torch
 
         from align.models.loading import load

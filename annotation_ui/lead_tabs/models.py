@@ -13,11 +13,13 @@ from annotation_ui.lead_tabs.common import show_user_errors
 from annotation_ui.schema import Batch
 from annotation_ui.services import Services
 
+LOADING_SECONDS, RESTING_SECONDS = 1, 5
+"""Between two looks at the model, while it is loaded and else: a lead's page stays open all day."""
 _STATE_TEXT = {"none": "No model is loaded", "loading": "Loading", "loaded": "Loaded", "failed": "Not loaded"}
 
 
 def models_tab(page: gr.Blocks, services: Services) -> None:
-    """Build the tab; the state of the model is read again every second."""
+    """Build the tab; the state of the model is read again every few seconds."""
     checkpoints = services.checkpoints
     gr.Markdown(
         "The model that labelers talk to in *Probe a model*: a folder, the model of a run, an adapter, a hub name or a "
@@ -28,14 +30,15 @@ def models_tab(page: gr.Blocks, services: Services) -> None:
         name = gr.Dropdown(list(list_builtin()), value=None, label="Model", allow_custom_value=True, scale=3)
         load = gr.Button("Load", variant="primary", scale=0)
         unload = gr.Button("Unload", scale=0)
-    status = gr.HTML(elem_id="model-status")
+    status, timer = gr.HTML(elem_id="model-status"), gr.Timer(RESTING_SECONDS)
 
-    def status_html() -> str:
+    def read_status() -> tuple[str, float]:
         current = checkpoints.status
         state, name, detail = (html.escape(text) for text in (_STATE_TEXT[current.state], current.name, current.detail))
-        return (
+        text = (
             f'<p class="status {current.state}" role="status"><b>{state}</b> <code>{name}</code> <span>{detail}</span></p>'
         )
+        return text, LOADING_SECONDS if current.state == "loading" else RESTING_SECONDS
 
     def list_models() -> Any:
         with services.database.read() as session:
@@ -43,15 +46,16 @@ def models_tab(page: gr.Blocks, services: Services) -> None:
         named = {str(batch.settings["checkpoint"]) for batch in batches if "checkpoint" in batch.settings}
         return gr.update(choices=[*sorted(named), *list_builtin()])
 
-    def load_model(name: str | None) -> str:
+    def load_model(name: str | None) -> tuple[str, float]:
         checkpoints.load(name or "")
-        return status_html()
+        return read_status()
 
-    def unload_model() -> str:
+    def unload_model() -> tuple[str, float]:
         checkpoints.unload()
-        return status_html()
+        return read_status()
 
-    gr.on([page.load, gr.Timer(1).tick], status_html, None, status, show_progress="hidden")
+    shown = [status, timer]
+    gr.on([page.load, timer.tick], read_status, None, shown, show_progress="hidden")
     name.focus(list_models, None, name, show_progress="hidden")
-    load.click(show_user_errors(load_model), name, status)
-    unload.click(unload_model, None, status)
+    load.click(show_user_errors(load_model), name, shown)
+    unload.click(unload_model, None, shown)
