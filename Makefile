@@ -17,7 +17,7 @@ OUTPUT ?= $(if $(filter gpu-test,$(MAKECMDGOALS)),runs/gpu,$(if $(filter bench-g
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TESTS ?= tests
-JOBS ?= 2
+JOBS ?= 3
 ONLY ?=
 PAIRS ?= 3
 KILLS ?= 30
@@ -50,6 +50,7 @@ annotate: $(VENV)/.ui
 test: $(VENV)/.dev
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOWEST) $(TESTS)
 
+# Three workers for two cores: many tests wait for a process or a browser. The fast ones never wait.
 # Tests start hundreds of processes: each would compile the package again where the environment forbids to keep bytecode.
 test test-fast: export PYTHONDONTWRITEBYTECODE :=
 
@@ -57,6 +58,7 @@ test-full: export ALIGN_FULL := 1
 test-full: SLOWEST := --durations=25
 test-full: test
 
+test-fast: JOBS = 2
 test-fast: $(VENV)/.dev
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow' $(TESTS)
 

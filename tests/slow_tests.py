@@ -23,6 +23,11 @@ NAMES = {
     "write_report",  # draws every plot
     "Checkpoints",  # the labeling app's: starts a process for a model
 }
+LONGEST = (
+    *("test_launch", "test_browser_lead_work", "test_checkpoints", "test_learning", "test_browser_tasks", "test_resume"),
+    *("test_sharded", "test_loop", "test_gold_studies", "test_two_processes", "test_sequence_parallel", "test_cli"),
+)
+"""The files that take the longest, the longest first: they are tested first, or workers would wait for one of them."""
 LEFT_OUT = "align_deselected"  # the key under which a worker of pytest-xdist tells its count
 
 
@@ -83,9 +88,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         used = [test.inner_test if test else item.function, *fixtures]
         if any(_starts_something(function, seen) for function in used):
             item.add_marker("slow")
-    # Files with slow tests first: workers that share out whole files then end with small ones, at about the same time.
+    # The longest files first, then those with slow tests: workers that share out whole files then end with small ones, at
+    # about the same time.
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow_files)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path.stem, len(places)), item.path not in slow_files))
 
 
 class Deselected:
