@@ -7,7 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import gradio as gr
 import pytest
 from sqlalchemy import select
 
@@ -16,7 +15,6 @@ from annotation_ui.cli import _parser, main
 from annotation_ui.database import DATA_DIR, Database, sqlite_url
 from annotation_ui.export import RECORDS
 from annotation_ui.judgments import Judgments
-from annotation_ui.lead import lead_page
 from annotation_ui.leases import ATTENTION_EVERY, Leases
 from annotation_ui.schema import User
 from annotation_ui.services import Settings, make_services
@@ -78,6 +76,10 @@ def test_the_commands_of_a_team_work_on_its_database_alone(
 
 
 def test_the_tables_name_every_task_tab_and_record(database: Database, tmp_path: Path) -> None:
+    import gradio as gr  # takes seconds, which tests of other files need not wait for
+
+    from annotation_ui.lead import lead_page
+
     assert [row[:2] for row in rows_of_table("`--task`")] == [[task.name, task.title] for task in TASKS.values()]
     for (record, tasks), (named, made_from, _) in zip(RECORDS.items(), rows_of_table("record"), strict=True):
         assert named == record

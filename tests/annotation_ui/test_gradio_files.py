@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from annotation_ui.app import create_app
 from annotation_ui.schema import Judgment
 from annotation_ui.services import Settings, make_services
 
@@ -55,6 +54,8 @@ def attack_with(boss: Client, path: Path | str) -> str:
 
 def gradio_paths(folder: Path, value: str) -> list[tuple[str, str]]:
     """(method, path) of every route of Gradio, with a value in each of its parameters."""
+    from annotation_ui.app import create_app  # imports Gradio
+
     services = make_services(Settings(f"sqlite:///{folder / 'routes.db'}", folder))
     services.database.upgrade()
     found = []
