@@ -24,8 +24,9 @@ NAMES = {
     "Checkpoints",  # the labeling app's: starts a process for a model
 }
 LONGEST = (
-    *("test_launch", "test_browser_lead_work", "test_checkpoints", "test_learning", "test_browser_tasks", "test_resume"),
-    *("test_sharded", "test_loop", "test_gold_studies", "test_two_processes", "test_sequence_parallel", "test_cli"),
+    *("test_launch", "test_learning", "test_resume", "test_checkpoints", "test_layer_features", "test_browser_tasks"),
+    *("test_loop", "test_gold_studies", "test_browser_lead_work", "test_gradio_files", "test_sharded", "test_stop"),
+    *("test_two_processes", "test_sequence_parallel", "test_browser_two_leads", "test_browser_labeler", "test_examples"),
 )
 """The files that take the longest, the longest first: they are tested first, or workers would wait for one of them."""
 LEFT_OUT = "align_deselected"  # the key under which a worker of pytest-xdist tells its count
