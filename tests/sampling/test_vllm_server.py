@@ -91,7 +91,7 @@ def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings,
 
 def test_a_server_that_dies_costs_nothing_but_the_update_it_died_in(serve, settings, tmp_path):
     whole = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url)).parent
-    settings["output_dir"] = str(tmp_path / "again")
+    settings |= {"output_dir": str(tmp_path / "again"), "vllm_timeout": 8.0}  # all of it is waited for the dead server
     dying = serve(settings["model"])
     dying.dies_after = 3 + 4 + 3 + 2  # in the middle of the second rollout
     begun = time.monotonic()
