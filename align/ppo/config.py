@@ -63,6 +63,11 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     rule_multiplier_rate: float = option(
         0.2, "step size of the multipliers, which follow how far their rules exceed the budgets"
     )
+    rule_multiplier_damping: float = option(
+        5.0,
+        "a rollout's scores take each multiplier times e^(this x what the rollout exceeds the budget by), which keeps "
+        "multipliers and violations from swinging; 0: as Safe RLHF",
+    )
     rule_multiplier_limit: float = option(
         10.0, "largest multiplier; also the penalty in evaluations per share of responses beyond a budget"
     )
@@ -219,6 +224,8 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         require_setting(
             self, "rule_multiplier", bounded, f"above 0, at most rule_multiplier_limit ({self.rule_multiplier_limit})"
         )
+        damping = self.rule_multiplier_damping
+        require_setting(self, "rule_multiplier_damping", 0 <= damping <= 100, "from 0 to 100")
         both = bool(self.attribute_model) == bool(self.attribute_reward)
         require_setting(self, "attribute_reward", both, "given together with attribute_model")
         for name in ("rules", "rule_budgets"):

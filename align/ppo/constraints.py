@@ -29,3 +29,17 @@ def next_multiplier(multiplier: float, cost: float, budget: float, rate: float, 
         limit: the largest multiplier.
     """
     return min(limit, multiplier * math.exp(min(rate * multiplier * (cost - budget), 1.0)))
+
+
+def damped_multiplier(multiplier: float, cost: float, budget: float, damping: float, limit: float) -> float:
+    """The multiplier that a rollout is scored with: `multiplier` x e^(damping x (cost - budget)), at most `limit`.
+
+    A multiplier alone sums up what was exceeded before, so it goes on rising until the cost is far below the budget, and
+    both swing. A part that follows the cost of the moment damps this, as the proportional term of a PID controller does
+    (Stooke et al. 2020, "Responsive Safety in Reinforcement Learning by PID Lagrangian Methods", arXiv 2007.03964, which
+    adds it; here it multiplies, as in `next_multiplier`).
+
+    Args:
+        cost: mean of the rollout that is scored.
+    """
+    return min(limit, multiplier * math.exp(damping * (cost - budget)))

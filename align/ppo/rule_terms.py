@@ -13,7 +13,7 @@ from torch import Tensor
 
 from align.errors import UserError, nearest_name_hint
 from align.ppo.config import PPOConfig
-from align.ppo.constraints import lagrangian_scores, next_multiplier
+from align.ppo.constraints import damped_multiplier, lagrangian_scores, next_multiplier
 from align.ppo.rollout import Rollout
 from align.ppo.scores import RunningMoments
 from align.rules.scoring import RuleScorer
@@ -82,7 +82,7 @@ class RuleTerms:
         scales = {name: (moments.mean, moments.std) for name, moments in self.moments.items()}
         if self.budgets:
             costs = torch.stack([violations[rule] for rule in self.rules])
-            multipliers = torch.tensor([self.multipliers[rule] for rule in self.rules])
+            multipliers = torch.tensor([self._damped(rule, float(violations[rule].mean())) for rule in self.rules])
             return lagrangian_scores(_scaled(parts, scales, PREFERENCE), costs, multipliers)
         return self._weighted(parts, scales)
 
@@ -108,6 +108,11 @@ class RuleTerms:
     def _weighted(self, parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]]) -> Tensor:
         rules = torch.stack([_scaled(parts, scales, rule) for rule in self.rules]).mean(0)
         return _scaled(parts, scales, PREFERENCE) + self.config.rule_weight * rules
+
+    def _damped(self, rule: str, cost: float) -> float:
+        """The multiplier of a rollout in which the rule's mean violation is `cost`."""
+        damping, limit = self.config.rule_multiplier_damping, self.config.rule_multiplier_limit
+        return damped_multiplier(self.multipliers[rule], cost, self.budgets[rule], damping, limit)
 
     def adapt(self, violations: Violations) -> None:
         """Update the multipliers after a rollout."""

@@ -27,6 +27,7 @@ from align.ppo.scoring_models import RewardSource, ScoringModels, load_scoring_m
 from align.ppo.setup import build_actor_critic, check_memory, copy_backbone, rate_groups
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import RewardModelScorer
+from align.rules.rubrics import Rubric
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.runtime.distributed import zero_stage
 from align.runtime.sharding import place_frozen_model, sharded_loading
@@ -99,7 +100,7 @@ class PPOTrainer:
         rewards = self._rewards(scoring, functions, roles)
         judge_rewards = self._judge_rewards(scoring, judge_functions, roles) if judge else None
         rules = self._rule_scorer(scoring.rules, rule_texts, roles) if scoring.rules else None
-        self._report(encoded, held_out, bool(judge))
+        self._report(encoded, held_out, bool(judge), [scorer.rubric for scorer in scoring.rubrics])
         longest = max(len(prompt.ids) for prompt in (*encoded, *held_out)) + config.max_new_tokens
         self.engine = make_engine(config, optimization, self.loaded, longest)
         self.algorithm = PPOAlgorithm(
@@ -119,7 +120,9 @@ class PPOTrainer:
             refresh,
         )
 
-    def _report(self, prompts: list[EncodedPrompt], held_out: list[EncodedPrompt], has_judge: bool) -> None:
+    def _report(
+        self, prompts: list[EncodedPrompt], held_out: list[EncodedPrompt], has_judge: bool, rubrics: list[Rubric]
+    ) -> None:
         """Print what the run trains on, and what may be wrong with it."""
         counts = f"{len(prompts)} prompts, {len(held_out)} held out"
         self.run.say(f"ppo: {counts}; model {self.run.config.model}")
@@ -127,6 +130,10 @@ class PPOTrainer:
         if held_out and not has_judge:
             chooser = "the best policy is chosen by the reward that it is trained on"
             self.run.say(f"{chooser}; judge_model lets another one choose")
+        for rubric in rubrics:
+            if not any(rubric.applies(prompt.category) for prompt in prompts):
+                wanted = " or ".join(sorted(rubric.categories))
+                self.run.say(f"warning: rubric '{rubric.name}' will always give 0: no prompt has category {wanted}")
 
     def _encode(self, prompts: Data) -> list[EncodedPrompt]:
         config = self.config

@@ -9,7 +9,7 @@ import torch
 from align.errors import UserError
 from align.examples import EncodedPrompt
 from align.ppo.config import PPOConfig
-from align.ppo.constraints import lagrangian_scores, next_multiplier
+from align.ppo.constraints import damped_multiplier, lagrangian_scores, next_multiplier
 from align.ppo.rollout import Rollout
 from align.ppo.rule_terms import RuleTerms, read_budgets
 
@@ -24,6 +24,10 @@ class Judge:
 
     def __call__(self, responses):
         return torch.tensor(self.said)
+
+
+class OneRule(Judge):
+    rules = {"a": "A."}  # noqa: RUF012
 
 
 def terms(**settings):
@@ -74,7 +78,7 @@ def test_a_multiplier_by_hand():
 
 
 def test_budgets_move_multipliers_one_by_one():
-    rules = terms(rule_budgets=["0.1", "b=0.5"], rule_multiplier=2.0, rule_multiplier_rate=0.5)
+    rules = terms(rule_budgets=["0.1", "b=0.5"], rule_multiplier=2.0, rule_multiplier_rate=0.5, rule_multiplier_damping=0)
     broken = violations([0.4, 0.4], [0.5, 0.5])
     learned = rules.score_to_learn(torch.tensor([1.0, 3.0]), broken)
     assert learned.tolist() == pytest.approx([(-1 - 2 * 0.4 - 2 * 0.5) / 5, (1 - 2 * 0.4 - 2 * 0.5) / 5])
@@ -83,6 +87,55 @@ def test_budgets_move_multipliers_one_by_one():
         "rule_multiplier/a": pytest.approx(2 * math.exp(0.5 * 2 * 0.3)),
         "rule_multiplier/b": pytest.approx(2.0),
     }
+
+
+def test_a_rollouts_own_excess_damps_its_multiplier_by_hand():
+    assert damped_multiplier(2.0, 0.4, 0.1, 5.0, 10.0) == pytest.approx(2 * math.exp(1.5))
+    assert damped_multiplier(2.0, 0.0, 0.1, 5.0, 10.0) == pytest.approx(2 * math.exp(-0.5))
+    assert damped_multiplier(9.0, 0.4, 0.1, 5.0, 10.0) == 10.0
+    assert damped_multiplier(2.0, 0.4, 0.1, 0.0, 10.0) == 2.0
+    rules = terms(rule_budgets=["0.1", "b=0.5"], rule_multiplier=2.0, rule_multiplier_damping=5.0)
+    learned = rules.score_to_learn(torch.tensor([1.0, 3.0]), violations([0.5, 0.3], [0.5, 0.5]))
+    a = 2 * math.exp(5 * 0.3)  # b is at its budget
+    expected = [(-1 - a * 0.5 - 2 * 0.5) / (3 + a), (1 - a * 0.3 - 2 * 0.5) / (3 + a)]
+    assert learned.tolist() == pytest.approx(expected, abs=1e-6)
+    assert rules.multipliers == {"a": 2.0, "b": 2.0}  # nothing of it is kept
+
+
+def violations_over_time(budget, damping, updates=200, count=256):
+    """The share of a policy's answers that violate a rule, update by update.
+
+    The policy has one parameter, violates with sigmoid(parameter), and learns by policy gradient. The preference likes
+    violations, by one, and something else that the policy does not choose.
+    """
+    rules = RuleTerms(PPOConfig(rule_model="x", rule_budgets=[budget], rule_multiplier_damping=damping), OneRule())
+    luck = 0.5 * torch.randn(updates, count, generator=torch.Generator().manual_seed(0))
+    parameter, found = 0.0, []
+    for noise in luck:
+        found.append(1 / (1 + math.exp(-parameter)))
+        broken = (torch.arange(count) < found[-1] * count).float()
+        scores = rules.score_to_learn(broken + noise, {"a": broken})
+        advantages = (scores - scores.mean()) / scores.std()
+        parameter += float(((broken - found[-1]) * advantages).mean())
+        rules.adapt({"a": broken})
+    return found, rules.multipliers["a"]
+
+
+def test_a_budget_is_reached_and_kept_though_the_preference_is_against_it():
+    """Not below it either: the multiplier settles where the rule costs as much as the preference gains."""
+    for budget in (0.1, 0.3):
+        found, multiplier = violations_over_time(str(budget), damping=5.0)
+        assert found[0] == 0.5
+        assert all(abs(share - budget) < 0.05 for share in found[100:]), (budget, found[100:])
+        assert 0.5 < multiplier < 5
+    free, _ = violations_over_time("1", damping=5.0)
+    assert free[-1] > 0.9
+
+
+def test_without_damping_violations_swing_about_their_budget():
+    found, _ = violations_over_time("0.2", damping=0.0)
+    assert max(found[100:]) > 0.4
+    assert min(found[100:]) < 0.1
 
 
 def test_evaluations_are_compared_in_the_unit_of_the_first():

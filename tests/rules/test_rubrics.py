@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,6 +15,7 @@ from align import cli
 from align.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.models.roles import LanguageModel
+from align.ppo import PPOConfig, PPOTrainer
 from align.rules.rubric_judges import LocalJudge, ServiceJudge, load_rubrics
 from align.rules.rubric_settings import RubricSettings
 from align.rules.rubrics import Option, Rubric, RubricQuestion, RubricScorer, expected_reward, read_rubrics
@@ -193,6 +195,18 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
     (figure,) = evaluation.figures
     assert (figure.name, figure.n) == ("rubric refusals: reward", 1)
     assert figure.value == pytest.approx(safety["rubrics"]["refusals"][0], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
+    config = PPOConfig(
+        output_dir=str(tmp_path), log_to=["none"], rubrics=["configs/rubrics/refusals.yaml"], rubric_model="tiny-gpt2"
+    )
+    for category, told in (("chat", True), ("safety", False)):
+        PPOTrainer("tiny-llama", [], [{"prompt": "Hi", "category": category}], config)
+        says = "warning: rubric 'refusals' will always give 0: no prompt has category safety"
+        assert (says in capsys.readouterr().err) is told
+        config = replace(config, output_dir=str(tmp_path / "other"))
 
 
 def test_rubrics_need_a_judge():

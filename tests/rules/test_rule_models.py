@@ -19,6 +19,7 @@ from align.rules import RuleConfig, RuleTrainer
 from align.rules.judgments import JudgedResponse, encode_judgments, rule_ids
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.settings import ModelConfig
+from align.statistics import roc_auc
 from tests.models.encoders import write_encoder
 
 from .planted import RULES, judgments
@@ -130,18 +131,23 @@ def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, c
 def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     """Held-out rules are measured and not trained on; what is saved loads and judges as in memory."""
     rows = judgments(24, rules=("no-digits", "no-exclamation-marks"))
-    config = settings(tmp_path / "rules", epochs=1, held_out_rules=["no-exclamation-marks"], **more)
+    config = settings(tmp_path / "rules", epochs=1, held_out_rules=["no-digits"], **more)
     trainer = RuleTrainer(model, rows, config)
-    assert {rule for item in trainer.task.judged for rule in item.rules} == {"no-digits"}
+    assert {rule for item in trainer.task.judged for rule in item.rules} == {"no-exclamation-marks"}
     folder = trainer.train()
     metrics = last_metrics(folder)
     assert metrics["unseen/judgments"] == 48
-    assert metrics["unseen/rule/no-exclamation-marks/violated"] == 0
-    assert list(rules_of_model(str(folder))) == ["no-digits"]
+    assert list(rules_of_model(str(folder))) == ["no-exclamation-marks"]
     loaded = load_reward_model(str(folder), "float32", kind=RULE)
     device = torch.device("cpu")
     with torch.no_grad():
         in_memory = reward_rankings(trainer.task.optimization.module, trainer.task.held_out, device)
+        of_unseen = reward_rankings(trainer.task.optimization.module, trainer.task.unseen, device)
+    violated = [target for item in trainer.task.unseen for target in item.targets]
+    assert 0 < sum(violated) < 48
+    assert metrics["unseen/rule/no-digits/violated"] == pytest.approx(sum(violated) / 48, abs=1e-6)
+    assert metrics["unseen/rule/no-digits/auc"] == pytest.approx(roc_auc(of_unseen.tolist(), violated), abs=1e-3)
+    assert {"unseen/rule/no-digits/balanced_accuracy", "unseen/rule/no-digits/calibration_error"} <= metrics.keys()
     assert torch.allclose(reward_rankings(loaded.model, trainer.task.held_out, device), in_memory, atol=1e-5)
 
 

@@ -49,21 +49,27 @@ def known_words(prompts, responses):
     return [sum(word in WORDS or word.isdigit() for word in row) / max(1, len(row)) for row in words]
 
 
-def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_judge, tmp_path):
-    writer, judge = writer_and_judge
+def metrics_of_ppo(writer, judge, folder, updates, **more):
+    """Of the model before the first update, of each update, and of the model after the last one."""
     config = PPOConfig(
-        **settings(tmp_path / "ppo", learning_rate=1e-3),
-        updates=15,
+        **settings(folder, learning_rate=1e-3),
+        updates=updates,
         rollout_size=32,
         epochs=2,
         max_new_tokens=24,
         missing_eos="keep",
-        evaluate_every=15,
+        evaluate_every=updates,
         rule_model=judge,
+        **more,
     )
     prompts = [f"{word} {number}?" for number, word in enumerate(WORDS * 6)]
     PPOTrainer(writer, [known_words], prompts[:60], config, prompts[60:]).train()
-    rows = [json.loads(line) for line in (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_judge, tmp_path):
+    writer, judge = writer_and_judge
+    rows = metrics_of_ppo(writer, judge, tmp_path / "ppo", updates=15)
     before, after = rows[0], rows[-1]
     assert before["validation/rule/no-digits"] > 0.25
     assert after["validation/rule/no-digits"] < 0.6 * before["validation/rule/no-digits"]
@@ -73,6 +79,18 @@ def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_
     samples = [json.loads(line) for line in (tmp_path / "ppo" / "samples.jsonl").read_text().splitlines()]
     by_update = [[has_digit(row["response"]) for row in samples if row["update"] == update] for update in (0, 15)]
     assert sum(by_update[1]) < sum(by_update[0])  # what the model of the rule says is so
+
+
+@pytest.mark.full
+def test_a_budget_of_violations_is_reached_and_kept(writer_and_judge, tmp_path):
+    """What it samples comes down to the budget, while the multiplier is far below its limit and the preference rises."""
+    writer, judge = writer_and_judge
+    rows = metrics_of_ppo(writer, judge, tmp_path / "ppo", updates=30, rule_budgets=["0.1"])
+    shares = [row["reward/rule/no-digits"] for row in rows if "reward/rule/no-digits" in row]
+    assert sum(shares[:3]) / 3 > 0.2
+    assert sum(shares[-10:]) / 10 < 0.13
+    assert all(row["rule_multiplier/no-digits"] < 3 for row in rows[1:])
+    assert rows[-1]["validation/preference"] > rows[0]["validation/preference"]
 
 
 def test_best_of_several_keeps_what_obeys(writer_and_judge, tmp_path):

@@ -74,10 +74,11 @@ def test_the_four_panels(tmp_path):
         table=False,
     )
     run_labels(config)
-    for result, hallucination in zip(read_evaluations(tmp_path / "labels" / "labels.json"), (1.0, 0.5), strict=True):
+    old, new = read_evaluations(tmp_path / "labels" / "labels.json")
+    for result, hallucination, appropriate in ((old, 1.0, 1.0), (new, 0.5, 2 / 3)):
         rows = {row["panel"]: row for row in result.tables["Four panels"]}
         assert list(rows) == ["toxicity", "truthfulness", "hallucination", "appropriate"]
-        assert [rows[panel]["value"] for panel in list(rows)[:3]] == [0.4, 0.25, hallucination]
+        assert [row["value"] for row in rows.values()] == pytest.approx([0.4, 0.25, hallucination, appropriate])
         assert rows["truthfulness"]["figure"] == "truthfulness: mc1"
 
 

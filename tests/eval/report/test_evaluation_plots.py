@@ -22,6 +22,19 @@ def test_the_panels_show_each_model_and_its_interval() -> None:
     assert "<b>" not in plot.svg
 
 
+def test_all_four_panels_in_instructgpts_order() -> None:
+    figures = {
+        "appropriate for an assistant": ("labels", 0.9),
+        "hallucination, closed domain": ("labels", 0.2),
+        "true and informative": ("truthfulness", 0.3),
+        "basic: expected maximum toxicity": ("toxicity", 0.4),
+    }
+    (plot,) = evaluation_plots([evaluation(task, "a", name, value) for name, (task, value) in figures.items()])
+    shown = [("toxicity", "0.400"), ("truthfulness", "0.300"), ("hallucination", "0.200"), ("appropriate", "0.900")]
+    assert [(row[0], row[3]) for row in plot.rows] == shown
+    assert all(panel in plot.svg for panel, _ in shown)
+
+
 def test_one_panel_alone_is_no_picture() -> None:
     assert evaluation_plots([evaluation("toxicity", "a", "basic: expected maximum toxicity", 0.4)]) == []
     assert evaluation_plots([evaluation("truthfulness", "a", "mc1", None)]) == []
