@@ -8,31 +8,25 @@ file (opening for writing, rename, removal), so that kills also fall while a che
 again with `--resume auto` and killed again, until it has ended by itself. Then its model, its metrics (without those that
 tell the time) and its last checkpoint are compared with those of a run that was left alone.
 
-The run that is left alone is a program of its own. Those that are killed are forked from this process, which has imported
-all that they need: with imports, 30 kills would take ten times as long.
+Of a run in two processes, one is killed, or by time also both at once; the one that is left has to end within 60 s.
+
+The run that is left alone is a program of its own. Those that are killed are forked from this one (`forked_runs.py`).
 """
 
 import argparse
-import importlib
 import json
-import multiprocessing
-import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from align import cli
+from benchmarks.forked_runs import Killed, launched, run_alone, run_forked
 
-ROOT = Path(__file__).resolve().parents[1]
 COMMON = "--dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --learning_rate 1e-3 --save_every 2"
 COMMON += " --resume auto"
 SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --evaluate_every 4"
@@ -76,69 +70,19 @@ PREPARED = {
 }
 """Models that variants name in braces: made once before their runs."""
 CLOCKS = ("seconds", "time/", "speed/", "memory/")
-IMPORTED = ("align.sft", "align.reward", "align.rules", "align.ppo", "align.dpo")
-
-
-class _Operations:
-    """Counts a process's operations on the files of its run, and kills the process at one of them.
-
-    Args:
-        fatal: the number of that one; 0: none.
-    """
-
-    def __init__(self, fatal: int, folder: Path) -> None:
-        self.fatal, self.folder, self.count = fatal, str(folder), 0
-        sys.addaudithook(self._watch)
-
-    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            changes = isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
-        else:
-            changes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "os.chmod")
-        if changes and str(arguments[0]).startswith(self.folder):
-            self.count += 1
-            if self.count == self.fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _run(words: Sequence[str], folder: Path, fatal: int) -> None:
-    """The life of a forked process: one run, whose words on stderr go into a file beside its folder."""
-    os.dup2(os.open(f"{folder}.told", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
-    operations = _Operations(fatal, folder)
-    try:
-        cli.main([*words, "--output_dir", str(folder)])
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
-    Path(f"{folder}.operations").write_text(str(operations.count))
-
-
-def start(words: Sequence[str], folder: Path, fatal: int = 0) -> BaseProcess:
-    """Fork a process with a run, which dies at the given operation on its files; 0: at none."""
-    for name in IMPORTED:
-        importlib.import_module(name)
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(words, folder, fatal))
-    process.start()
-    return process
-
-
-def finish(process: BaseProcess, folder: Path) -> tuple[int, str]:
-    """The exit code of a run, negative after a signal, and what it told."""
-    process.join()
-    return process.exitcode or 0, Path(f"{folder}.told").read_text(errors="replace")
-
-
-def run_alone(words: Sequence[str], folder: Path) -> None:
-    """A run in a program of its own that nobody kills.
-
-    Raises:
-        SystemExit: with what it told, if it fails.
-    """
-    program = [sys.executable, "-m", "align.cli", *words, "--output_dir", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{words[0]}: the run that nobody kills ended with code {done.returncode}:\n{done.stderr[-2000:]}")
+LAUNCHED = {
+    "sft-two": ("sft", "cpu2"),
+    "sft-zero3": ("sft", "zero3"),
+    "reward-zero1": ("reward", "zero1"),
+    "reward-lora-zero2": ("reward-lora", "zero2"),
+    "ppo-two": ("ppo", "cpu2"),
+    "ppo-zero2": ("ppo", "zero2"),
+    "ppo-zero3": ("ppo-critic", "zero3"),
+    "ppo-offload": ("ppo-ptx", "zero3-offload"),
+}
+"""The same in two processes: a variant, and the launcher's file in configs/accelerate."""
+NAMES = (*VARIANTS, *LAUNCHED)
+PROCESSES = 2
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
@@ -165,27 +109,36 @@ def differences(run: Path, whole: Path) -> list[str]:
     return found + sorted(f"left behind: {name}" for name in ours - theirs)
 
 
+class _Whole(NamedTuple):
+    """What a run takes that nobody kills."""
+
+    seconds: float
+    operations: Sequence[int]
+    """On files, of each process."""
+
+    def draw(self, chance: random.Random) -> Killed:
+        """Where to kill a run: at an operation or after some time, one process or all."""
+        process = chance.randrange(len(self.operations))
+        if chance.random() < 0.5 and self.operations[process] > 1:
+            return Killed(process, operation=chance.randrange(1, self.operations[process]))
+        return Killed(process, seconds=chance.uniform(0.05, 0.95) * self.seconds, alone=chance.random() < 0.5)
+
+
 def _kill_until_it_ends(
-    words: Sequence[str], folder: Path, kills: int, seconds: float, operations: int, chance: random.Random
+    words: Sequence[str], folder: Path, launch: Sequence[dict[str, str]], kills: int, whole: _Whole, chance: random.Random
 ) -> tuple[int, str]:
     """Kill one run again and again.
 
     Args:
+        launch: the variables of each of its processes.
         kills: how often, at most.
-        seconds: that a whole run takes.
-        operations: on files that a whole run takes.
 
     Returns:
         How often it was killed, and how it failed; "" if it ended by itself.
     """
     killed = 0
     while True:
-        may_kill, by_operation = killed < kills, chance.random() < 0.5
-        process = start(words, folder, chance.randrange(1, operations) if may_kill and by_operation else 0)
-        if may_kill and not by_operation:
-            process.join(chance.uniform(0.05, 0.95) * seconds)
-            process.kill()
-        code, told = finish(process, folder)
+        code, told = run_forked(words, folder, launch, whole.draw(chance) if killed < kills else Killed())
         if code == 0:
             return killed, ""
         if code != -signal.SIGKILL:
@@ -199,25 +152,28 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
     Returns:
         The variant's row of the tally.
     """
-    stage, options = VARIANTS[variant]
+    settled, settings = LAUNCHED.get(variant, (variant, ""))
+    stage, options = VARIANTS[settled]
     made = {name: work / name for name in PREPARED if f"{{{name}}}" in options}
     for name, folder in made.items():
         run_alone([*PREPARED[name].split(), *COMMON.split()], folder)
     words = [stage, *COMMON.split(), *options.format_map({name: folder / "model" for name, folder in made.items()}).split()]
-    whole, began = work / f"{variant}-whole", time.monotonic()
-    run_alone(words, whole)
-    seconds, operations = 0.0, 0
+    unbroken, began = work / f"{variant}-whole", time.monotonic()
+    run_alone(words, unbroken, settings, PROCESSES)
+    launch = launched(settings, PROCESSES)
+    whole = _Whole(0.0, [])
     tally: dict[str, Any] = {"variant": variant, "kills": 0, "runs": 0, "same": 0, "different": []}
     while tally["kills"] < kills and len(tally["different"]) < 20:
         folder, started = work / f"{variant}-{tally['runs']}", time.monotonic()
         # The first run is not killed: it says how long one takes in a fork, and how many operations.
-        at_most = min(6, kills - tally["kills"]) if seconds else 0
-        killed, failure = _kill_until_it_ends(words, folder, at_most, seconds, operations, chance)
-        if not seconds:
+        at_most = min(6, kills - tally["kills"]) if whole.operations else 0
+        killed, failure = _kill_until_it_ends(words, folder, launch, at_most, whole, chance)
+        if not whole.operations:
             if failure:
                 raise SystemExit(f"{variant}: a run that nobody kills {failure}")
-            seconds, operations = time.monotonic() - started, int(Path(f"{folder}.operations").read_text())
-        found = [failure] if failure else differences(folder, whole)
+            operations = [int(Path(f"{folder}.operations-{rank}").read_text()) for rank in range(len(launch))]
+            whole = _Whole(time.monotonic() - started, operations)
+        found = [failure] if failure else differences(folder, unbroken)
         tally["kills"] += killed
         tally["runs"] += 1
         tally["same"] += not found
@@ -230,7 +186,7 @@ def tally_of(variant: str, kills: int, seed: int, folder: Path | None) -> dict[s
     """A variant's row of the tally; what a folder of tallies holds already is not done again.
 
     Args:
-        variant: a key of `VARIANTS`.
+        variant: one of `NAMES`.
         kills: how often its runs are killed.
         seed: decides where.
         folder: where tallies are kept; None: nowhere.
@@ -259,7 +215,7 @@ def main() -> None:
     """Print the tally; exit with 1 if a run did not end as it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="kills of each variant")
-    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS), help="variants")
+    parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES, help="variants")
     parser.add_argument("--seed", type=int, default=0, help="decides where runs are killed")
     parser.add_argument("--folder", type=Path, help="keeps the tally of each variant: a broken-off command goes on")
     options = parser.parse_args()

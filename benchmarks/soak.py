@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fuzz import Tally, fuzz_rows, fuzz_settings
-from benchmarks.kill_resume import VARIANTS, table, tally_of
+from benchmarks.kill_resume import NAMES, table, tally_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="kills of each variant")
     parser.add_argument("--count", type=int, default=10_000, help="mutated rows, and as many settings files")
-    parser.add_argument("--only", nargs="*", default=[], choices=list(VARIANTS), help="variants; none given: all")
+    parser.add_argument("--only", nargs="*", default=[], choices=NAMES, help="variants; none given: all")
     parser.add_argument("--seed", type=int, default=0, help="decides kills and mutations")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak", help="where the tallies of parts are kept")
     parser.add_argument("--collect", action="store_true", help="run nothing: write the page from the parts that are there")
@@ -71,11 +71,9 @@ def main() -> None:
     if options.collect:
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.folder.glob("*.json"))]
         kills, fuzzed = ([row for row in found if key in row] for key in ("variant", "kind"))
-        kills.sort(key=lambda row: list(VARIANTS).index(row["variant"]))
+        kills.sort(key=lambda row: NAMES.index(row["variant"]))
     else:
-        kills = [
-            tally_of(variant, options.kills, options.seed, options.folder) for variant in options.only or list(VARIANTS)
-        ]
+        kills = [tally_of(variant, options.kills, options.seed, options.folder) for variant in options.only or NAMES]
         parts = parts_of(options.count, options.seed)
         fuzzed = [fuzz_part(kind, *part, options.folder) for kind in FUZZ for part in parts]
     only = f" --only {' '.join(options.only)}" if options.only else ""

@@ -1,8 +1,8 @@
 """The state of an optimization on disk: whole, or in one file of each process with the parts that it keeps.
 
 A part is a run of a flattened tensor. Its file says in its header which, so that any number of processes, under any stage of
-ZeRO or none, reads what it needs and no more. torch.distributed.checkpoint was not taken: its index is a pickle, and the
-parts of ZeRO 1 and 2 do not follow its rules for sharded tensors.
+ZeRO or none, reads what it needs and no more. torch.distributed.checkpoint was not taken: its index is a pickle, without one
+it does not notice a missing file, and a part must be a box of its tensor there, which the parts of ZeRO are not.
 """
 
 import json

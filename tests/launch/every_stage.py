@@ -1,9 +1,11 @@
-"""Trains stages in every variant for a few steps each, in the processes of a launcher; see test_every_stage.py.
+"""Trains stages in every variant for a few updates each, in the processes of a launcher: for test_every_stage.py and
+benchmarks/processes.py.
 
-Usage: every_stage.py FOLDER SHARED [CASE...]: SHARED holds the encoder, and the reward models that PPO learns from, so that
-they are the same whoever trains. A CASE is stage/model/rank, such as `ppo/tiny-llama/4`.
+Usage: every_stage.py FOLDER SHARED UPDATES [CASE...]: SHARED holds the encoder, and the reward models that PPO learns from,
+so that they are the same whoever trains. A CASE is stage/model/rank, such as `ppo/tiny-llama/4`.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -14,12 +16,18 @@ from align.sft import SFTConfig, run_sft
 MODELS = ("tiny-llama", "tiny-t5")
 CASES = [f"{stage}/{model}/{rank}" for model in MODELS for rank in (0, 4) for stage in ("sft", "reward", "ppo")]
 CASES += ["reward/encoder/0", "reward/encoder/4", "streamed-sft/tiny-llama/0", "streamed-ptx/tiny-llama/4"]
+SETTINGS = ("cpu2", "zero1", "zero2", "zero3", "zero3-offload")
+"""Files in configs/accelerate: each whole, and what is sharded. cpu2 is DDP's on processors."""
+TOLERANCE = 1e-5
+"""Of float32: several processes add in another order than one."""
+ENDED = "ended"
+"""A file in the folder of a case that has ended: the best model so far is there before."""
 ADAM_EPSILON = 1e-4
 """Adam divides by a gradient's size: with a small epsilon, rounding errors of gradients near 0 become whole steps."""
 
 
-def run_case(case: str, folder: Path, shared: Path) -> None:
-    """Run one case into `folder`/case."""
+def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
+    """Run one case into `folder`/case, for at least so many updates: fixed examples are read in whole epochs."""
     stage, model, rank = case.split("/")
     common = {
         "model": str(shared / "encoder") if model == "encoder" else model,
@@ -43,7 +51,7 @@ def run_case(case: str, folder: Path, shared: Path) -> None:
                 **texts,
                 prompts="data/prompts_heldout.jsonl",
                 reward_model=str(shared / "reward" / model / rank / "model"),
-                updates=2,
+                updates=updates,
                 rollout_size=7,
                 minibatches=2,
                 epochs=2,
@@ -54,18 +62,19 @@ def run_case(case: str, folder: Path, shared: Path) -> None:
         return
     if stage == "streamed-sft":  # two files at different rates, in blocks that a batch does not divide
         sources = "data/demonstrations_heldout.jsonl,data/demonstrations.jsonl=2"
-        streams = {"train_data": sources, "stream_updates": 4, "stream_block": 7}
+        streams = {"train_data": sources, "stream_updates": max(4, updates), "stream_block": 7}
         run_sft(SFTConfig(**common, **streams, batch_size=6, max_response_tokens=32))
         return
-    config, run, data, size = {
-        "sft": (SFTConfig, run_sft, "demonstrations_heldout", 6),
-        "reward": (RewardConfig, run_reward, "rankings_heldout", 13),
+    config, run, data, size, an_epoch = {
+        "sft": (SFTConfig, run_sft, "demonstrations_heldout", 6, 4),
+        "reward": (RewardConfig, run_reward, "rankings_heldout", 13, 5),
     }[stage]
     # The last batch of an epoch has 2 of 20 demonstrations, or 8 of 60 rankings.
-    data = f"data/{data}.jsonl"
-    run(config(**common, train_data=data, validation_data=data, batch_size=size, epochs=1, max_response_tokens=32))
+    data, epochs = f"data/{data}.jsonl", math.ceil(updates / an_epoch)
+    run(config(**common, train_data=data, validation_data=data, batch_size=size, epochs=epochs, max_response_tokens=32))
 
 
 if __name__ == "__main__":
-    for named in sys.argv[3:] or CASES:
-        run_case(named, Path(sys.argv[1]), Path(sys.argv[2]))
+    for named in sys.argv[4:] or CASES:
+        run_case(named, Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+        (Path(sys.argv[1]) / named / ENDED).touch()

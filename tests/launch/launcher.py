@@ -19,12 +19,13 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def launch(words: Sequence[str], settings: str, processes: int = 2, **environment: str) -> str:
+def launch(words: Sequence[str], settings: str, processes: int = 2, seconds: float = 600, **environment: str) -> str:
     """Run a script in some processes on the CPU as its user would; returns what it printed.
 
     Args:
         words: the script and its arguments.
         settings: one of the files in configs/accelerate, without its ending.
+        seconds: that it may take.
         environment: further variables.
     """
     launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
@@ -32,14 +33,19 @@ def launch(words: Sequence[str], settings: str, processes: int = 2, **environmen
     # Hiding GPUs, for accelerate's own `--cpu` starts one process whatever `--num_processes` says.
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | environment
     program = [sys.executable, *launcher, *words]
-    done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr[-12000:]
     return done.stdout
 
 
 def launch_in_turn(
-    scripts: Sequence[Sequence[str]], folder: Path, settings: str, processes: int = 2, **environment: str
+    scripts: Sequence[Sequence[str]],
+    folder: Path,
+    settings: str,
+    processes: int = 2,
+    seconds: float = 600,
+    **environment: str,
 ) -> str:
     """Run several scripts one after another in the same processes, whose imports are then paid for once."""
     (folder / "scripts.json").write_text(json.dumps(scripts))
-    return launch([str(IN_TURN), str(folder / "scripts.json")], settings, processes, **environment)
+    return launch([str(IN_TURN), str(folder / "scripts.json")], settings, processes, seconds, **environment)

@@ -1,6 +1,5 @@
 """Every stage under `accelerate launch` with two processes, with and without DeepSpeed: the numbers of one process."""
 
-import json
 import math
 import os
 import runpy
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 
 from align import cli
 from align.training.stored_state import StoredState
+from tests.launch.compared import metrics
 from tests.launch.launcher import launch_in_turn
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +35,6 @@ CHECKPOINTS = """
     --schedule constant --learning_rate 1e-3 --missing_eos keep
 """
 STAGES = ("sft", "reward", "dpo", "ppo")
-# Metrics that name a time, not a number.
-CLOCKS = ("seconds", "time/", "speed/", "memory/")
 
 
 def each_trained() -> list[Any]:
@@ -46,12 +44,6 @@ def each_trained() -> list[Any]:
         for stage, models in TRAINED.items()
         for model in models
     ]
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    """The metrics of a run, without those that tell the time."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
 
 
 def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tolerance: float) -> None:

@@ -1,0 +1,167 @@
+"""Runs to be killed: forked from this process, which has imported all that they need, in one process or as a launcher would.
+
+With imports, 30 kills would take ten times as long. What a launcher tells its processes by variables is asked of
+`accelerate launch` once; nothing but the port changes from run to run.
+"""
+
+import importlib
+import json
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from align import cli
+from tests.launch.launcher import free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+IMPORTED = ("align.sft", "align.reward", "align.rules", "align.ppo", "align.dpo")
+LOST_SECONDS = 60.0
+"""Within this time after a process was killed, those that it trained with have ended."""
+TELL = """
+import json, os, sys
+open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(json.dumps(dict(os.environ)))
+"""
+
+
+class Killed(NamedTuple):
+    """What is to kill a run."""
+
+    process: int = 0
+    operation: int = 0
+    """Of that process: the number of its operation on the run's files; 0: none does."""
+    seconds: float = 0.0
+    """From the start; 0: time does not kill."""
+    alone: bool = True
+    """Whether time kills only that process, not all of them at once."""
+
+
+class _Operations:
+    """Counts a process's operations on the files of its run, and kills the process at one of them.
+
+    Args:
+        fatal: the number of that one; 0: none.
+    """
+
+    def __init__(self, fatal: int, folder: Path) -> None:
+        self.fatal, self.folder, self.count = fatal, str(folder), 0
+        sys.addaudithook(self._watch)
+
+    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            changes = isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        else:
+            changes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "os.chmod")
+        if changes and str(arguments[0]).startswith(self.folder):
+            self.count += 1
+            if self.count == self.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def launched(settings: str, processes: int) -> list[dict[str, str]]:
+    """The variables that `accelerate launch` gives each process; with no settings, one process gets none of its own.
+
+    Args:
+        settings: a file in configs/accelerate, without its ending.
+    """
+    if not settings:
+        return [{}]
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "tell.py"
+        script.write_text(TELL)
+        program = [*_launcher(settings, processes), str(script), folder]
+        subprocess.run(program, cwd=ROOT, env=_environment(), check=True, capture_output=True)
+        told = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(processes)]
+    # The launcher's agent keeps the store by which processes find each other; here the first one does.
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return [{name: value for name, value in each.items() if os.environ.get(name) != value} | own for each in told]
+
+
+def _launcher(settings: str, processes: int) -> list[str]:
+    words = ["launch", "--config_file", f"configs/accelerate/{settings}.yaml", "--num_processes", str(processes)]
+    return [sys.executable, "-m", "align.cli", *words, "--main_process_port", str(free_port())]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _run(words: Sequence[str], folder: Path, rank: int, variables: dict[str, str], fatal: int) -> None:
+    """The life of a forked process: one run, whose words on stderr go into a file beside its folder."""
+    os.dup2(os.open(f"{folder}.told-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+    os.environ.update(variables)
+    operations = _Operations(fatal, folder)
+    try:
+        cli.main([*words, "--output_dir", str(folder)])
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    Path(f"{folder}.operations-{rank}").write_text(str(operations.count))
+
+
+def run_forked(words: Sequence[str], folder: Path, launch: Sequence[dict[str, str]], killed: Killed) -> tuple[int, str]:
+    """Run in forked processes, one of which, or all, may be killed.
+
+    Args:
+        words: the stage and its settings.
+        launch: each process's variables, see `launched`.
+
+    Returns:
+        0 if all ended by themselves, -9 if one was killed and all ended, else another exit code; and what was told.
+    """
+    for name in (*IMPORTED, *(["deepspeed"] if "ACCELERATE_USE_DEEPSPEED" in launch[0] else [])):
+        importlib.import_module(name)
+    port = {"MASTER_PORT": str(free_port())} if len(launch) > 1 else {}
+    fork = multiprocessing.get_context("fork").Process
+    processes = [
+        fork(target=_run, args=(words, folder, rank, each | port, killed.operation * (rank == killed.process)))
+        for rank, each in enumerate(launch)
+    ]
+    for process in processes:
+        process.start()
+    return _end(processes, killed), "\n".join(Path(f"{folder}.told-{rank}").read_text() for rank in range(len(launch)))
+
+
+def _end(processes: Sequence[BaseProcess], killed: Killed) -> int:
+    """Wait until all have ended; those that one was taken from must do so in time."""
+    if killed.seconds:
+        multiprocessing.connection.wait([process.sentinel for process in processes], killed.seconds)
+        for process in [processes[killed.process]] if killed.alone else processes:
+            process.kill()
+    multiprocessing.connection.wait([process.sentinel for process in processes])
+    while all(process.exitcode in (None, 0) for process in processes) and any(process.is_alive() for process in processes):
+        time.sleep(0.05)
+    deadline = time.monotonic() + LOST_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+        process.join()
+    codes = [process.exitcode or 0 for process in processes]
+    if hanging:
+        raise SystemExit(f"{len(hanging)} processes did not end in {LOST_SECONDS:.0f} s after another one: {codes}")
+    return min(codes) if min(codes) < 0 else max(codes)
+
+
+def run_alone(words: Sequence[str], folder: Path, settings: str = "", processes: int = 1) -> None:
+    """A run in a program of its own, or of a launcher, that nobody kills.
+
+    Raises:
+        SystemExit: with what it told, if it fails.
+    """
+    program = [sys.executable, "-m", "align.cli", *words]
+    if settings:
+        program = [*_launcher(settings, processes), f"align/{words[0]}/train.py", *words[1:]]
+    program += ["--output_dir", str(folder)]
+    done = subprocess.run(program, cwd=ROOT, env=_environment(), stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{words[0]}: the run that nobody kills ended with code {done.returncode}:\n{done.stderr[-2000:]}")
