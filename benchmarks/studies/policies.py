@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=64, help="longest answer")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "studies" / "policies.json", help="figures")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "studies" / "dpo" / "figures.json", help="figures")
     options = parser.parse_args()
     quiet_libraries()
     found = read_json(options.results) if options.results.exists() else {}
