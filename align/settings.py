@@ -48,6 +48,11 @@ class ModelConfig:
         "let a decoder's prompt see itself whole while the response stays causal (UniLM; T5's prefix language model); saved "
         "with the model, which then needs no setting",
     )
+    block_attention: bool = option(
+        False,
+        "on a GPU, read rows that several responses share by FlexAttention, which skips what no token sees; decoders only; "
+        "it has not run on a GPU yet",
+    )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"
     )

@@ -29,6 +29,7 @@ from align.models.backbone import (
 )
 from align.models.configs import base_of, load_config, reads_prompts_whole
 from align.models.lora import faster_lora
+from align.runtime.distributed import computes_on_cpu
 from align.runtime.sharding import Sharder, loading_accelerator, own_part, smallest
 from align.settings import ModelConfig
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
@@ -182,6 +183,10 @@ def _with_fresh_adapter(
 
 
 def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
+    if config.block_attention:
+        if computes_on_cpu():
+            raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
+        loaded.backbone.use_block_attention()
     if config.gradient_checkpointing:
         # transformers recomputes only in training mode, where an adapter made elsewhere would also drop out.
         for module in loaded.backbone.model.train().modules():

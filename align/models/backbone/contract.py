@@ -59,6 +59,7 @@ class Backbone(nn.Module, ABC):
         self.shares_prompts = False
         self.layers: LayerFeatures | None = None
         self.sequence: SequenceGroup | None = None
+        self.block_attention = False
         self.routing: Routing | None = None
         compute_routers_in_float32(model)
 
@@ -205,6 +206,14 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling; returns the decoding state and the hidden state [B, H] that predicts token 0."""
+
+    def use_block_attention(self) -> None:
+        """Read rows that several responses share by FlexAttention, which skips what nobody sees, instead of a dense mask.
+
+        Raises:
+            UserError: if the model cannot.
+        """
+        raise UserError("block_attention is for decoders, whose responses share a row; set block_attention to false")
 
     def reserve(self, state: DecodingState, room: int) -> DecodingState:
         """The same state in buffers with room for `room` more tokens; a GPU then replays a step that it has recorded.

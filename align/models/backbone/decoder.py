@@ -5,15 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
-from align.models.backbone.attention import SEQUENCE
+from align.errors import UserError
+from align.models.backbone.attention import SDPA, SEQUENCE
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoding import DecodingState, PrefixCache
 from align.models.backbone.experts import ReadTokens
 from align.models.backbone.fixed_cache import FixedState
-from align.models.backbone.layout import PackedRows, pack_rows, packed_mask
+from align.models.backbone.layout import BLOCK, PackedRows, block_mask, pack_rows, packed_mask
 from align.models.backbone.prefix_lm import attention_window, is_prefix_lm
 from align.tensor_ops import Padded
 
@@ -65,11 +67,13 @@ class DecoderBackbone(Backbone):
         if not packed:
             prompt = (prompt if prompt_index is None else prompt.rows(prompt_index)).with_prefix(prefix)
             prompt_index, prefix = None, ()
-        rows = pack_rows(prompt, response, prompt_index)
+        masked = packed or not self.causal  # otherwise positions are 0..n-1, which every model assumes without position ids
+        blocks = masked and self.block_attention and not prefix
+        rows = pack_rows(prompt, response, prompt_index, BLOCK if blocks else 1)  # fewer lengths to compile a kernel for
         extra: dict[str, Any] = dict(self._output_arguments)
-        if packed or not self.causal:  # otherwise positions are 0..n-1, which every model assumes without position ids
-            mask = packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal)
-            extra |= {"position_ids": rows.positions + len(prefix), "attention_mask": pad(mask, (len(prefix), 0))}
+        if masked:
+            extra["position_ids"] = rows.positions + len(prefix)
+            extra["attention_mask"] = self._mask(rows, blocks, len(prefix))
         if prefix:
             extra["past_key_values"] = self._read_prefix(prefix)
         with self._reading():
@@ -77,6 +81,12 @@ class DecoderBackbone(Backbone):
         if self.routing:
             self.routing.close({"": _read_tokens(prompt, response, rows, owner)})
         return states[rows.row, rows.column]
+
+    def _mask(self, rows: PackedRows, blocks: bool, before: int) -> Tensor | BlockMask:
+        """The mask of rows before which `before` tokens stand that all see."""
+        if blocks:
+            return block_mask(rows.segments, whole_prompt=not self.causal)
+        return pad(packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal), (before, 0))
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:
         return self._states(self.model.base_model(input_ids=ids, use_cache=False, **extra))
@@ -113,6 +123,12 @@ class DecoderBackbone(Backbone):
             use_cache=True,
         ).last_hidden_state
         return DecodingState(cache, attention_mask, prompt.lengths.clone()), states[:, -1]
+
+    def use_block_attention(self) -> None:
+        if self.model.config._attn_implementation != SDPA:
+            kind = self.model.config.model_type
+            raise UserError(f"block_attention: the attention of {kind} is its own; set block_attention to false")
+        self.block_attention = True
 
     def reserve(self, state: DecodingState, room: int) -> DecodingState:
         return FixedState(state, self.model.config, room)

@@ -1,11 +1,16 @@
 """Prompts and responses packed into the rows of a decoder, end to end."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from align.tensor_ops import Padded, length_mask
+
+BLOCK = 128
+"""Columns and rows of a mask's block in FlexAttention."""
 
 
 class PackedRows(NamedTuple):
@@ -23,11 +28,12 @@ class PackedRows(NamedTuple):
     """[R, T+1] the column of each hidden state."""
 
 
-def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None) -> PackedRows:
+def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, multiple: int = 1) -> PackedRows:
     """Put each prompt and its responses into one row, without padding between them.
 
     Args:
         prompt_index: [R] the prompt of each response, ascending; None: response i answers prompt i.
+        multiple: of which L is one.
     """
     device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
     if prompt_index is None:
@@ -36,7 +42,7 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None) -> 
     first = torch.searchsorted(prompt_index, torch.arange(len(prompt.lengths), device=device))  # each row's first response
     start = prompt.lengths[prompt_index] + before - before[first][prompt_index]  # [R] column where a response begins
     row_lengths = prompt.lengths.index_add(0, prompt_index, response.lengths)
-    length = int(row_lengths.max())
+    length = -(-int(row_lengths.max()) // multiple) * multiple
 
     shape = (len(prompt.lengths), length)
     ids = torch.zeros(shape, dtype=torch.long, device=device)
@@ -60,16 +66,33 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None) -> 
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """[N, 1, L, L] additive: a token sees the prompt and its own response, up to itself.
+    """[N, 1, L, L] additive: what `_sees` says of each pair of columns."""
+    columns = torch.arange(segments.shape[1], device=segments.device)
+    rows = torch.arange(len(segments), device=segments.device)[:, None, None]
+    allowed = _sees(segments, whole_prompt)(rows, rows, columns[:, None], columns)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
+    return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def block_mask(segments: Tensor, whole_prompt: bool = False) -> BlockMask:
+    """[N, 1, L, L]: the same as blocks of `BLOCK` columns, of which FlexAttention skips those that nobody sees."""
+    count, length = segments.shape
+    mask = create_block_mask(_sees(segments, whole_prompt), count, 1, length, length, segments.device, BLOCK)
+    mask.ndim = len(mask.shape)  # type: ignore[attr-defined]  # transformers' GPT-2 asks for it
+    return mask
+
+
+def _sees(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether a token sees another, by row, head, and their columns: the prompt and its own response, up to itself.
 
     Args:
         segments: [N, L] of `PackedRows`.
         whole_prompt: whether a prompt's tokens see all of it.
     """
-    length, query, key = segments.shape[1], segments[:, :, None], segments[:, None, :]
-    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    allowed = causal & ((key == query) | (key == 0))
-    if whole_prompt:
-        allowed |= (key == 0) & (query == 0)
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
-    return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        own, other = segments[row, query], segments[row, key]
+        allowed = (key <= query) & ((own == other) | (other == 0))
+        return allowed | ((own == 0) & (other == 0)) if whole_prompt else allowed
+
+    return sees
