@@ -6,10 +6,12 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers.integrations import flex_attention as integration
 
 from align.errors import UserError
+from align.models.backbone import wrap
 from align.models.backbone.layout import block_mask, pack_rows, packed_mask
 from align.models.loading import load
 from align.settings import ModelConfig
 from align.tensor_ops import Padded
+from tests.models.architectures import make_model
 
 PROMPT = Padded.from_lists([[5, 6, 7], [8]])
 RESPONSE = Padded.from_lists([[9, 10], [11, 12, 13], [14]])
@@ -67,6 +69,19 @@ def test_states_are_those_of_the_dense_mask(load_sharp, name, prefix_lm):
     real = torch.cat([torch.ones(3, 1, dtype=torch.bool), RESPONSE.mask()], dim=1)
     for other in (expected, alone):
         assert torch.allclose(found[real], other[real], rtol=0, atol=1e-5 * float(other[real].abs().max()))
+
+
+@pytest.mark.usefixtures("without_compiling")
+@pytest.mark.parametrize("name", ["GPT-NeoX (parallel layers)", "GPT-BigCode, multi-query", "Gemma 3", "Mixtral, experts"])
+def test_other_decoders_take_it(name, sharpen):
+    backbone = wrap(sharpen(make_model(name)))
+    backbone.shares_prompts = True  # loading would find out
+    with torch.no_grad():
+        expected = backbone.hidden(PROMPT, RESPONSE, OWNER)
+        backbone.use_block_attention()
+        found = backbone.hidden(PROMPT, RESPONSE, OWNER)
+    real = torch.cat([torch.ones(3, 1, dtype=torch.bool), RESPONSE.mask()], dim=1)
+    assert torch.allclose(found[real], expected[real], rtol=0, atol=1e-5 * float(expected[real].abs().max()))
 
 
 @pytest.mark.usefixtures("without_compiling")
