@@ -92,7 +92,14 @@ by token, as in sampling, has other states than one that is read at once. Known 
 | an encoder-decoder whose config has no `decoder_start_token_id` | nothing says what a response begins after |
 | a decoder of which transformers has no classifier, as a reward model | other libraries could not load what is saved |
 | a classifier with several labels, as a reward model | nothing says which of them is the reward |
-| a reward model whose class comes with its weights, as the published ArmoRM's | no code of a model's folder is run |
+| a reward model whose class comes with its weights | no code of a model's folder is run |
+
+## Reward models from elsewhere
+
+Any classifier of a decoder or an encoder with one label is read by its own tokenizer and chat template to the last token of
+an answer's turn, as transformers reads it (`tests/models/test_reward_on_disk.py`, `tests/models/test_encoders.py`). So is
+ArmoRM's form: a Llama whose gate weighs attributes by the prompt (`tests/reward/test_gated_reward.py`, against the published
+code's arithmetic). All of it was tried on random weights: no published reward model could be had.
 """
 
 

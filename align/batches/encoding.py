@@ -204,13 +204,30 @@ def _encode_demonstration(
             yield EncodedDemonstration(*kept, example.loss_mask[: len(kept.response)])
 
 
-def encode_rankings(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedRanking]:
-    """Rankings whose prompt and responses are all within the limits. Raises: see `encode_records`."""
+def encode_rankings(
+    data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool, whole_turns: bool = False
+) -> list[EncodedRanking]:
+    """Rankings whose prompt and responses are all within the limits.
+
+    Args:
+        whole_turns: with responses to the end of what the template writes after them, as other libraries' reward models
+            read them.
+
+    Raises:
+        UserError: see `encode_records`.
+    """
     tokenization = loaded.tokenization
 
+    def encode_texts(record: Ranking) -> list[tuple[list[int], list[int]]]:
+        if not whole_turns:
+            prompt = tokenization.prompt_ids(record.prompt)
+            return [(prompt, tokenization.response_ids(text)) for text in record.responses]
+        pairs = [tokenization.whole_turn_ids(record.prompt, text) for text in record.responses]
+        shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
+        return [(prompt[:shared], [*prompt[shared:], *response]) for prompt, response in pairs]
+
     def encode_one(record: Ranking, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
-        prompt = tokenization.prompt_ids(record.prompt)
-        fitted = [apply_limits(prompt, tokenization.response_ids(text)) for text in record.responses]
+        fitted = [apply_limits(*pair) for pair in encode_texts(record)]
         kept = [pair for pair in fitted if pair is not None]
         if len(kept) == len(fitted):
             responses = [pair.response for pair in kept]

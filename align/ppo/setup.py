@@ -14,7 +14,7 @@ from align.models.backbone import Backbone, wrap
 from align.models.configs import load_config
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, freeze_unused_lm_head
+from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, RewardModel, freeze_unused_lm_head
 from align.ppo.config import PPOConfig
 from align.ppo.experience import minibatches
 from align.ppo.rollout import Rollout, prompts_of_update
@@ -154,7 +154,8 @@ def _critic_from_reward(config: PPOConfig, loaded: LoadedModel, value_head: Scal
     if policy.model_type != reward.model_type or policy.hidden_size != reward.hidden_size:
         return None
     start = load_reward_model(first, config.dtype)
-    if start.model.backbone.layers:  # values would start from other states than they are read from
+    # Values would start from other states than they are read from, or from a head that is more than a matrix.
+    if not isinstance(start.model, RewardModel) or start.model.backbone.layers:
         return None
     _start_from(start.model.head, start.mean, value_head)
     return start.model.backbone

@@ -23,6 +23,7 @@ from align.models.backbone import (
     classifier_adapter,
     classifier_head,
     is_classifier,
+    is_gated,
     require_classifier,
     save_classifier,
 )
@@ -31,6 +32,7 @@ from align.models.configs import load_config
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load
 from align.models.roles import RewardModel
+from align.reward.gated import GatedRewardModel, gated_reward_model
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import whole_weights
 from align.settings import ModelConfig, ReadLayers
@@ -66,7 +68,7 @@ class LoadedReward:
             libraries' reward models do, and not to the token that ends a turn.
     """
 
-    model: RewardModel
+    model: RewardModel | GatedRewardModel
     loaded: LoadedModel
     mean: float
     reads_whole_turns: bool = False
@@ -133,11 +135,12 @@ def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
 
 
 def is_foreign(source: str) -> bool:
-    """Whether a folder or hub name is a sequence classifier that another library saved."""
+    """Whether a folder or hub name is a reward model that another library saved: a classifier, or one with a gate."""
     if any(is_reward_model(source, kind) for kind in (REWARD, RULE, ATTRIBUTE)):
         return False
     try:
-        return is_classifier(load_config(source))
+        config = load_config(source)
+        return is_classifier(config) or is_gated(config)
     except UserError:
         return False
 
@@ -220,6 +223,9 @@ def load_reward_model(
     require_reward_model(folder, kind)
     foreign = kind is REWARD and is_foreign(folder)
     loaded = load(ModelConfig(model=folder, chat_template=chat_template), compute_dtype(dtype), allow_reward_model=True)
+    if is_gated(loaded.backbone.model.config):
+        gated = gated_reward_model(folder, loaded).eval().requires_grad_(False)
+        return LoadedReward(gated, loaded, 0.0, reads_whole_turns=True)
     head, mean = _foreign_head(folder, loaded) if foreign else load_head(folder, loaded.backbone, kind)
     model = RewardModel(loaded.backbone, head, None).eval().requires_grad_(False)
     return LoadedReward(model, loaded, mean, reads_whole_turns=foreign)

@@ -13,6 +13,8 @@ from trl import RewardConfig as TRLRewardConfig
 from trl import RewardTrainer
 
 from align.errors import UserError
+from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.task import run_reward_eval
 from align.examples import SampledResponse
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
@@ -178,15 +180,34 @@ def test_any_classifier_with_one_label_is_a_reward_model(name, foreign, load_sha
     service.close()
 
 
+def test_preferences_are_scored_to_the_end_of_a_turn_too(foreign, tmp_path):
+    """The line break that the template writes after a response is read, by `align eval reward` as by transformers."""
+    folder = foreign("tiny-llama", num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    classifier.config.pad_token_id = None
+    texts = ["There.", "No", "\nSo"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "Hi", "responses": texts, "ranks": [1, 2, 3]}))
+    expected = []
+    for text in texts:
+        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
+        with torch.no_grad():
+            ids = torch.tensor([tokenizer.apply_chat_template(turns, return_dict=False)])
+            expected.append(float(classifier(input_ids=ids).logits))
+    settings = {"preferences": str(tmp_path / "rows.jsonl"), "output": str(tmp_path / "out"), "dtype": "float32"}
+    run_reward_eval(RewardEvalConfig(reward_model=folder, resamples=100, **settings))
+    row = json.loads((tmp_path / "out" / "reward-tiny-llama.jsonl").read_text().splitlines()[1])
+    assert row["rewards"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_classifier_of_three_labels_is_no_reward_model(foreign):
     with pytest.raises(UserError, match="it is a classifier of 3 labels; a reward model has one"):
         load_reward_model(foreign("tiny-llama", num_labels=3), "float32")
 
 
 def test_a_classifier_with_code_of_its_own_is_refused_and_its_code_is_not_run(tmp_path):
-    """As the published ArmoRM is: a gate over 19 attributes, in a file beside the weights."""
-    config = {"model_type": "llama", "architectures": ["LlamaForRewardModelWithGating"], "num_labels": 19}
-    auto = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"}
+    config = {"model_type": "llama", "architectures": ["LlamaForQuantiles"], "num_labels": 19}
+    auto = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForQuantiles"}
     (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": auto}))
     (tmp_path / "modeling_custom.py").write_text("raise SystemExit('this code was run')")
     with pytest.raises(UserError, match=r"neither a reward model of this package .*, nor a transformers classifier"):

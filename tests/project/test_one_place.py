@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "align").rglob("*.py"))
 # These make the built-in models: they name classes, but nothing there depends on what a given model is.
-KNOWS_ARCHITECTURES = {f"align/models/backbone/{name}.py" for name in ("decoder", "encoder", "encoder_decoder", "kinds")}
+KNOWS_ARCHITECTURES = {
+    f"align/models/backbone/{name}.py" for name in ("decoder", "encoder", "encoder_decoder", "gated", "kinds")
+}
 BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {"align/builtin/tiny.py", "align/builtin/smollm2.py"}
 PURE = (
     "align/tensor_ops.py",

@@ -91,7 +91,8 @@ def score_rankings(config: RewardEvalConfig, model: NamedRewardModel, accelerato
     """The reward of every response among the preferences; stored in `OUTPUT/reward-<name>.jsonl`."""
     loaded = model.reward.loaded
     limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-    rankings = encode_rankings(config.preferences, loaded, limits, config.skip_bad_rows)
+    whole_turns = model.reward.reads_whole_turns
+    rankings = encode_rankings(config.preferences, loaded, limits, config.skip_bad_rows, whole_turns)
     module = place_frozen_model(model.reward.model, accelerator)
 
     @torch.no_grad()

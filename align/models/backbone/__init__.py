@@ -11,6 +11,7 @@ from align.models.backbone.classifier import (
 from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
 from align.models.backbone.dry_run import dry_run_states
+from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.kinds import (
     adapter_settings,
     attention_kernel,
@@ -28,6 +29,7 @@ from align.models.backbone.stacks import weight_depths, with_every_layer
 
 __all__ = [
     "Backbone",
+    "GatedLlama",
     "adapter_settings",
     "attention_kernel",
     "cache_elements_per_token",
@@ -37,6 +39,7 @@ __all__ = [
     "flops_profile",
     "is_classifier",
     "is_encoder",
+    "is_gated",
     "is_prefix_lm",
     "linear_layers",
     "make_prefix_lm",

@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -23,6 +24,7 @@ from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
+from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.prefix_lm import attention_window
 from align.models.backbone.verification import verify
 from align.runtime.gathering import readable
@@ -101,7 +103,9 @@ def require_language_model(config: PreTrainedConfig, name: str) -> None:
 
 
 def model_class(config: PreTrainedConfig) -> Any:
-    """The transformers class that loads a checkpoint: a language model of either kind, or a classifier."""
+    """The class that loads a checkpoint: transformers' for a language model of either kind or a classifier, or our own."""
+    if is_gated(config):
+        return GatedLlama
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
     if is_classifier(config) or is_encoder(config):
@@ -111,6 +115,8 @@ def model_class(config: PreTrainedConfig) -> Any:
 
 def attention_kernel(config: PreTrainedConfig) -> str:
     """Which of transformers' attention implementations to load a model with."""
+    if is_gated(config):
+        return best_kernel(LlamaForCausalLM, config)
     mapping = model_class(config)._model_mapping
     return best_kernel(_get_model_class(config, mapping), config) if type(config) in mapping else "eager"
 
