@@ -5,6 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from align.data.conversation import user_turn
 from align.errors import UserError
 from align.models.backbone import Backbone, GatedLlama
 from align.models.loading import LoadedModel
@@ -59,7 +60,7 @@ def gated_reward_model(folder: str, loaded: LoadedModel) -> GatedRewardModel:
     Raises:
         UserError: if its template does not open an answer.
     """
-    tokenization, asked = loaded.tokenization, ({"role": "user", "content": "Hi"},)
+    tokenization, asked = loaded.tokenization, user_turn("Hi")
     asking = tokenization.template_ids(tokenization.render(asked, generation_prompt=False))
     opening = tokenization.template_ids(tokenization.render(asked))[len(asking) :]
     if not opening:

@@ -1,6 +1,7 @@
 """Every architecture of docs/models.md: what it reads, what it costs, and all three stages, full and with LoRA."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -174,7 +175,7 @@ def test_all_stages(name, rank, tmp_path):
 
 
 def assert_transformers_agrees(found, folder, rank):
-    """A decoder's reward model is a classifier of transformers."""
+    """A decoder's reward model is a classifier of transformers, and read as any other library's without what is ours."""
     if rank or not found.loaded.backbone.prompt_in_row:
         return
     ids = [[9, 10, 11], [20, 21, 1]]
@@ -183,6 +184,13 @@ def assert_transformers_agrees(found, folder, rank):
         score = classifier(input_ids=torch.tensor([ids[0] + ids[1]])).logits
         expected = found.model(Padded.from_lists([ids[0]]), Padded.from_lists([ids[1]]))
     torch.testing.assert_close(score[:, 0], expected, atol=1e-4, rtol=0)
+    theirs = folder.parent.parent / "theirs"
+    shutil.copytree(folder, theirs, ignore=shutil.ignore_patterns("reward*"))
+    foreign = load_reward_model(str(theirs), "float32")
+    assert foreign.reads_whole_turns
+    torch.testing.assert_close(
+        foreign.model(Padded.from_lists([ids[0]]), Padded.from_lists([ids[1]])), expected, atol=1e-6, rtol=0
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

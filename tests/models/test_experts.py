@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from align.builtin.tiny import byte_tokenizer
+from align.dpo import DPOConfig, run_dpo
 from align.errors import UserError
 from align.models.backbone import wrap
 from align.models.backbone.experts import balance_loss, routers_of
 from align.models.loading import load
+from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.settings import ModelConfig
 from align.sft import SFTConfig, run_sft
@@ -159,6 +161,26 @@ def test_micro_batches_change_neither_the_loss_nor_the_load(stage, config, folde
     assert (max(load), min(load)) == (one["experts/load_max"], one["experts/load_min"])
     plain = metrics_of(stage, config, folders[MIXTRAL], tmp_path, "plain")[0]
     assert one["loss"] == pytest.approx(plain["loss"] + 0.5 * plain["experts/balance"], rel=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [MIXTRAL, SWITCH])
+def test_ppo_and_dpo_balance_the_policys_experts(name, folders, tmp_path):
+    """PPO checks at the first minibatch that the ratio is 1: sampling sends tokens where training does."""
+    prompts, pairs = tmp_path / "prompts.jsonl", tmp_path / "pairs.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in ROWS))
+    pairs.write_text("".join(json.dumps({key: row[key] for key in ("prompt", "chosen", "rejected")}) + "\n" for row in ROWS))
+    settings = {name: value for name, value in COMMON.items() if name != "batch_size"}
+    settings |= {"model": folders[name], "router_loss_weight": 0.5}
+    ppo = {"prompts": str(prompts), "rollout_size": 4, "minibatches": 1, "updates": 1, "max_new_tokens": 6}
+    rewards = {"reward_functions": ["align.ppo.examples:brevity"]}
+    run_ppo(PPOConfig(**settings, **ppo, **rewards, output_dir=str(tmp_path / "ppo")))
+    run_dpo(DPOConfig(**settings, train_data=str(pairs), batch_size=4, output_dir=str(tmp_path / "dpo")))
+    for stage in ("ppo", "dpo"):
+        rows = [json.loads(line) for line in (tmp_path / stage / "metrics.jsonl").read_text().splitlines()]
+        row = next(row for row in rows if "experts/balance" in row)
+        assert sum(row[f"experts/load/{expert}"] for expert in range(4)) == pytest.approx(4.0)
+        assert row["experts/balance"] > 1.0 + 1e-3
 
 
 def test_the_metrics_are_those_of_the_page(folders, tmp_path):

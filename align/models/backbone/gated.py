@@ -59,12 +59,12 @@ class GatedLlama(LlamaPreTrainedModel):
         self.regression_layer = nn.Linear(config.hidden_size, attributes, bias=False)
         self.reward_transform_matrix = nn.Parameter(torch.eye(attributes))
         self.gating = GatingNetwork(config, attributes)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, **settings: Any) -> "GatedLlama":
         """A model without trained weights, as transformers' auto classes make one."""
-        model: GatedLlama = cls._from_config(config, **settings)
+        model: GatedLlama = cls._from_config(config, **settings)  # type: ignore[no-untyped-call]
         return model
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
