@@ -26,7 +26,7 @@ from annotation_ui.judgments import Judgments
 from annotation_ui.schema import Batch, User
 from annotation_ui.tasks import TASKS
 
-from .forked_app import start_app
+from .app_process import start_app
 from .postgres import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
