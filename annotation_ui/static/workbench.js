@@ -124,7 +124,7 @@ class Workbench {
     this.seconds = 0;
     this.submitId = requestId();
     if (this.banner) this.frame.stage.append(this.banner);
-    if (item.changing && !this.deciding) this.frame.stage.append(h("p", { class: "notice" }, "You are changing an answer. The old answer counts until you submit."));
+    if (item.changing && !this.deciding) this.frame.stage.append(h("p", { class: "notice changing" }, "You are changing an answer. The old answer counts until you submit."));
     const box = this.frame.stage.appendChild(h("div", { class: "task" }));
     this.page = this.module.mount(box, item.view, {
       state: clone(this.state),

@@ -89,12 +89,12 @@ def test_a_second_window_says_what_is_saved(server: Server, browser: Browser) ->
     expect(one.locator(".saved")).to_have_text("Saved")
     two.keyboard.type("second")
     expect(two.locator(".saved")).to_have_text("Not saved")
-    expect(two.locator(".notice")).to_contain_text("another window")
+    expect(two.locator(".notice.urgent")).to_contain_text("another window")
     two.screenshot(path=SCREENSHOTS / "second-window.png")
     assert stored_text(server, "twice") == "first"
     two.click('[data-action="take-over"]')
     expect(two.locator(".saved")).to_have_text("Saved")
-    expect(two.locator(".notice")).to_have_count(0)
+    expect(two.locator(".notice.urgent")).to_have_count(0)
     assert stored_text(server, "twice") == "second"
     one.keyboard.type(" more")
     expect(one.locator(".saved")).to_have_text("Not saved")

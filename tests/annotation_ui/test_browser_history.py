@@ -60,10 +60,10 @@ def test_an_older_answer_is_found_and_changed(server: Server, browser: Browser, 
     else:
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")
-    expect(page.locator(".notice")).to_be_visible()
+    expect(page.locator(".notice.changing")).to_be_visible()
     expect(page.locator(".conversation")).to_contain_text("Prompt 1")
     page.reload()  # the change is the server's to remember
-    expect(page.locator(".notice")).to_be_visible()
+    expect(page.locator(".notice.changing")).to_be_visible()
     assert [row["ranks"] for row in exported(server, batch)] == [[1, 2, 3, 4]] * 23  # it counts as it was
     last = page.locator(".rank-badge").all_inner_texts().index("4")  # responses are shown in a random order
     if how == "mouse":
@@ -94,7 +94,7 @@ def test_an_answer_that_was_opened_is_kept_as_it_was(server: Server, browser: Br
     page = server.page(browser, "keeper")
     open_history(page, "keyboard")
     page.keyboard.press("Enter")
-    expect(page.locator(".notice")).to_be_visible()
+    expect(page.locator(".notice.changing")).to_be_visible()
     page.keyboard.press("1")
     page.keyboard.press("s")
     page.wait_for_selector(".work-row")
