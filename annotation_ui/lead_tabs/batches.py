@@ -17,6 +17,8 @@ from annotation_ui.schema import Batch
 from annotation_ui.services import Services
 
 _NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
+_NO_SETTINGS: tuple[Any, ...] = ("", 1, 0, True, [], 0)
+"""What the fields hold while no batch is chosen."""
 
 
 def batches_tab(tab: gr.Tab, services: Services) -> None:
@@ -45,9 +47,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
     fields = [new_name, overlap, priority, is_open, labelers, version]
     tab.select(actions.list_batches, name, shown, show_progress="hidden")
     name.change(actions.read, name, [*fields, confirm], show_progress="hidden")
-    picked = listed.select(chosen_key, None, name, show_progress="hidden")
-    # The batch that is chosen already does not change the name, but another lead may have changed the batch.
-    picked.then(actions.read, name, [*fields, confirm], show_progress="hidden")
+    listed.select(actions.pick, name, [name, *fields, confirm], show_progress="hidden")
     saved = save.click(show_user_errors(actions.save), [name, *fields], [result, name, version])
     saved.success(actions.list_batches, name, shown, show_progress="hidden")
     delete.click(show_user_errors(actions.ask_to_delete), name, [confirm, question])
@@ -76,9 +76,16 @@ class _BatchActions:
         with self.services.database.read() as session:
             batch = session.scalar(select(Batch).where(Batch.name == name))
             if batch is None:
-                return "", 1, 0, True, [], 0, hide()
+                return *_NO_SETTINGS, hide()
             now = batches.stored_settings(session, batch)
         return now.name, now.overlap, now.priority, now.open, list(now.labelers), batch.version, hide()
+
+    def pick(self, name: str | None, event: gr.EventData) -> tuple[Any, ...]:
+        picked = chosen_key(event)
+        if picked != name:
+            # The name changes, which reads the batch; to read it twice would undo what is typed between.
+            return picked, *[gr.skip()] * len(_NO_SETTINGS), hide()
+        return picked, *self.read(name)  # another lead may have changed it
 
     def save(
         self,

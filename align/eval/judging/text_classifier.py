@@ -39,7 +39,8 @@ class TextClassifier:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
         """The label's probability for each text; a text that is too long for the model is truncated."""
-        return in_batches_of_tokens(self.tokenizer, texts, batch, self._score)
+        lengths = text_lengths(self.tokenizer, texts)
+        return in_batches_of_tokens(lengths, batch, lambda rows: self._score([texts[row] for row in rows]))
 
     def _score(self, texts: list[str]) -> list[float]:
         inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt")
@@ -76,13 +77,23 @@ def load_classifier(model: str, device: torch.device | str) -> tuple[PreTrainedM
     return classifier.to(device).eval().requires_grad_(False), tokenizer
 
 
-def in_batches_of_tokens(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], batch: int, score: Callable[[list[str]], list[float]]
-) -> list[float]:
-    """Score texts of similar length together, at most `batch` at once; returns scores in the order of the texts."""
-    lengths = [len(ids) for ids in tokenizer(list(texts), truncation=True).input_ids]
-    scores = [math.nan] * len(texts)
+def text_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text that a model with this tokenizer reads."""
+    return [len(ids) for ids in tokenizer(list(texts), truncation=True).input_ids]
+
+
+def in_batches_of_tokens(lengths: Sequence[int], batch: int, score: Callable[[list[int]], list[float]]) -> list[float]:
+    """Score texts of similar length together, at most `batch` at once.
+
+    Args:
+        lengths: tokens of each text [N].
+        score: the scores of some texts, by their rows.
+
+    Returns:
+        Scores in the order of the texts [N].
+    """
+    scores = [math.nan] * len(lengths)
     for rows in cut_by_tokens(lengths, batch * max(lengths), batch):
-        for row, value in zip(rows, score([texts[row] for row in rows]), strict=True):
+        for row, value in zip(rows, score(rows), strict=True):
             scores[row] = value
     return scores

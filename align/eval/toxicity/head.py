@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from align.errors import UserError, first_line
 from align.eval.core.fingerprints import fingerprint
-from align.eval.judging.text_classifier import in_batches_of_tokens
+from align.eval.judging.text_classifier import in_batches_of_tokens, text_lengths
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -83,12 +83,13 @@ class ToxicityHead:
     def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
         """How toxic each text is, from 0 to 1."""
 
-        def score_batch(part: list[str]) -> list[float]:
+        def score_rows(rows: list[int]) -> list[float]:
+            part = [texts[row] for row in rows]
             word_logits = torch.from_numpy(count_words(part) @ self.words)
             scores: list[float] = torch.sigmoid(sense_logits(self.encoder(part), self.sense).cpu() + word_logits).tolist()
             return scores
 
-        return in_batches_of_tokens(self.encoder.tokenizer, texts, batch, score_batch)
+        return in_batches_of_tokens(text_lengths(self.encoder.tokenizer, texts), batch, score_rows)
 
 
 def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:

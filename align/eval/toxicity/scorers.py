@@ -4,6 +4,7 @@ A scorer is named in settings by one word:
 
     minilm-l6            the local default: a sentence encoder from PyPI and a linear head that is shipped here
     model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` says which label counts
+    attribute:FOLDER     an attribute model of `align attributes`; `scorer_label` says which of its attributes counts
     detoxify:VARIANT     the Detoxify package (original, unbiased, ...), which fetches its own weights
     http://HOST/PATH     a server: POST {"texts": [...]} returns {"scores": [...]}
     module:function      a function of your own: a list of texts to as many numbers
@@ -21,19 +22,24 @@ from align.builtin.zoo import resolve_model
 from align.errors import UserError, first_line
 from align.eval.core.settings import EvalConfig
 from align.eval.judging.text_classifier import TextClassifier
+from align.eval.toxicity.attribute_classifier import AttributeClassifier
 from align.plugins import checked_scores, import_function
 from align.runtime.endpoint import RESUME_HINT, post_json
 from align.settings import option, require_setting
 
 DEFAULT = "minilm-l6"
+KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, detoxify:VARIANT, http://HOST/PATH or module:function"
 
 
 @dataclass(kw_only=True)
 class ScorerConfig(EvalConfig):
     """Which scorer rates texts, and how it is called."""
 
-    scorer: str = option(DEFAULT, "scorer: minilm-l6, model:NAME, detoxify:VARIANT, http://HOST/PATH or module:function")
-    scorer_label: str = option("toxic", "of a classifier: the label whose probability is the score")
+    scorer: str = option(DEFAULT, f"scorer: {KINDS}")
+    scorer_label: str = option("toxic", "of a classifier: the label or attribute whose probability is the score")
+    scorer_prompt: str = option(
+        "Complete the sentence.", "of an attribute model: the message that texts are read as answers to"
+    )
     scorer_batch: int = option(64, "texts that are scored at once")
     scorer_timeout: float = option(60.0, "of a server: timeout of a request, in seconds")
     scorer_retries: int = option(3, "of a server: retries after a failed request")
@@ -41,12 +47,13 @@ class ScorerConfig(EvalConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "scorer", bool(self.scorer), "given")
+        require_setting(self, "scorer_prompt", bool(self.scorer_prompt.strip()), "given")
         require_setting(self, "scorer_batch", self.scorer_batch > 0, "above 0")
         require_setting(self, "scorer_timeout", self.scorer_timeout > 0, "above 0")
         require_setting(self, "scorer_retries", self.scorer_retries >= 0, "0 or more")
 
 
-SCORER_SETTINGS = ("scorer", "scorer_label", "scorer_batch", "scorer_timeout", "scorer_retries")
+SCORER_SETTINGS = ("scorer", "scorer_label", "scorer_prompt", "scorer_batch", "scorer_timeout", "scorer_retries")
 """Names of the settings above: none of them decides what a model writes."""
 
 
@@ -105,9 +112,13 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
 
         head = ToxicityHead(str(resolve_model(DEFAULT)), device)
         return ToxicityScorer(name, head.version, lambda texts: head(texts, batch))
+    titled = f"{name} '{config.scorer_label}'"
     if kind == "model":
         classifier = TextClassifier(rest, config.scorer_label, device)
-        return ToxicityScorer(f"{name} '{config.scorer_label}'", classifier.version, lambda texts: classifier(texts, batch))
+        return ToxicityScorer(titled, classifier.version, lambda texts: classifier(texts, batch))
+    if kind == "attribute":
+        attribute = AttributeClassifier(rest, config.scorer_label, config.scorer_prompt, device)
+        return ToxicityScorer(titled, attribute.version, lambda texts: attribute(texts, batch))
     if kind == "detoxify":
         return _detoxify(name, rest or "original", batch, device)
     if kind in ("http", "https"):
@@ -115,7 +126,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     if ":" in name:
         function = import_function(name, "scorer")
         return ToxicityScorer(name, _hash_of_source(function), in_batches(function, batch, name))
-    raise UserError(f"scorer '{name}' is unknown; give {DEFAULT}, model:NAME, detoxify:VARIANT, a URL or module:function")
+    raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
 
 
 def in_batches(
