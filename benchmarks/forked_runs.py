@@ -5,13 +5,11 @@ With imports, 30 kills would take ten times as long. What a launcher tells its p
 """
 
 import importlib
-import json
 import multiprocessing.connection
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -26,10 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ("align.sft", "align.reward", "align.rules", "align.ppo", "align.dpo")
 LOST_SECONDS = 60.0
 """Within this time after a process was killed, those that it trained with have ended."""
-TELL = """
-import json, os, sys
-open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(json.dumps(dict(os.environ)))
-"""
 
 
 class Killed(NamedTuple):
@@ -64,25 +58,6 @@ class _Operations:
             self.count += 1
             if self.count == self.fatal:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-
-def launched(settings: str, processes: int) -> list[dict[str, str]]:
-    """The variables that `accelerate launch` gives each process; with no settings, one process gets none of its own.
-
-    Args:
-        settings: a file in configs/accelerate, without its ending.
-    """
-    if not settings:
-        return [{}]
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "tell.py"
-        script.write_text(TELL)
-        program = [*_launcher(settings, processes), str(script), folder]
-        subprocess.run(program, cwd=ROOT, env=_environment(), check=True, capture_output=True)
-        told = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(processes)]
-    # The launcher's agent keeps the store by which processes find each other; here the first one does.
-    own = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    return [{name: value for name, value in each.items() if os.environ.get(name) != value} | own for each in told]
 
 
 def _launcher(settings: str, processes: int) -> list[str]:

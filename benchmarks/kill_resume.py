@@ -160,7 +160,7 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
     words = [stage, *COMMON.split(), *options.format_map({name: folder / "model" for name, folder in made.items()}).split()]
     unbroken, began = work / f"{variant}-whole", time.monotonic()
     run_alone(words, unbroken, settings, PROCESSES)
-    launch = launched(settings, PROCESSES)
+    launch = launched(settings, PROCESSES) if settings else [{}]
     whole = _Whole(0.0, [])
     tally: dict[str, Any] = {"variant": variant, "kills": 0, "runs": 0, "same": 0, "different": []}
     while tally["kills"] < kills and len(tally["different"]) < 20:

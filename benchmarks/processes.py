@@ -42,7 +42,7 @@ def train(folder: Path, shared: Path, cases: Sequence[str], settings: str, proce
     began = time.monotonic()
     words = [every_stage.__file__, str(folder), str(shared), str(UPDATES), *missing]
     try:
-        launch_in_turn([words], folder, settings, processes, HOURS)
+        launch_in_turn([words], folder, settings, processes, HOURS, real=True)
     except AssertionError as error:  # what the processes told
         print(error, file=sys.stderr)
     print(f"{folder.name}: {len(missing)} cases in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ LABELERS, LONGEST_S = 50, 300
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
 def test_acknowledged_judgments_survive_kills(database_url: str, tmp_path: Path) -> None:
     server = Server(database_url, tmp_path)
     with server.started():

@@ -55,6 +55,7 @@ def run(monkeypatch, study, folder, *words):
     return json.loads((folder / "results" / "figures.json").read_text())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_both_studies_run_and_go_on_where_they_stopped(tmp_path, sft, monkeypatch, capsys):
     words = ("--sft", sft, "--size", "tiny", "--limit", "12", "--seeds")

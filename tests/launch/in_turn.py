@@ -8,32 +8,41 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from align.launch import end_process_group
 
-if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and os.environ.get("ALIGN_FULL") != "1":
-    # Its own exchange between processes of one CPU is compiled on first use, for two minutes on a new machine.
-    import deepspeed
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-# A script leaves the process group at its end, but the next one needs it.
-leave, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_: None
-status = 1
-try:
-    for words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
-    status = 0
-except SystemExit as ended:
-    status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-except BaseException:
-    traceback.print_exc()
-torch.distributed.destroy_process_group = leave
-end_process_group()
-sys.stdout.flush()
-sys.stderr.flush()
-# What several runs of one process have left (DeepSpeed's engines, their threads) can make the interpreter abort at its end.
-os._exit(status)
+def run_scripts(scripts: Sequence[Sequence[str]]) -> NoReturn:
+    """Run command lines one after another, and end this process."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and os.environ.get("ALIGN_FULL") != "1":
+        # Its own exchange between processes of one CPU is compiled on first use, for two minutes on a new machine.
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # A script leaves the process group at its end, but the next one needs it.
+    leave, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_: None
+    status = 1
+    try:
+        for words in scripts:
+            sys.argv = list(words)
+            runpy.run_path(words[0], run_name="__main__")
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    torch.distributed.destroy_process_group = leave
+    end_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What several runs of one process leave (DeepSpeed's engines, threads) can make the interpreter abort at its end.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    run_scripts(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -1,15 +1,24 @@
-"""Start scripts under `accelerate launch` as a user would, several in the same processes."""
+"""Start scripts under `accelerate launch` as a user would, several in the same processes; or fork what it would start."""
 
+import functools
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).with_name("in_turn.py")
+FULL = os.environ.get("ALIGN_FULL") == "1"
+TELL = """
+import json, os, sys
+open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(json.dumps(dict(os.environ)))
+"""
 
 
 def free_port() -> int:
@@ -30,12 +39,32 @@ def launch(words: Sequence[str], settings: str, processes: int = 2, seconds: flo
     """
     launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
     launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
-    # Hiding GPUs, for accelerate's own `--cpu` starts one process whatever `--num_processes` says.
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""} | environment
-    program = [sys.executable, *launcher, *words]
+    program, variables = [sys.executable, *launcher, *words], _variables() | environment
     done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr[-12000:]
     return done.stdout
+
+
+def _variables() -> dict[str, str]:
+    # Hiding GPUs, for accelerate's own `--cpu` starts one process whatever `--num_processes` says.
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+
+
+@functools.cache
+def launched(settings: str, processes: int) -> list[dict[str, str]]:
+    """The variables that `accelerate launch` gives each process of its own; all but the port are the same in every launch.
+
+    Args:
+        settings: a file in configs/accelerate, without its ending.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "tell.py"
+        script.write_text(TELL)
+        launch([str(script), folder], settings, processes)
+        told = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(processes)]
+    # The launcher's agent keeps the store by which processes find each other; here the first one does.
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return [{name: value for name, value in each.items() if os.environ.get(name) != value} | own for each in told]
 
 
 def launch_in_turn(
@@ -44,8 +73,45 @@ def launch_in_turn(
     settings: str,
     processes: int = 2,
     seconds: float = 600,
+    real: bool = FULL,
     **environment: str,
 ) -> str:
-    """Run several scripts one after another in the same processes, whose imports are then paid for once."""
-    (folder / "scripts.json").write_text(json.dumps(scripts))
-    return launch([str(IN_TURN), str(folder / "scripts.json")], settings, processes, seconds, **environment)
+    """Run several scripts one after another in the same processes; returns what they printed.
+
+    Args:
+        real: whether a launcher starts these processes, as in continuous integration. Otherwise they are forked with the
+            variables that it gives them (`fork_server.py`): most of a launch's time are imports.
+    """
+    if real:
+        (folder / "scripts.json").write_text(json.dumps(scripts))
+        return launch([str(IN_TURN), str(folder / "scripts.json")], settings, processes, seconds, **environment)
+    port = {"MASTER_PORT": str(free_port())}
+    environments = [_variables() | each | port | environment for each in launched(settings, processes)]
+    request = {"environments": environments, "scripts": [[str(word) for word in words] for words in scripts]}
+    printed, told = (folder / name for name in ("printed", "told"))
+    codes = _ask(request | {"printed": str(printed), "told": str(told)}, seconds)
+    output, errors = ("".join(Path(f"{name}-{rank}").read_text() for rank in range(processes)) for name in (printed, told))
+    assert codes == [0] * processes, f"{codes}\n{errors[-12000:]}"
+    return output
+
+
+@functools.cache
+def _fork_server() -> subprocess.Popen[str]:
+    """The program that forks; it ends with this one, whose pipe it reads."""
+    program = [sys.executable, "-m", "tests.launch.fork_server"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(program, cwd=ROOT, env=_variables(), text=True, start_new_session=True, **pipes)
+
+
+def _ask(request: dict[str, object], seconds: float) -> list[int]:
+    """The exit codes of the processes that the request asks for."""
+    server = _fork_server()
+    assert server.stdin
+    assert server.stdout
+    print(json.dumps(request), file=server.stdin, flush=True)
+    if not select.select([server.stdout], [], [], seconds)[0]:
+        os.killpg(server.pid, signal.SIGKILL)
+        _fork_server.cache_clear()
+        raise AssertionError(f"no end within {seconds:.0f} s")
+    codes: list[int] = json.loads(server.stdout.readline())
+    return codes

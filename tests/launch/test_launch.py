@@ -1,7 +1,6 @@
 """Every stage under `accelerate launch` with two processes, with and without DeepSpeed: the numbers of one process."""
 
 import math
-import os
 import runpy
 import shutil
 import sys
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from align import cli
 from align.training.stored_state import StoredState
 from tests.launch.compared import metrics
-from tests.launch.launcher import launch_in_turn
+from tests.launch.launcher import FULL, launch_in_turn
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("three_stages.py")
@@ -26,7 +25,6 @@ WHO = Path(__file__).with_name("who.py")
 MODELS = ("tiny-llama", "tiny-t5")
 ZERO_1, ZERO_2 = (pytest.param(stage, marks=pytest.mark.full) for stage in (1, 2))
 SAME_STARTS = (0, 3)
-FULL = os.environ.get("ALIGN_FULL") == "1"
 TRAINED = {0: MODELS if FULL else MODELS[:1], 2: MODELS, 3: MODELS if FULL else MODELS[1:]}
 """The models of which every stage is trained under a stage of ZeRO (0: without DeepSpeed)."""
 CHECKPOINTS = """
@@ -101,7 +99,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Togeth
             if stage in SAME_STARTS:
                 scripts.append([str(SAME_START), str(folder)])
             scripts.append([str(WHO)])
-            printed = launch_in_turn(scripts, folder, f"zero{stage}" if stage else "cpu2")
+            settings, real = (f"zero{stage}", FULL) if stage else ("cpu2", True)  # one is a launcher's everywhere
+            printed = launch_in_turn(scripts, folder, settings, real=real)
             made[stage] = Together(stage, folder, printed)
         return made[stage]
 
