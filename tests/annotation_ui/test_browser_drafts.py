@@ -128,6 +128,26 @@ def test_an_answer_that_is_late_does_not_disturb_the_next_task(server: Server, b
     page.context.close()
 
 
+def test_an_answer_that_is_refused_stays_as_it_was(server: Server, browser: Browser) -> None:
+    server.add_batch(2)
+    page = open_rank(server, browser, "refused")
+    held: list[Route] = []
+    page.route("**/submit", lambda route: held.append(route))
+    page.keyboard.type("1234")
+    page.keyboard.press("Enter")
+    while not held:
+        page.wait_for_timeout(20)
+    page.keyboard.type("4321")  # for the next item, as the labeler thinks
+    held[0].fulfill(status=422, json={"error": "not like this"})
+    expect(page.get_by_text("not like this")).to_be_visible()
+    expect(page.locator(".problem")).to_have_text("A > B > C > D")
+    page.unroute("**/submit")
+    page.keyboard.press("Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+    expect(page.locator(".problem")).to_have_text("Not placed yet: A, B, C, D")  # those keys were meant for no item
+    page.context.close()
+
+
 def test_a_key_that_is_held_decides_one_item(server: Server, browser: Browser) -> None:
     batch = server.add_batch(5)
     page = open_rank(server, browser, "holder")
