@@ -24,9 +24,10 @@ NAMES = {
     "Checkpoints",  # the labeling app's: starts a process for a model
 }
 LONGEST = (
-    *("test_launch", "test_learning", "test_resume", "test_checkpoints", "test_layer_features", "test_browser_tasks"),
-    *("test_loop", "test_gold_studies", "test_browser_lead_work", "test_gradio_files", "test_sharded", "test_stop"),
-    *("test_two_processes", "test_sequence_parallel", "test_browser_two_leads", "test_browser_labeler", "test_examples"),
+    *("test_resume", "test_learning", "test_browser_tasks", "test_checkpoints", "test_gradio_files", "test_launch"),
+    *("test_losses_in_batches", "test_browser_lead_work", "test_adapters", "test_browser_lead_phone", "test_stop"),
+    *("test_browser_rank", "test_browser_labeler", "test_crash", "test_layer_features", "test_loop", "test_examples"),
+    *("test_sequence_parallel", "test_liveness", "test_limits", "test_two_processes", "test_browser_two_leads"),
 )
 """The files that take the longest, the longest first: they are tested first, or workers would wait for one of them."""
 LEFT_OUT = "align_deselected"  # the key under which a worker of pytest-xdist tells its count
@@ -78,7 +79,7 @@ def _starts_something(function: Callable[..., Any], seen: dict[Any, bool]) -> bo
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("ALIGN_FULL") != "1":
         left_out = [item for item in items if item.get_closest_marker("full")]
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
     seen: dict[Any, bool] = {}
     for item in items:

@@ -1,6 +1,7 @@
 """Imports point downwards through the layers of the package, and never in a circle; imports inside functions count too."""
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -36,9 +37,10 @@ def module_name(path):
 SOURCES = {module_name(path): path for path in sorted((ROOT / "align").rglob("*.py"))}
 
 
-def imports_of(path):
-    """The modules of this package that a file imports, `from package import module` resolved to the module."""
-    found = set()
+@cache  # not on import: every worker collects this file, and one needs it
+def imports_of(name):
+    """The modules of this package that one imports, `from package import module` resolved to the module."""
+    path, found = SOURCES[name], set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -51,9 +53,6 @@ def imports_of(path):
     return {name for name in found if name in SOURCES}
 
 
-IMPORTS = {name: imports_of(path) for name, path in SOURCES.items()}
-
-
 def part_of(module):
     """The file or folder right under align/ that a module stands in; "" for align itself."""
     return [*module.split("."), ""][1]
@@ -64,13 +63,13 @@ def test_every_file_has_a_layer_and_every_layer_has_files():
     assert parts - LEVEL.keys() == set()
     assert LEVEL.keys() - parts == set()
     assert len(SOURCES) > 80
-    assert sum(map(len, IMPORTS.values())) > 300
+    assert sum(len(imports_of(name)) for name in SOURCES) > 300
 
 
 @pytest.mark.parametrize("name", sorted(set(SOURCES) - {"align"}))
 def test_imports_point_downwards(name):
     level = LEVEL[part_of(name)]
-    for imported in IMPORTS[name] - {"align"}:
+    for imported in imports_of(name) - {"align"}:
         same = part_of(imported) == part_of(name) or {part_of(imported), part_of(name)} <= GROUND
         assert same or LEVEL[part_of(imported)] < level, f"{name} imports {imported}, which stands above or beside it"
 
@@ -78,7 +77,7 @@ def test_imports_point_downwards(name):
 def test_no_circle():
     """A package's own `__init__` only gathers what its modules offer, so importing the package is not an import of it."""
     packages = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
-    graph = {name: names - packages for name, names in IMPORTS.items() if name not in packages}
+    graph = {name: imports_of(name) - packages for name in SOURCES.keys() - packages}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -96,4 +95,4 @@ def test_a_class_has_a_name_of_its_own():
 
 
 def test_nobody_imports_the_command_line():
-    assert [name for name, names in IMPORTS.items() if "align.cli" in names] == []
+    assert [name for name in SOURCES if "align.cli" in imports_of(name)] == []
