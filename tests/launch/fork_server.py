@@ -14,6 +14,8 @@ import time
 from typing import Any
 
 IMPORTED = ("align.sft", "align.reward", "align.ppo", "align.eval.all", "deepspeed")
+LOST_SECONDS = 30.0
+"""Within this time after a process failed, those of its launch have ended."""
 
 
 def start(request: dict[str, Any], rank: int) -> int:
@@ -21,18 +23,20 @@ def start(request: dict[str, Any], rank: int) -> int:
     process = os.fork()
     if process:
         return process
-    os.environ.clear()
-    os.environ.update(request["environments"][rank])
-    for stream, name in ((1, "printed"), (2, "told")):
-        os.dup2(os.open(f"{request[name]}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
-    from tests.launch.in_turn import run_scripts
+    try:
+        os.environ.clear()
+        os.environ.update(request["environments"][rank])
+        for stream, name in ((1, "printed"), (2, "told")):
+            os.dup2(os.open(f"{request[name]}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
+        from tests.launch.in_turn import run_scripts
 
-    run_scripts(request["scripts"])
-    raise AssertionError("run_scripts ends the process")
+        run_scripts(request["scripts"])
+    finally:  # it would serve as its parent does
+        os._exit(1)
 
 
 def wait_for(processes: list[int]) -> list[int]:
-    """The exit codes of processes; those that are left when one fails are ended after a while."""
+    """The exit codes of processes; those that one's failure leaves hanging are killed."""
     codes: dict[int, int] = {}
     deadline = float("inf")
     while len(codes) < len(processes) and time.monotonic() < deadline:
@@ -41,7 +45,7 @@ def wait_for(processes: list[int]) -> list[int]:
             if ended:
                 codes[process] = os.waitstatus_to_exitcode(status)
         if any(codes.values()):
-            deadline = min(deadline, time.monotonic() + 30)
+            deadline = min(deadline, time.monotonic() + LOST_SECONDS)
         time.sleep(0.02)
     for process in set(processes) - codes.keys():
         os.kill(process, signal.SIGKILL)
