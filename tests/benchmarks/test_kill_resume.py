@@ -1,0 +1,33 @@
+"""`make soak` still runs: its variants' settings are ones that stages have, and runs are killed and resumed."""
+
+import pytest
+
+from align.commands.stage_configs import STAGE_CONFIGS
+from align.settings_parser import parse
+from benchmarks.kill_resume import COMMON, LAUNCHED, PREPARED, VARIANTS, tally_of
+
+NAMED = dict.fromkeys(PREPARED, "model")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_settings_are_those_of_a_stage(name):
+    stage, options = VARIANTS[name]
+    config = parse(STAGE_CONFIGS[stage], [*COMMON.split(), *options.format_map(NAMED).split(), "--output_dir", "run"])
+    assert config.save_every == 2
+
+
+def test_a_launched_variant_is_one_of_the_others():
+    assert {settled for settled, _ in LAUNCHED.values()} <= set(VARIANTS)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "variant", ["ppo-rules", "sft-two"]
+)  # the one needs a model that is trained before, the other a launcher
+def test_runs_are_killed_and_end_alike(variant, tmp_path):
+    tally = tally_of(variant, 2, 0, tmp_path)
+    assert (tally["kills"], tally["different"]) == (2, [])
+    assert tally["same"] == tally["runs"] >= 2
+    assert tally_of(variant, 2, 0, tmp_path) == tally  # from its file
