@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.forked_runs import Killed, launched, run_alone, run_forked
+from benchmarks.forked_runs import Killed, run_alone, run_forked
+from tests.launch.launcher import launched
 
 COMMON = "--dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --learning_rate 1e-3 --save_every 2"
 COMMON += " --resume auto"
