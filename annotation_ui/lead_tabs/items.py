@@ -9,7 +9,7 @@ import gradio as gr
 
 from align.data.judgments import VERDICTS
 from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
-from annotation_ui.lead_tabs.common import batch_names, chosen_key, user_names
+from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, chosen_key, user_names
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.markdown import text_view
 from annotation_ui.schema import PURPOSES, Batch, Item
@@ -68,9 +68,9 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
     outputs = [found, last, more, item]
     tab.select(list_choices, None, [batch, labeler], show_progress="hidden")
     chosen = [tab.select, find.click, text.submit, *(field.input for field in (what, batch, labeler, state, flag, purpose))]
-    gr.on(chosen, first_page, conditions, outputs, show_progress="hidden")
+    gr.on(chosen, first_page, conditions, outputs, **LAST_COUNTS)
     more.click(next_page, [last, *conditions], outputs, show_progress="hidden")
-    found.select(show_item, None, item, show_progress="hidden").then(
+    found.select(show_item, None, item, **LAST_COUNTS).then(
         None, js="() => document.querySelector('#one-item').scrollIntoView({ block: 'start' })"
     )
 

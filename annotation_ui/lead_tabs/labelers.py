@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
-from annotation_ui.lead_tabs.common import TASK_CHOICES, chosen_key
+from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES, chosen_key
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.services import Services
 from annotation_ui.tasks import COMPARABLE
@@ -43,5 +43,5 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
             rows: list[dict[str, Any]] = items_behind_reliability(session, task, chosen_key(event))
         return show(rows, _NOT_SHARED)
 
-    gr.on([tab.select, refresh.click, task.input], list_labelers, task, [labelers, items])
-    labelers.select(list_items, task, items)
+    gr.on([tab.select, refresh.click, task.input], list_labelers, task, [labelers, items], **LAST_COUNTS)
+    labelers.select(list_items, task, items, **LAST_COUNTS)

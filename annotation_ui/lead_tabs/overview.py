@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui import overview
-from annotation_ui.lead_tabs.common import TASK_CHOICES
+from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES
 from annotation_ui.lead_tabs.day_chart import day_chart
 from annotation_ui.lead_tabs.first_steps import OPEN_TAB, first_steps_html
 from annotation_ui.lead_tabs.tables import show, table
@@ -43,4 +43,4 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
             ]
 
     shown = [steps, progress, agreement, wins, days]
-    gr.on([page.load, refresh.click, task.input, gr.Timer(30).tick], read_overview, task, shown, show_progress="hidden")
+    gr.on([page.load, refresh.click, task.input, gr.Timer(30).tick], read_overview, task, shown, **LAST_COUNTS)
