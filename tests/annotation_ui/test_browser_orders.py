@@ -76,7 +76,7 @@ def _touch_drag(touch: CDPSession, page: Page, source: str, target: str) -> None
     send("touchEnd")
 
 
-@pytest.mark.parametrize("any_server", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
+@pytest.mark.full  # test_browser_rank.py has one order
 def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server: Server, browser: Browser) -> None:
     """All orders of 2 to 4 responses (91) and random ones of 5 to 9, each in random places: 200 in all.
 

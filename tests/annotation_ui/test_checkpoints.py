@@ -108,6 +108,7 @@ def test_the_lead_loads_and_unloads_a_model(server: Server, browser: Browser, tm
     page.context.close()
 
 
+@pytest.mark.full
 def test_replies_in_progress_delay_no_labeler(server: Server) -> None:
     """Four labelers probe at once; a fifth gets and submits rankings meanwhile, each request in under a second."""
     server.add_batch(3000)
