@@ -11,7 +11,7 @@ from sqlalchemy import select
 from align.errors import UserError
 from annotation_ui import batches, overview
 from annotation_ui.batches import BatchSettings
-from annotation_ui.lead_tabs.common import batch_names, chosen_key, hide, show_user_errors, user_names
+from annotation_ui.lead_tabs.common import EACH_ROW, batch_names, chosen_key, hide, show_user_errors, user_names
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.schema import Batch
 from annotation_ui.services import Services
@@ -47,7 +47,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
     fields = [new_name, overlap, priority, is_open, labelers, version]
     tab.select(actions.list_batches, name, shown, show_progress="hidden")
     name.change(actions.read, name, [*fields, confirm], show_progress="hidden")
-    listed.select(actions.pick, name, [name, *fields, confirm], show_progress="hidden")
+    listed.select(actions.pick, name, [name, *fields, confirm], **EACH_ROW)
     saved = save.click(show_user_errors(actions.save), [name, *fields], [result, name, version])
     saved.success(actions.list_batches, name, shown, show_progress="hidden")
     delete.click(show_user_errors(actions.ask_to_delete), name, [confirm, question])

@@ -18,6 +18,8 @@ from annotation_ui.tasks import COMPARABLE, TASKS
 TASK_CHOICES = [(task.title, name) for name, task in TASKS.items()]
 LAST_COUNTS: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
 """Of events that show what is chosen: Gradio would drop a choice that is made while the answer to another is awaited."""
+EACH_ROW: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "multiple"}
+"""The same of rows that are clicked: each is answered, in order, for Gradio keeps the first one's key for a later one."""
 SHARED_TASK_CHOICES = [(TASKS[name].title, name) for name in COMPARABLE]  # tasks with agreement
 
 

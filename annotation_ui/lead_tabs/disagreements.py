@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui import overview
-from annotation_ui.lead_tabs.common import LAST_COUNTS, SHARED_TASK_CHOICES, chosen_key
+from annotation_ui.lead_tabs.common import EACH_ROW, LAST_COUNTS, SHARED_TASK_CHOICES, chosen_key
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.services import Services
 
@@ -35,5 +35,5 @@ def disagreements_tab(tab: gr.Tab, services: Services) -> None:
         return number, gr.update(value=f"Decide item {number}")
 
     gr.on([tab.select, refresh.click, task.input], list_disagreements, task, [rows, item, decide], **LAST_COUNTS)
-    rows.select(choose, None, [item, decide], **LAST_COUNTS)
+    rows.select(choose, None, [item, decide], **EACH_ROW)
     decide.click(None, [task, item], None, js=_OPEN)

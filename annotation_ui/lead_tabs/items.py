@@ -9,7 +9,7 @@ import gradio as gr
 
 from align.data.judgments import VERDICTS
 from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
-from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, chosen_key, user_names
+from annotation_ui.lead_tabs.common import EACH_ROW, LAST_COUNTS, batch_names, chosen_key, user_names
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.markdown import text_view
 from annotation_ui.schema import PURPOSES, Batch, Item
@@ -70,7 +70,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
     chosen = [tab.select, find.click, text.submit, *(field.input for field in (what, batch, labeler, state, flag, purpose))]
     gr.on(chosen, first_page, conditions, outputs, **LAST_COUNTS)
     more.click(next_page, [last, *conditions], outputs, show_progress="hidden")
-    found.select(show_item, None, item, **LAST_COUNTS).then(
+    found.select(show_item, None, item, **EACH_ROW).then(
         None, js="() => document.querySelector('#one-item').scrollIntoView({ block: 'start' })"
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
-from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES, chosen_key
+from annotation_ui.lead_tabs.common import EACH_ROW, LAST_COUNTS, TASK_CHOICES, chosen_key
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.services import Services
 from annotation_ui.tasks import COMPARABLE
@@ -44,4 +44,4 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
         return show(rows, _NOT_SHARED)
 
     gr.on([tab.select, refresh.click, task.input], list_labelers, task, [labelers, items], **LAST_COUNTS)
-    labelers.select(list_items, task, items, **LAST_COUNTS)
+    labelers.select(list_items, task, items, **EACH_ROW)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from sqlalchemy import select
 
 from annotation_ui.judgments import Judgments
@@ -35,6 +37,23 @@ def choose(panel: Locator, label: str, value: str) -> None:
     field.click()
     field.fill(value)
     panel.page.get_by_role("option", name=value, exact=True).click()
+
+
+@contextmanager
+def answers_awaited(page: Page) -> Iterator[Callable[[], None]]:
+    """The server hears of a block's events when it ends. What is yielded waits until the first of them was sent."""
+    held: list[Route] = []
+    page.route("**/queue/join*", lambda route: held.append(route))
+
+    def wait_for_first() -> None:
+        while not held:
+            page.wait_for_timeout(20)
+
+    yield wait_for_first
+    page.wait_for_timeout(300)  # for the others, if they are sent before the first is answered
+    for route in held:
+        route.continue_()
+    page.unroute("**/queue/join*")
 
 
 def sign_in(server: Server, browser: Browser, name: str, password: str) -> Page:

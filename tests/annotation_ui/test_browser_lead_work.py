@@ -19,7 +19,7 @@ from annotation_ui.schema import User
 from .conftest import SCREENSHOTS
 from .running import Server, do, rank_rows
 from .test_accessibility import LOW_CONTRAST, UNNAMED
-from .test_browser_lead import choose, open_tab
+from .test_browser_lead import answers_awaited, choose, open_tab
 from .test_browser_rank import type_order
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,6 +118,12 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app: Server, browse
 
     panel = open_tab(page, "Items")
     expect(panel.locator("[data-key]")).to_have_count(4)
+    with answers_awaited(page) as wait_for_first:
+        for row in (0, 3):
+            panel.locator("[data-key] button").nth(row).click()
+            wait_for_first()
+    last = panel.locator("[data-key]").nth(3).get_attribute("data-key")
+    expect(page.locator("#one-item h3").first).to_contain_text(f"Item {last} ·")
     panel.get_by_label("Text", exact=True).fill("onerror")
     panel.get_by_label("Text", exact=True).press("Enter")
     expect(panel.locator("[data-key]")).to_have_count(1)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 from sqlalchemy import select
 
 from annotation_ui.schema import Batch
 
 from .running import Server
 from .test_browser_labeler import press
-from .test_browser_lead import choose, open_tab
+from .test_browser_lead import answers_awaited, choose, open_tab
 from .test_browser_rank import open_rank
 
 pytestmark = pytest.mark.timeout(180)
@@ -111,16 +111,10 @@ def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server: Server,
     for state in ("skipped by somebody", "stuck: nobody is left who may take it", "somebody has it open"):
         choose(panel, "State", state)
         expect(panel.locator("[data-key]")).to_have_count(1)
-    held: list[Route] = []
-    lead.route("**/queue/join*", lambda route: held.append(route))
-    choose(panel, "State", "any")
-    while not held:
-        lead.wait_for_timeout(20)
-    panel.get_by_text("Judgments", exact=True).click()  # while the answer to the other choice is awaited
-    lead.wait_for_timeout(300)
-    for route in held:
-        route.continue_()
-    lead.unroute("**/queue/join*")
+    with answers_awaited(lead) as wait_for_first:
+        choose(panel, "State", "any")
+        wait_for_first()
+        panel.get_by_text("Judgments", exact=True).click()
     expect(panel.locator("[data-key]", has_text="I do not know enough to judge it")).to_be_visible()
     expect(panel.locator("[data-key]")).to_have_count(1)
     for page in (lead, dora, cleo):
