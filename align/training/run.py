@@ -233,19 +233,26 @@ class Run:
             TextColumn("{task.fields[note]}"),
         )
         bar = Progress(*columns, console=console, disable=not self.is_main)
-        with bar as self.progress, self.stop.listening():
-            self.task = self.progress.add_task(f"{self.stage:>6}", total=total, completed=first - 1, note="")
-            for update in range(first, total + 1):
-                self.untouched = True
-                yield update
-                self.memory.hold_to_estimate()
-                self.progress.update(self.task, completed=update)
-                self.background.check()
-                if self.config.save_every and update % self.config.save_every == 0:
-                    save(update)
-                    self.saved = update
-                if update < total and self._asked_to_stop():
-                    self.end_early(update, save)
+        in_update = False
+        try:
+            with bar as self.progress, self.stop.listening():
+                self.task = self.progress.add_task(f"{self.stage:>6}", total=total, completed=first - 1, note="")
+                for update in range(first, total + 1):
+                    self.untouched = in_update = True
+                    yield update
+                    in_update = False
+                    self.memory.hold_to_estimate()
+                    self.progress.update(self.task, completed=update)
+                    self.background.check()
+                    if self.config.save_every and update % self.config.save_every == 0:
+                        save(update)
+                        self.saved = update
+                    if update < total and self._asked_to_stop():
+                        self.end_early(update, save)
+        except Stopped:
+            if not in_update:
+                raise
+            # The update failed, which is why this ends: its error is told, also if a launcher ends the run meanwhile.
 
     def end_early(self, update: int, save: Callable[[int], None]) -> NoReturn:
         """Save the last update that has ended, and end the run because a process was asked to stop.

@@ -44,7 +44,7 @@ def test_a_launch_that_is_asked_to_stop_saves_and_goes_on(processes, number, tmp
     process.send_signal(number)
     printed = process.communicate(timeout=240)[1]
     assert process.returncode == EXIT_STOPPED, printed
-    assert "Traceback" not in printed
+    assert "Traceback" not in printed, printed
     assert printed.count(f"stopped by {number.name} after update") == 1
     (saved,) = tmp_path.glob("run/checkpoints/update-*")
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
@@ -63,4 +63,4 @@ def test_two_processes_one_of_which_is_killed(tmp_path):
     printed = process.communicate(timeout=240)[1]
     assert process.returncode == 128 + signal.SIGKILL
     assert "error: process 1 ended first, by signal SIGKILL; the others were ended" in printed
-    assert "Traceback" not in printed
+    assert "Traceback" not in printed, printed

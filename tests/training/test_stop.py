@@ -1,5 +1,6 @@
 """A run that is asked to stop saves and ends with a code of its own; started again, it ends as if nobody had asked."""
 
+import gc
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from align.signals import EXIT_STOPPED
+from align.sft import SFTConfig
+from align.signals import EXIT_STOPPED, Stopped
 
 ROOT = Path(__file__).parents[2]
 COMMON = "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --learning_rate 1e-3"
@@ -42,6 +45,33 @@ def signals_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     yield lambda call, number: (tmp_path / "when.json").write_text(json.dumps([call, number]))
     sys.modules.pop("telling_rewards", None)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_signal_at_the_end_of_a_failed_update_hides_no_error(fails, make_run, monkeypatch):
+    """A launcher sends it to what is left of a run that lost a process: the error is told, and nothing beside it."""
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    run = make_run(SFTConfig, "sft")
+
+    @contextmanager
+    def stopped_meanwhile():
+        try:
+            yield
+        finally:
+            raise Stopped("stopped by SIGTERM")
+
+    monkeypatch.setattr(run.stop, "listening", stopped_meanwhile)
+
+    def train():
+        for _ in run.updates(1, 2, lambda _: None):
+            if fails:
+                raise ValueError
+
+    with pytest.raises(ValueError if fails else Stopped):
+        train()
+    gc.collect()
+    assert not unraisable
 
 
 def ppo(folder: Path, *more: str) -> list[str]:
