@@ -11,8 +11,8 @@ from sqlalchemy import select
 from align.errors import UserError
 from annotation_ui import batches, overview
 from annotation_ui.batches import BatchSettings
-from annotation_ui.lead_tabs.common import EACH_ROW, batch_names, chosen_key, hide, show_user_errors, user_names
-from annotation_ui.lead_tabs.tables import show, table
+from annotation_ui.lead_tabs.common import batch_names, hide, show_user_errors, user_names
+from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.schema import Batch
 from annotation_ui.services import Services
 
@@ -23,7 +23,7 @@ _NO_SETTINGS: tuple[Any, ...] = ("", 1, 0, True, [], 0)
 
 def batches_tab(tab: gr.Tab, services: Services) -> None:
     """Build the list of batches and the form that changes one."""
-    listed = table("Batches (click one to change it)")
+    listed = table("Batches (click one to change it)", "batches")
     with gr.Row():
         name = gr.Dropdown([], value=None, label="Batch")
         new_name = gr.Textbox(label="Name", max_length=128)
@@ -47,7 +47,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
     fields = [new_name, overlap, priority, is_open, labelers, version]
     tab.select(actions.list_batches, name, shown, show_progress="hidden")
     name.change(actions.read, name, [*fields, confirm], show_progress="hidden")
-    listed.select(actions.pick, name, [name, *fields, confirm], **EACH_ROW)
+    when_picked(listed, actions.pick, [name], [name, *fields, confirm])
     saved = save.click(show_user_errors(actions.save), [name, *fields], [result, name, version])
     saved.success(actions.list_batches, name, shown, show_progress="hidden")
     delete.click(show_user_errors(actions.ask_to_delete), name, [confirm, question])
@@ -80,8 +80,7 @@ class _BatchActions:
             now = batches.stored_settings(session, batch)
         return now.name, now.overlap, now.priority, now.open, list(now.labelers), batch.version, hide()
 
-    def pick(self, name: str | None, event: gr.EventData) -> tuple[Any, ...]:
-        picked = chosen_key(event)
+    def pick(self, name: str | None, picked: str) -> tuple[Any, ...]:
         if picked != name:
             # The name changes, which reads the batch; to read it twice would undo what is typed between.
             return picked, *[gr.skip()] * len(_NO_SETTINGS), hide()

@@ -17,9 +17,10 @@ from annotation_ui.tasks import COMPARABLE, TASKS
 
 TASK_CHOICES = [(task.title, name) for name, task in TASKS.items()]
 LAST_COUNTS: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
-"""Of events that show what is chosen: Gradio would drop a choice that is made while the answer to another is awaited."""
-EACH_ROW: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "multiple"}
-"""The same of rows that are clicked: each is answered, in order, for Gradio keeps the first one's key for a later one."""
+"""Of events that show what is chosen: Gradio would drop a choice that is made while the answer to another is awaited.
+
+A list's event is `change`: its `input` comes twice for a choice, and also for a look at the list that chooses nothing.
+"""
 SHARED_TASK_CHOICES = [(TASKS[name].title, name) for name in COMPARABLE]  # tasks with agreement
 
 
@@ -34,11 +35,6 @@ def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:
             raise gr.Error(html.escape(str(error)), print_exception=False) from None
 
     return run_action
-
-
-def chosen_key(event: gr.EventData) -> str:
-    """The key of the row of a table (`tables.show`) that was clicked."""
-    return str(event._data["key"])
 
 
 def hide() -> Any:

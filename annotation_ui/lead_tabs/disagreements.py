@@ -7,8 +7,8 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui import overview
-from annotation_ui.lead_tabs.common import EACH_ROW, LAST_COUNTS, SHARED_TASK_CHOICES, chosen_key
-from annotation_ui.lead_tabs.tables import show, table
+from annotation_ui.lead_tabs.common import LAST_COUNTS, SHARED_TASK_CHOICES
+from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.services import Services
 
 _NONE = "Labelers disagree on nothing that is not decided yet. Items need two labelers for this (the overlap of a batch)."
@@ -22,7 +22,7 @@ def disagreements_tab(tab: gr.Tab, services: Services) -> None:
         task = gr.Dropdown(SHARED_TASK_CHOICES, value="rank", label="Task")
         refresh = gr.Button("Refresh", scale=0)
         decide = gr.Button("Decide it", variant="primary", scale=0)
-    rows = table("Items on which labelers differ, worst first")
+    rows = table("Items on which labelers differ, worst first", "disagreements")
     item = gr.Number(None, visible=False, precision=0)
 
     def list_disagreements(task: str) -> tuple[str, Any, Any]:
@@ -30,10 +30,9 @@ def disagreements_tab(tab: gr.Tab, services: Services) -> None:
             found = overview.disagreements(session, task)
         return show(found, _NONE, key="item"), None, gr.update(interactive=bool(found), value="Decide the worst")
 
-    def choose(event: gr.EventData) -> tuple[int, Any]:
-        number = int(chosen_key(event))
-        return number, gr.update(value=f"Decide item {number}")
+    def choose(number: str) -> tuple[int, Any]:
+        return int(number), gr.update(value=f"Decide item {number}")
 
-    gr.on([tab.select, refresh.click, task.input], list_disagreements, task, [rows, item, decide], **LAST_COUNTS)
-    rows.select(choose, None, [item, decide], **EACH_ROW)
+    gr.on([tab.select, refresh.click, task.change], list_disagreements, task, [rows, item, decide], **LAST_COUNTS)
+    when_picked(rows, choose, [], [item, decide])
     decide.click(None, [task, item], None, js=_OPEN)

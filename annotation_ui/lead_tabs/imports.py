@@ -68,4 +68,4 @@ def import_tab(services: Services) -> None:
     fields = [file, name, task, rules, overlap, priority, attention, one_rule, min_words, max_words, checkpoint, labelers]
     button.click(show_user_errors(import_batch), fields, result, js=send_file("import-file"))
     labelers.focus(lambda: gr.update(choices=user_names(services)), None, labelers, show_progress="hidden")
-    gr.on([rules.focus, task.input], list_rule_sets, None, rules, show_progress="hidden")
+    gr.on([rules.focus, task.change], list_rule_sets, None, rules, show_progress="hidden")

@@ -9,8 +9,8 @@ import gradio as gr
 
 from align.data.judgments import VERDICTS
 from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
-from annotation_ui.lead_tabs.common import EACH_ROW, LAST_COUNTS, batch_names, chosen_key, user_names
-from annotation_ui.lead_tabs.tables import show, table
+from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, user_names
+from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.markdown import text_view
 from annotation_ui.schema import PURPOSES, Batch, Item
 from annotation_ui.services import Services
@@ -35,7 +35,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
         state = gr.Dropdown([(label, name) for name, label in STATES.items()], value="", label="State")
         flag = gr.Dropdown(_FLAGS, value="", label="Flag or answer")
         purpose = gr.Dropdown([("any", ""), *((name, name) for name in PURPOSES)], value="", label="Purpose")
-    found = table("Found")
+    found = table("Found", "found")
     last = gr.Number(0, visible=False, precision=0)
     more = gr.Button("Show the next page", visible=False)
     item = gr.HTML(apply_default_css=False, elem_id="one-item")
@@ -55,9 +55,9 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
     def next_page(start: float, *values: str) -> tuple[str, Any, Any, str]:
         return list_page(int(start), *values)
 
-    def show_item(event: gr.EventData) -> str:
+    def show_item(number: str) -> str:
         with services.database.read() as session:
-            known = item_history(session, int(chosen_key(event)))
+            known = item_history(session, int(number))
         return item_html(*known) if known else ""
 
     def list_choices() -> tuple[Any, Any]:
@@ -67,10 +67,10 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
     conditions = [what, batch, labeler, state, flag, text, purpose]
     outputs = [found, last, more, item]
     tab.select(list_choices, None, [batch, labeler], show_progress="hidden")
-    chosen = [tab.select, find.click, text.submit, *(field.input for field in (what, batch, labeler, state, flag, purpose))]
+    chosen = [tab.select, find.click, text.submit, *(field.change for field in (what, batch, labeler, state, flag, purpose))]
     gr.on(chosen, first_page, conditions, outputs, **LAST_COUNTS)
     more.click(next_page, [last, *conditions], outputs, show_progress="hidden")
-    found.select(show_item, None, item, **EACH_ROW).then(
+    when_picked(found, show_item, [], item).then(
         None, js="() => document.querySelector('#one-item').scrollIntoView({ block: 'start' })"
     )
 

@@ -7,8 +7,8 @@ from typing import Any
 import gradio as gr
 
 from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
-from annotation_ui.lead_tabs.common import EACH_ROW, LAST_COUNTS, TASK_CHOICES, chosen_key
-from annotation_ui.lead_tabs.tables import show, table
+from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES
+from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.services import Services
 from annotation_ui.tasks import COMPARABLE
 
@@ -28,7 +28,7 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
     with gr.Row():
         task = gr.Dropdown(TASK_CHOICES, value="rank", label="Task")
         refresh = gr.Button("Refresh", scale=0)
-    labelers = table("Labelers")
+    labelers = table("Labelers", "labelers")
     items = table("Items that decide it")
 
     def list_labelers(task: str) -> tuple[str, str]:
@@ -36,12 +36,12 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
             rows = labeler_rows(session, task)
         return show(rows, _NO_LABELER, key="labeler"), show([], _CHOOSE_ONE)
 
-    def list_items(task: str, event: gr.EventData) -> str:
+    def list_items(task: str, labeler: str) -> str:
         if task not in COMPARABLE:
             return show([], "Answers to this task cannot be compared.")
         with services.database.read() as session:
-            rows: list[dict[str, Any]] = items_behind_reliability(session, task, chosen_key(event))
+            rows: list[dict[str, Any]] = items_behind_reliability(session, task, labeler)
         return show(rows, _NOT_SHARED)
 
-    gr.on([tab.select, refresh.click, task.input], list_labelers, task, [labelers, items], **LAST_COUNTS)
-    labelers.select(list_items, task, items, **EACH_ROW)
+    gr.on([tab.select, refresh.click, task.change], list_labelers, task, [labelers, items], **LAST_COUNTS)
+    when_picked(labelers, list_items, [task], items)

@@ -43,4 +43,4 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
             ]
 
     shown = [steps, progress, agreement, wins, days]
-    gr.on([page.load, refresh.click, task.input, gr.Timer(30).tick], read_overview, task, shown, **LAST_COUNTS)
+    gr.on([page.load, refresh.click, task.change, gr.Timer(30).tick], read_overview, task, shown, **LAST_COUNTS)

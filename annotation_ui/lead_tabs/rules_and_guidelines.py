@@ -8,9 +8,9 @@ import gradio as gr
 from sqlalchemy import func, select
 
 from annotation_ui import guidelines, rule_sets
-from annotation_ui.lead_tabs.common import TASK_CHOICES, chosen_key, show_user_errors, user_id
+from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES, show_user_errors, user_id
 from annotation_ui.lead_tabs.files import file_field, send_file
-from annotation_ui.lead_tabs.tables import show, table
+from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.schema import RuleSet
 from annotation_ui.services import Services
 from annotation_ui.transfers import uploads_of
@@ -24,7 +24,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
     text = gr.Textbox(label="Guidelines (Markdown)", lines=10, max_lines=30, max_length=guidelines.MAX_LENGTH)
     edited = gr.Number(0, visible=False)  # the version in force when the editor was filled
     save, saved = gr.Button("Save guidelines", variant="primary"), gr.Markdown()
-    versions = table("Versions (click one to put it into the editor)")
+    versions = table("Versions (click one to put it into the editor)", "versions")
     rules = table("Rule sets")
     file = file_field("rules-file", "Rule set (YAML)", (".yaml", ".yml"), rule_sets.MAX_BYTES)
     load, loaded = gr.Button("Load rule set"), gr.Markdown()
@@ -57,8 +57,8 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         guidelines.save(services.database, task, text, user_id(services, request), int(edited))
         return "Saved as a new version. Labelers are told when they open their next item."
 
-    def open_version(task: str, event: gr.EventData) -> list[Any]:
-        return read(task, int(chosen_key(event)))
+    def open_version(task: str, number: str) -> list[Any]:
+        return read(task, int(number))
 
     def load_rule_set(upload: str) -> str:
         with uploads_of(services.settings).use(upload) as path:
@@ -68,12 +68,11 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         return f"Loaded {len(rules['rules'])} rules."
 
     shown = [text, edited, versions, rules]
-    # None overtakes an earlier one, and a choice that is reported twice is read once: what is typed meanwhile stays.
-    one_by_one: dict[str, Any] = {"show_progress": "hidden", "concurrency_id": "guidelines", "trigger_mode": "once"}
-    tab.select(read_again, [task, text], shown, **one_by_one)
-    task.input(read, task, shown, **one_by_one)
-    versions.select(open_version, task, shown, **one_by_one)
+    in_turn: dict[str, Any] = {**LAST_COUNTS, "concurrency_id": "guidelines"}  # none overtakes an earlier one
+    tab.select(read_again, [task, text], shown, **in_turn)
+    task.change(read, task, shown, **in_turn)
+    when_picked(versions, open_version, [task], shown, **in_turn)
     stored = save.click(show_user_errors(save_guidelines), [task, text, edited], saved)
-    stored.success(read, task, shown, **one_by_one)
+    stored.success(read, task, shown, **in_turn)
     sent = load.click(show_user_errors(load_rule_set), file, loaded, js=send_file("rules-file"))
-    sent.success(read_again, [task, text], shown, **one_by_one)
+    sent.success(read_again, [task, text], shown, **in_turn)

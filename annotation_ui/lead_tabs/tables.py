@@ -6,23 +6,26 @@ spreadsheet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio.components import Component
+from gradio.events import Dependency
 
+from annotation_ui.lead_tabs.common import LAST_COUNTS
 from annotation_ui.row_files import plain_cell
 
-# A click on a row (or Enter on its first cell, which is a button) sends the row's key to the server.
+# A click on a row (or Enter on its first cell, which is a button) picks it.
 _CHOOSE = """
 element.addEventListener('click', (event) => {
   const row = event.target.closest('[data-key]');
   if (!row) return;
   element.querySelectorAll('.picked').forEach((other) => other.classList.remove('picked'));
   row.classList.add('picked');
-  trigger('select', { key: row.dataset.key });
+  trigger('select');
 });
 """
 
@@ -32,10 +35,29 @@ _TIMES = ("at", "added")  # columns of times, seconds since 1970
 _HEADS = {"at": "when", "percent": "%", "slots": "wanted"}
 
 
-def table(label: str) -> gr.HTML:
-    """An empty table with a title; its value comes from `show`."""
+def table(label: str, elem_id: str | None = None) -> gr.HTML:
+    """An empty table with a title; its value comes from `show`. One whose rows are picked (`when_picked`) needs an id."""
     html = f'<section class="lead-table"><h3>{escape(label)}</h3>${{value}}</section>'
-    return gr.HTML("", html_template=html, js_on_load=_CHOOSE, apply_default_css=False)
+    return gr.HTML("", html_template=html, js_on_load=_CHOOSE, apply_default_css=False, elem_id=elem_id)
+
+
+def when_picked(
+    rows: gr.HTML, action: Callable[..., Any], inputs: Sequence[Component], outputs: Any, **options: Any
+) -> Dependency:
+    """Call `action(*inputs, key)` whenever a row of a table is picked.
+
+    The key is read from the page when the request is sent, not when the row is clicked: of rows that are clicked while
+    an answer is awaited, the last is asked for after it. Requests that are sent together may arrive in any order, and
+    an event that Gradio sends later carries the data of the first.
+    """
+    key = gr.Textbox(visible=False)
+    picked = f"document.querySelector('#{rows.elem_id} .picked')?.dataset.key ?? ''"  # none: another list has come
+
+    def act(*values: Any) -> Any:
+        return action(*values) if values[-1] else gr.skip()
+
+    read_key = f"(...values) => [...values.slice(0, -1), {picked}]"
+    return rows.select(act, [*inputs, key], outputs, js=read_key, **{**LAST_COUNTS, **options})
 
 
 def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any = None) -> str:

@@ -9,8 +9,8 @@ import gradio as gr
 from sqlalchemy import select
 
 from align.errors import UserError
-from annotation_ui.lead_tabs.common import EACH_ROW, chosen_key, hide, show_user_errors, user_names
-from annotation_ui.lead_tabs.tables import show, table
+from annotation_ui.lead_tabs.common import hide, show_user_errors, user_names
+from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.schema import USER_ROLES, User
 from annotation_ui.services import Services
 
@@ -21,7 +21,7 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
         name = gr.Textbox(label="Name", max_length=64)
         role = gr.Dropdown(list(USER_ROLES), value="labeler", label="Role")
         add = gr.Button("Add", variant="primary", scale=0)
-    users = table("Users (click one to act on it)")
+    users = table("Users (click one to act on it)", "users")
     chosen = gr.Dropdown([], label="Chosen user", value=None)
     with gr.Row():
         reset, change = gr.Button("New password"), gr.Button("Change role")
@@ -33,7 +33,7 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
 
     actions, shown = _UserActions(services), [users, chosen]
     tab.select(actions.list_users, chosen, shown, show_progress="hidden")
-    users.select(chosen_key, None, chosen, **EACH_ROW)
+    when_picked(users, str, [], chosen)
     chosen.change(hide, None, confirm, show_progress="hidden")
     add.click(show_user_errors(actions.add), [name, role], [result, chosen]).success(actions.list_users, chosen, shown)
     shut_out.click(show_user_errors(actions.ask_to_shut_out), chosen, [confirm, question])

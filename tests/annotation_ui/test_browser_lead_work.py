@@ -181,6 +181,11 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app:
     choose(panel, "Task", "Compare two")
     expect(panel.locator(".empty").first).to_be_visible()
     expect(panel.get_by_label("Guidelines (Markdown)")).to_have_value(re.compile("^# Comparing two"))  # else it comes later
+    panel.get_by_label("Guidelines (Markdown)").fill("Before a look at the list that chooses nothing.")
+    for each in ("Task", "Guidelines (Markdown)"):
+        panel.get_by_label(each, exact=True).focus()
+    boss.wait_for_timeout(300)
+    expect(panel.get_by_label("Guidelines (Markdown)")).to_have_value(re.compile("^Before a look"))
     for number, text in ((1, "First."), (2, "Second.")):
         panel.get_by_label("Guidelines (Markdown)").fill(text)
         panel.get_by_role("button", name="Save guidelines").click()
