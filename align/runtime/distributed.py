@@ -16,6 +16,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from align import liveness
 from align.errors import UserError
+from align.runtime.compiled_operators import prepare_compiling
 from align.runtime.heap import keep_freed_memory, return_freed_memory
 
 Item = TypeVar("Item")
@@ -78,6 +79,8 @@ def make_accelerator(
     timeout = timedelta(seconds=collective_timeout)
     process_group = InitProcessGroupKwargs(timeout=timeout)
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    if deepspeed:
+        prepare_compiling()
     if deepspeed and not torch.cuda.is_available():
         # Unless the backend is named, DeepSpeed on CPUs makes every process believe that it is rank 0 of 1.
         process_group = InitProcessGroupKwargs(backend="gloo", timeout=timeout)
