@@ -159,12 +159,11 @@ def close_pages(request: pytest.FixtureRequest) -> Iterator[None]:
             context.close()
 
 
-def in_pairs(*hands: str) -> pytest.MarkDecorator:
-    """Both databases and both hands, each in one of two tests; with ALIGN_FULL=1 all four."""
-    kinds = ("sqlite", "postgresql")
-    usual = [pytest.param(*pair) for pair in zip(kinds, hands, strict=True)]
-    others = [pytest.param(*pair, marks=pytest.mark.full) for pair in zip(reversed(kinds), hands, strict=True)]
-    return pytest.mark.parametrize(("any_server", "how"), [*usual, *others], indirect=["any_server"])
+def in_pairs(*usual: tuple[str, str]) -> pytest.MarkDecorator:
+    """These pairs of a database and a hand; with ALIGN_FULL=1 all four."""
+    pairs = [(kind, hand) for kind in ("sqlite", "postgresql") for hand in ("mouse", "keyboard")]
+    marked = [pytest.param(*pair, marks=[pytest.mark.full] * (pair not in usual)) for pair in pairs]
+    return pytest.mark.parametrize(("any_server", "how"), marked, indirect=["any_server"])
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_enter_submits_after_every_click(server: Server, browser: Browser) -> No
     page.context.close()
 
 
-@pytest.mark.parametrize(("width", "height"), [(1000, 620), (390, 640)])
+@pytest.mark.parametrize(("width", "height"), [pytest.param(1000, 620, marks=pytest.mark.full), (390, 640)])
 def test_focus_is_never_hidden_behind_the_bars(server: Server, browser: Browser, width: int, height: int) -> None:
     long = [f"{k} " + "long text " * 150 for k in range(4)]
     server.add_batch([("t", {"prompt": "Q", "responses": long})], overlap=2)

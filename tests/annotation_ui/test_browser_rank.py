@@ -66,7 +66,7 @@ def exported(server: Server, batch: str) -> list[dict]:
     return rows_to_export(server.database, Selection("rankings", batches=(batch,), all_tied=True))
 
 
-@in_pairs("mouse", "keyboard")
+@in_pairs(("postgresql", "keyboard"))
 def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server: Server, browser: Browser, how: str) -> None:
     batch = any_server.add_batch(1)
     page = open_rank(any_server, browser, f"rank-{how}")

@@ -20,7 +20,7 @@ from .running import Server
 from .test_browser_rank import type_order
 
 pytestmark = pytest.mark.timeout(120)
-BOTH = in_pairs("mouse", "keyboard")
+BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 
 
 def open_task(server: Server, browser: Browser, name: str, task: str, ready: str) -> Page:
@@ -38,7 +38,7 @@ def handed_in(page: Page, how: str) -> None:
     expect(page.locator(".count")).to_have_text("1 done")
 
 
-@BOTH
+@in_pairs(("postgresql", "keyboard"))
 def test_judge_rules(any_server: Server, browser: Browser, how: str) -> None:
     row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": "who"}
     batch = any_server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
@@ -179,7 +179,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in made}
 
 
-@BOTH
+@in_pairs(("sqlite", "mouse"))
 def test_probe_a_model(any_server: Server, browser: Browser, checkpoints: dict[str, Path], how: str) -> None:
     settings = {"checkpoint": str(checkpoints["gpt" if how == "mouse" else "t5"])}
     batch = any_server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)

@@ -45,6 +45,7 @@ def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders
         next(ChatModel(sharp_folders["tiny-gpt2"]).reply([{"role": "user", "content": "x" * 20_000}]))
 
 
+@pytest.mark.full  # the test of the lead's page loads one
 def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(tmp_path: Path) -> None:
     checkpoints = Checkpoints()
     with pytest.raises(UserError, match="no model is loaded"):

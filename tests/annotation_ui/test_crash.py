@@ -23,9 +23,9 @@ BETWEEN_KILLS, KILLS, ITEMS = (150, 3, 20_000) if os.environ.get("ALIGN_FULL") =
 LABELERS, LONGEST_S = 50, 300
 
 
+@pytest.mark.full  # test_gradio_files.py kills one app
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
 def test_acknowledged_judgments_survive_kills(database_url: str, tmp_path: Path) -> None:
     server = Server(database_url, tmp_path)
     with server.started():

@@ -228,6 +228,7 @@ def test_a_batch_that_is_not_there_is_no_empty_export(database: Database, tmp_pa
     assert list(tmp_path.glob("x*")) == []
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
 def test_preferences_weigh_labelers_and_are_read_by_training(
     database: Database, judgments: Judgments, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from .running import Server
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.full  # test_error_pages.py fills one
 def test_a_full_disk_is_told_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     server = Server(f"sqlite:///{tmp_path / 'annotations.db'}", tmp_path)
     server.add_batch(3)

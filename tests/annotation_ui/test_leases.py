@@ -248,6 +248,7 @@ def test_many_threads_take_each_slot_once(database: Database, leases: Leases, ju
         assert sorted(count for _, count in counts) == [2] * 20
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
 def test_the_next_of_many_items_comes_in_under_50_ms(database: Database, leases: Leases, judgments: Judgments) -> None:
     """Also for the labeler who has done half of them while every one still has a free slot. 100,000 with ALIGN_FULL=1."""
     count = 100_000 if os.environ.get("ALIGN_FULL") == "1" else 20_000

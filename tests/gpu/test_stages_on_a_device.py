@@ -22,7 +22,7 @@ GPU = pytest.mark.gpu
         *(pytest.param("cuda", model, marks=GPU) for model in ("tiny-llama", "tiny-gpt2", "tiny-t5", "smollm2-135m")),
     ],
 )
-@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.full), {"lora_rank": 4}], ids=["full", "lora"])
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=GPU), "bfloat16"])
 def test_every_stage_runs(where, model, settings, dtype, tmp_path, record_property):
     on_gpu = torch.cuda.is_available()  # the stages take a GPU wherever there is one

@@ -105,6 +105,7 @@ def test_the_installed_demo_runs_from_any_folder(run_installed, tmp_path):
     assert (tmp_path / "demo" / "report.html").is_file()
 
 
+@pytest.mark.full  # installs the package
 def test_installed_rules_are_found_by_their_path(run_installed, tmp_path):
     row = {"prompt": "Hi", "responses": ["Hello", "Go away"], "model": ["a", "b"]}
     (tmp_path / "responses.jsonl").write_text(json.dumps(row) + "\n")

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("three_stages.py")
 SAME_START = Path(__file__).with_name("same_start.py")
 WHO = Path(__file__).with_name("who.py")
 MODELS = ("tiny-llama", "tiny-t5")
-ZERO_1, ZERO_2 = (pytest.param(stage, marks=pytest.mark.full) for stage in (1, 2))
+NO_ZERO, ZERO_1, ZERO_2 = (pytest.param(stage, marks=pytest.mark.full) for stage in (0, 1, 2))
 SAME_STARTS = (0, 3)
 TRAINED = {0: MODELS if FULL else MODELS[:1], 2: MODELS, 3: MODELS if FULL else MODELS[1:]}
 """The models of which every stage is trained under a stage of ZeRO (0: without DeepSpeed)."""
@@ -108,7 +108,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Togeth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, ZERO_1, ZERO_2, 3])
+@pytest.mark.parametrize("stage", [NO_ZERO, ZERO_1, ZERO_2, 3])
 def test_two_processes_are_started_and_know_each_other(launched: Callable[[int], Together], stage: int) -> None:
     assert launched(stage).printed.count("[0, 1] 2 cpu") == 2
 

@@ -162,7 +162,10 @@ def test_a_classifier_or_a_language_model_loss_reads_the_last_layer(tmp_path):
         run_reward(RewardConfig(**COMMON, **settings, output_dir=str(tmp_path / "c"), read_layers="mix", lm_loss_weight=0.5))
 
 
-@pytest.mark.parametrize(("choice", "trained"), [("last_four", False), ("mix", False), ("mix", True)])
+@pytest.mark.parametrize(
+    ("choice", "trained"),
+    [*(pytest.param(choice, False, marks=pytest.mark.full) for choice in ("last_four", "mix")), ("mix", True)],
+)
 def test_a_judge_keeps_its_layers(choice, trained, sharpen, tmp_path):
     base = write_encoder("bert", tmp_path / "base", sharpen, layers=4)
     rows = [

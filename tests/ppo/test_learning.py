@@ -66,6 +66,7 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
     assert held["reward/mean"] < free["reward/mean"]
 
 
+@pytest.mark.full  # the penalty itself is tested above
 def test_adaptive_kl_raises_its_coefficient_above_the_target(tmp_path: Path) -> None:
     """KL soon passes a target of 0.05 nats: the error is clipped at +0.2, so beta grows by 1 + 0.2 * 64 / 1000 an update."""
     run_ppo(settings("tiny-gpt2", tmp_path, updates=15, kl_beta=0.01, kl_target=0.05, kl_horizon=1000))

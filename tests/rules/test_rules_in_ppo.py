@@ -67,6 +67,7 @@ def metrics_of_ppo(writer, judge, folder, updates, **more):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.full  # half a minute of training
 def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_judge, tmp_path):
     writer, judge = writer_and_judge
     rows = metrics_of_ppo(writer, judge, tmp_path / "ppo", updates=15)

@@ -56,7 +56,7 @@ STAGES = {
     "--ptx_stream_block 7 --ptx_weight 0.1",
 }
 
-DOUBLED = ("rules", "attributes", "distill", "attributes generative")
+DOUBLED = ("dpo", "rules", "attributes", "distill", "attributes generative")
 """Their checkpoints hold nothing that those of other stages do not."""
 
 

@@ -95,7 +95,10 @@ def test_words_of_an_answer_count_whatever_stands_beside_it():
         {"model": "none", "learning_rate": 0.1},
         {"model": "tiny-llama", "words": False, "learning_rate": 0.03, "layers": 1},
         {"model": "tiny-t5", "words": False, "learning_rate": 0.03},
-        {"model": "tiny-llama", "words": False, "lora_rank": 4, "learning_rate": 0.005, "epochs": 6},
+        pytest.param(
+            {"model": "tiny-llama", "words": False, "lora_rank": 4, "learning_rate": 0.005, "epochs": 6},
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["words", "frozen", "encoder-decoder", "lora"],
 )
