@@ -28,6 +28,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize("kind", ["built-in", "folder", "adapter"])
+@pytest.mark.slow
 def test_any_model_that_sample_takes_replies(
     load_sharp: Callable, sharp_folders: dict[str, str], tmp_path: Path, kind: str
 ) -> None:

@@ -77,6 +77,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
          "argument --since: 'never' is not a time such as 2026-01-31T12:00"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_exit_code_2(
     words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

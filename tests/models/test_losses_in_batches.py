@@ -25,9 +25,11 @@ from tests.models.losses import (
     totals,
 )
 
+ADAPTER = pytest.param(4, marks=pytest.mark.slow)  # the rank of one; whole models are tested at every save
+
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("lora_rank", [0, ADAPTER])
 def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, weight, lora_rank):
     if weight and not load_sharp(tiny_name).backbone.prompt_in_row:
         weight = 0.0  # an encoder predicts nothing: refused by `encode`
@@ -56,7 +58,7 @@ def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp,
     assert float(task.loss(rows)(rows)[0]) == pytest.approx(sums / 21, abs=1e-5)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("lora_rank", [0, ADAPTER])
 @pytest.mark.parametrize("terms", [{}, {"centering_weight": 0.1}, {"lm_loss_weight": 0.5, "ties": "davidson"}], ids=str)
 def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_rank, terms):
     loaded = load_sharp(tiny_name, adapter="reward", lora_rank=lora_rank)
@@ -100,8 +102,8 @@ MORE_TERMS = {"entropy_weight": 0.3, "kl_penalty": "k3", "clip_high": 0.4, "dual
     [
         (0, {"critic": "shared"}),
         (0, {"critic": "separate"}),
-        (4, {"critic": "shared"}),
-        (4, {"critic": "separate"}),
+        pytest.param(4, {"critic": "shared"}, marks=pytest.mark.slow),
+        pytest.param(4, {"critic": "separate"}, marks=pytest.mark.slow),
         (0, MORE_TERMS),
     ],
     ids=str,

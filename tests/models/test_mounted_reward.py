@@ -51,6 +51,7 @@ def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lo
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.slow
 def test_a_mounted_reward_is_frozen_and_the_policy_stays_trainable(lora, reward_folder, make_ppo, critic):
     trainer = make_ppo(lora, load_reward_adapter(reward_folder, lora), critic=critic)
     names = {name for name in trainer.optimization.trainable if "adapter" not in name}

@@ -108,6 +108,7 @@ def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, load_shar
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.slow
 def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, load_sharp, tmp_path):
     expected = saved_reward(load_sharp, tmp_path / "reward", tiny_name, lora_rank)
     loaded = load(

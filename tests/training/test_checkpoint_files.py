@@ -87,6 +87,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.slow
 def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, run, capsys):
     last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
     damage(last)

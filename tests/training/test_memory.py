@@ -74,6 +74,7 @@ def test_live_bytes_by_hand():
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}])
+@pytest.mark.slow
 def test_a_dry_run_counts_what_real_tensors_take(load_sharp, tiny_name, settings):
     loaded = load_sharp(tiny_name, **settings)
     backbone, rows = loaded.backbone, BatchShape(3, 20, [12], 36)

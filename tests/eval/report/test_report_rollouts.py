@@ -25,6 +25,7 @@ def test_shades_by_hand(tmp_path: Path) -> None:
     assert view.rollouts[1].tokens[0].figures == "log-prob −1, KL 1, advantage 0, value 1"
 
 
+@pytest.mark.slow
 def test_a_long_run_shows_some_updates_and_their_extremes(tmp_path: Path) -> None:
     for update in range(1, 21):
         rows = [rollout_row(update, number % 3) for number in range(3)]
