@@ -4,19 +4,22 @@
 
 A gold model ranks a pair of answers to each prompt; proxies learn from those pairs, with the given shares of them the wrong
 way round (Coste et al. 2024, arXiv 2310.02743: a quarter). PPO climbs a proxy, or the lowest of three (`wco`), nearly
-without a KL penalty; the gold model only looks on. The best of n answers by the same proxies stands beside it. Every step
-that is finished is not done again. Figures go to docs/studies/overoptimization/.
+without a KL penalty; the gold model only looks on, and so does the shipped judge, which learned from a part of the gold
+model's own labels. The best of n answers by the same proxies stands beside it. Every step that is finished is not done
+again. Figures go to docs/studies/overoptimization/.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from align.commands.loop.labelers import ModelScorer
 from align.commands.stages import run_unless_finished
 from align.data.readers import write_records
 from align.eval.reward.settings import RewardEvalConfig
@@ -24,8 +27,9 @@ from align.eval.reward.task import run_reward_eval
 from align.files import read_json, write_json
 from align.launch import quiet_libraries
 from align.ppo import PPOConfig, run_ppo
+from align.statistics import mean_interval
 from align.training.metrics_file import read_metrics
-from benchmarks.studies.gold import ROOT, SIZES, GoldLabels, gold_pairs
+from benchmarks.studies.gold import ROOT, SIZES, GoldLabels, Row, gold_pairs
 
 STUDY = ROOT / "docs" / "studies" / "overoptimization"
 MEMBERS = 3
@@ -44,6 +48,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/gold-studies"), help="models and answers")
     parser.add_argument("--results", type=Path, default=STUDY, help="figures")
     parser.add_argument("--limit", type=int, default=0, help="prompts of each part; 0: all")
+    parser.add_argument("--judge", default="smollm2-135m-judge", help="a reward model that looks on, too")
     parser.add_argument("--samples", type=int, default=16, help="the largest n of the best of n")
     options = parser.parse_args()
     quiet_libraries()
@@ -53,6 +58,7 @@ def main() -> None:
         for condition in CONDITIONS:
             began = time.monotonic()
             train_policy(labels, condition, seed)
+            judge_answers(labels.runs / name_of(condition, seed), options.judge)
             print(f"{name_of(condition, seed)}: finished, {time.monotonic() - began:.0f} s", flush=True)
         best_of_n(labels, seed, options.samples)
         write_figures(labels.runs, options.results, options.seeds)
@@ -114,15 +120,40 @@ def best_of_n(labels: GoldLabels, seed: int, samples: int) -> None:
     write_json(target, evaluation.tables["curve"])
 
 
+def judge_answers(run: Path, judge: str) -> None:
+    """How often the judge prefers the answers of an evaluation to those before training; a tie is one half.
+
+    Writes judged.json: the share with its 95 % interval over prompts, by update.
+    """
+    target = run / "judged.json"
+    if target.exists():
+        return
+    answers: dict[int, list[Row]] = {}
+    for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answers.setdefault(row["update"], []).append(row)
+    scorer = ModelScorer(judge)
+    scores = {
+        update: np.array(scorer([row["prompt"] for row in rows], [row["response"] for row in rows]))
+        for update, rows in answers.items()
+    }
+    scorer.close()
+    wins = {update: (np.sign(found - scores[0]) + 1) / 2 for update, found in scores.items()}
+    write_json(target, {update: [float(won.mean()), *mean_interval(won)] for update, won in wins.items()})
+
+
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
 def curve(run: Path) -> list[Point]:
-    """Update, KL in nats a response, the proxy's reward and the gold model's at each evaluation of a run."""
+    """Update, KL in nats a response, the proxy's and the gold model's reward and the judge's win rate at each evaluation."""
     names = {"kl": "validation/kl", "proxy": "validation/reward", "gold": "validation/judge"}
     names |= {"error": "validation/judge_error", "tokens": "validation/length"}
+    judged = read_json(run / "judged.json")
     return [
-        {"update": row["update"]} | {name: row[key] for name, key in names.items() if key in row}
+        {"update": row["update"]}
+        | {name: row[key] for name, key in names.items() if key in row}
+        | dict(zip(("win rate", "low", "high"), judged[str(row["update"])], strict=True))
         for row in read_metrics(run)
         if "validation/judge" in row
     ]
@@ -149,10 +180,11 @@ def gains(points: Sequence[Point]) -> list[Point]:
 
 
 def summary(runs: Sequence[Sequence[Point]]) -> dict[str, object]:
-    """What several seeds of one condition came to: gold at the start, at its highest, at the end, and KL at the end."""
+    """What several seeds of one condition came to: gold at the start, at its highest, at the end, and so on."""
     ends = {"start": 0, "end": -1}
     found: dict[str, object] = {name: [run[at]["gold"] for run in runs] for name, at in ends.items()}
     found["highest"] = [max(point["gold"] for point in run) for run in runs]
+    found["win rate"] = [[run[0]["win rate"], max(point["win rate"] for point in run), run[-1]["win rate"]] for run in runs]
     found["standard error"] = [run[-1].get("error", 0.0) for run in runs]
     found["proxy"] = [[run[0]["proxy"], run[-1]["proxy"]] for run in runs]
     found["KL"] = [run[-1]["kl"] for run in runs]
@@ -167,7 +199,7 @@ def write_figures(runs: Path, results: Path, seeds: Sequence[int]) -> None:
         condition: {
             seed: curve(runs / name_of(condition, seed))
             for seed in seeds
-            if (runs / name_of(condition, seed) / "finished").exists()
+            if (runs / name_of(condition, seed) / "judged.json").exists()
         }
         for condition in CONDITIONS
     }
@@ -188,11 +220,11 @@ def write_figures(runs: Path, results: Path, seeds: Sequence[int]) -> None:
 
 
 def draw(curves: dict[Condition, dict[int, list[Point]]], best: Sequence[Point], path: Path) -> None:
-    """The gold model's gain over the root of KL: every run's points, and the fitted curve of each condition."""
+    """Over the root of KL: the gold model's gain with the fitted curve of each condition, and the judge's win rate."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    axes, judged_axes = figure.subplots(1, 2)
     colors = dict(zip(CONDITIONS, ("#b5442e", "#1f5fa8", "#3c8d5a"), strict=True))
     groups = []
     for (rule, noise), found in curves.items():
@@ -205,9 +237,15 @@ def draw(curves: dict[Condition, dict[int, list[Point]]], best: Sequence[Point],
         line = d * (alpha - beta * (np.log(d) if fit is fit_ppo else d))
         axes.plot([point["d"] for point in points], [point["gain"] for point in points], "o", color=color, ms=4, alpha=0.6)
         axes.plot(d, line, color=color, label=label)
-    axes.axhline(0, color="#999999", lw=0.8)
-    axes.set_xlabel("root of KL to the start, nats a response")
-    axes.set_ylabel("gain in the gold model's reward")
+    for condition, found in curves.items():
+        for run in found.values():
+            kl, rates = ([point[name] for point in run] for name in ("kl", "win rate"))
+            judged_axes.plot(np.sqrt(kl), rates, "o-", color=colors[condition], ms=4)
+    levels = ((axes, 0.0, "gain in the gold model's reward"), (judged_axes, 0.5, "win rate over the start, by the judge"))
+    for side, level, label in levels:
+        side.axhline(level, color="#999999", lw=0.8)
+        side.set_xlabel("root of KL to the start, nats a response")
+        side.set_ylabel(label)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

@@ -59,12 +59,14 @@ def run(monkeypatch, study, folder, *words):
 @pytest.mark.slow
 def test_both_studies_run_and_go_on_where_they_stopped(tmp_path, sft, monkeypatch, capsys):
     words = ("--sft", sft, "--size", "tiny", "--limit", "12", "--seeds")
-    found = run(monkeypatch, overoptimization, tmp_path, *words, "0", "--samples", "2")
+    climb = (*words, "0", "--samples", "2", "--judge", str(tmp_path / "runs" / "gold" / "model"))
+    found = run(monkeypatch, overoptimization, tmp_path, *climb)
     assert set(found["conditions"]) == {"single, noise 0.25", "wco, noise 0.25", "single, noise 0"}
     assert [point["update"] for point in found["curves"]["wco-noise0.25-seed0"]] == [0, 1, 2]
     assert found["curves"]["wco-noise0.25-seed0"][0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert found["curves"]["wco-noise0.25-seed0"][0]["win rate"] == 0.5  # against itself
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/model/*")}
-    assert run(monkeypatch, overoptimization, tmp_path, *words, "0", "--samples", "2") == found
+    assert run(monkeypatch, overoptimization, tmp_path, *climb) == found
     assert {path: path.stat().st_mtime_ns for path in times} == times  # nothing was trained twice
 
     found = run(monkeypatch, labels_saved, tmp_path, *words, "0", "--rounds", "3", "6", "--more", "8")
