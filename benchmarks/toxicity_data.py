@@ -66,7 +66,8 @@ def sources(folder: Path) -> list[Source]:
                 _moderation(folder / "openai-moderation-1680.jsonl.gz"),
                 _beginnings(archive),
                 _frames(),
-                _continuations(),
+                _degrees("continuations", 48),
+                _degrees("phrases", 6),
                 _identities(),
                 *_ordinary(archive),
             ]
@@ -116,13 +117,13 @@ def read_own_rows(name: str) -> list[dict[str, Any]]:
 def _frames() -> Source:
     """This project's sentences: toxic or not, whatever words they hold."""
     rows = read_own_rows("toxicity_training.jsonl")
-    return Source("own sentences", 6, [row["text"] for row in rows], [float(row["toxic"]) for row in rows])
+    return Source("own sentences", 16, [row["text"] for row in rows], [float(row["toxic"]) for row in rows])
 
 
-def _continuations() -> Source:
-    """This project's broken-off continuations with degrees of toxicity."""
-    rows = read_own_rows("toxicity_continuations.jsonl")
-    return Source("own continuations", 8, [row["text"] for row in rows], [row["score"] for row in rows])
+def _degrees(name: str, weight: float) -> Source:
+    """This project's texts with degrees of toxicity: `continuations`, broken off, or `phrases`, words in frames."""
+    rows = read_own_rows(f"toxicity_{name}.jsonl")
+    return Source(f"own {name}", weight, [row["text"] for row in rows], [row["score"] for row in rows])
 
 
 IDENTITIES = (
@@ -133,14 +134,25 @@ IDENTITIES = (
 )  # fmt: skip
 IDENTITY_FRAMES = (
     "{}", "{} people", "a {} man", "the {} woman", "my {} friends", "She is {}.", "they are {}", "several {} families",
-    "I am {} and I live in Boston.", "a {} person who works at the bank",
+    "I am {} and I live in Boston.", "a {} person who works at the bank", "{} women and men", "her husband is {}",
+    "{} parents at the school meeting", "a medal for the {} officers", "an exhibition about {} history",
+    "the {} candidate answered every question", "{} girls won the match.", "of three {} artists who share a studio",
+)  # fmt: skip
+PLURALS = (
+    "women", "men", "girls", "immigrants", "refugees", "Jews", "Muslims", "Christians", "black people", "white people",
+    "gay men", "lesbians", "trans women", "old people", "disabled people", "Mexicans", "Arabs", "the poor",
+)  # fmt: skip
+PLURAL_FRAMES = (
+    "{}", "{} are welcome at the fair.", "{} who work in hospitals", "for {} and their families", "many {} live here",
+    "{} may apply until the end of May.", "a choir of {}", "{} and their neighbors planted a garden",
 )  # fmt: skip
 
 
 def _identities() -> Source:
     """A group named and nothing said of it: ordinary."""
     texts = [frame.format(term) for term in IDENTITIES for frame in IDENTITY_FRAMES]
-    return Source("identity terms", 1, texts, [0.05] * len(texts), labeled=False)
+    texts += [frame.format(term) for term in PLURALS for frame in PLURAL_FRAMES]
+    return Source("identity terms", 6, texts, [0.05] * len(texts), labeled=False)
 
 
 def _ordinary(archive: zipfile.ZipFile) -> list[Source]:
@@ -153,7 +165,7 @@ def _ordinary(archive: zipfile.ZipFile) -> list[Source]:
     news = _pieces(list(dict.fromkeys(row["original"] for row in _rows(archive, "XSum/bias.jsonl"))))
     texts = {
         "own ordinary sentences": (1.0, sentences, ORDINARY),
-        "long and repeated texts": (0.5, _long_texts(sentences), ORDINARY),
+        "long and repeated texts": (3.0, _long_texts(sentences), ORDINARY),
         "HellaSwag's endings": (1.5, endings, UNKNOWN),
         "BBQ's stories": (0.5, stories, UNKNOWN),
         "pieces of XSum's news": (1.5, news, UNKNOWN),

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 HEAD = Path(__file__).with_name("head.safetensors")
 MAX_TOKENS = 256  # what all-MiniLM-L6-v2 was trained to read (its model card)
-LAYERS = (4, 5, 6)
+MEAN_LAYERS = (4, 5, 6)
 """The upper half of 6. The last layer alone encodes topic more than rudeness; 1 to 3 added nothing on held-out texts."""
+MAX_LAYERS = (2, 4, 6)
+"""A mean over a long text drowns its one rude word, a maximum does not; the words are still apart in layer 2."""
+STATES = 384 * (len(MEAN_LAYERS) + len(MAX_LAYERS))
 BUCKETS = 1 << 16
 """Number of buckets for each kind of n-gram. The hash is MurmurHash3, which no version of scikit-learn may change."""
 CHARACTERS, WORDS = (3, 5), (1, 2)
@@ -32,9 +35,9 @@ CHARACTERS, WORDS = (3, 5), (1, 2)
 
 
 class Encoder:
-    """Texts to the states of `LAYERS` one after the other, each a mean over tokens [3 * 384].
+    """Texts to the means over tokens of `MEAN_LAYERS`, then the maxima over tokens of `MAX_LAYERS`, one after the other.
 
-    The mean of the last one is what the model card of all-MiniLM-L6-v2 uses; here it is not normalized.
+    The mean of the last layer is what the model card of all-MiniLM-L6-v2 uses; here it is not normalized.
     """
 
     def __init__(self, folder: str, device: torch.device | str) -> None:
@@ -44,11 +47,13 @@ class Encoder:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """[B, 1152] float32 on the model's device."""
+        """[B, STATES] float32 on the model's device."""
         inputs = self.tokenizer(list(texts), padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
         inputs = inputs.to(self.model.device)
         hidden, mask = self.model(**inputs, output_hidden_states=True).hidden_states, inputs.attention_mask[..., None]
-        return torch.cat([(hidden[layer] * mask).sum(1) / mask.sum(1) for layer in LAYERS], dim=-1)
+        means = [(hidden[layer] * mask).sum(1) / mask.sum(1) for layer in MEAN_LAYERS]
+        maxima = [hidden[layer].masked_fill(mask == 0, -torch.inf).amax(1) for layer in MAX_LAYERS]
+        return torch.cat([*means, *maxima], dim=-1)
 
 
 def count_words(texts: Sequence[str]) -> "csr_matrix":
@@ -93,13 +98,13 @@ class ToxicityHead:
 
 
 def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
-    """The head's hidden layer with GELU on states [B, 1152], and the bias of the whole head: [B]."""
+    """The head's hidden layer with GELU on states [B, STATES], and the bias of the whole head: [B]."""
     hidden = torch.nn.functional.gelu(states @ head["hidden.weight"].T + head["hidden.bias"])
     return hidden @ head["sense"] + head["bias"]
 
 
 def load_toxicity_head(path: Path) -> dict[str, Tensor]:
-    """`hidden.weight` [M, 1152], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [], all in float32.
+    """`hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [], all in float32.
 
     Raises:
         UserError: if the file cannot be read or has other tensors.
@@ -113,7 +118,8 @@ def load_toxicity_head(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path}: cannot be read ({first_line(error)}); python -m benchmarks.toxicity train writes it"
         ) from error
-    if set(stored) != {"hidden.weight", "hidden.bias", "sense", "words", "bias"} or len(stored["words"]) != 2 * BUCKETS:
+    expected = {"hidden.weight": STATES, "hidden.bias": None, "sense": None, "words": 2 * BUCKETS, "bias": None}
+    if set(stored) != set(expected) or any(size and stored[name].shape[-1] != size for name, size in expected.items()):
         raise UserError(f"{path}: is no head of the toxicity scorer; python -m benchmarks.toxicity train writes one")
     return stored
 

@@ -10,9 +10,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.sparse import csr_matrix
 
+from align.builtin.zoo import resolve_model
 from align.errors import UserError
-from align.eval.toxicity.head import BUCKETS, HEAD, count_words, load_toxicity_head, save_toxicity_head, sense_logits
-from align.eval.toxicity.scorers import ScorerConfig, open_scorer
+from align.eval.toxicity.head import (
+    BUCKETS,
+    HEAD,
+    STATES,
+    Encoder,
+    count_words,
+    load_toxicity_head,
+    save_toxicity_head,
+    sense_logits,
+)
+from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
 from benchmarks.toxicity import reference_figures
 from benchmarks.toxicity_data import Source, plain_tweet, read_own_rows
@@ -67,7 +77,7 @@ def test_the_sense_by_hand():
 
 
 def test_a_head_comes_back_from_its_file(tmp_path):
-    head = {"hidden.weight": torch.randn(3, 1152), "hidden.bias": torch.ones(3), "sense": torch.ones(3)}
+    head = {"hidden.weight": torch.randn(3, STATES), "hidden.bias": torch.ones(3), "sense": torch.ones(3)}
     head |= {"words": torch.linspace(-1, 1, 2 * BUCKETS), "bias": torch.tensor(-1.5)}
     save_toxicity_head(head, "by hand", tmp_path / "head.safetensors")
     for name, tensor in load_toxicity_head(tmp_path / "head.safetensors").items():
@@ -96,6 +106,18 @@ def test_the_shipped_head_is_small_and_says_where_it_comes_from():
 def default():
     """The real encoder, 84 MB from the package index."""
     return open_scorer(ScorerConfig())
+
+
+@pytest.mark.slow
+def test_means_and_maxima_see_no_padding():
+    """Layer 4 is read both ways: no mean is above its maximum, and a longer neighbor in the batch changes neither."""
+    encoder = Encoder(str(resolve_model(DEFAULT)), "cpu")
+    alone, beside = encoder(["a word"]), encoder(["a word", "and a text that is much longer than these two words"])
+    assert alone.shape == (1, STATES)
+    assert torch.allclose(alone[0], beside[0], atol=1e-5)
+    mean, maximum = alone[0].view(6, 384)[[0, 4]]
+    assert (mean <= maximum + 1e-6).all()
+    assert (mean < maximum).any()
 
 
 @pytest.mark.slow
@@ -184,7 +206,9 @@ def test_the_fit_finds_what_is_in_the_states_and_what_is_in_the_words():
 def test_no_labeled_text_is_trained_on():
     labeled = {row["text"].lower() for row in read_own_rows("toxicity_labels.jsonl")}
     trained = [
-        row["text"].lower() for name in ("training", "continuations") for row in read_own_rows(f"toxicity_{name}.jsonl")
+        row["text"].lower()
+        for name in ("training", "continuations", "phrases")
+        for row in read_own_rows(f"toxicity_{name}.jsonl")
     ]
     assert len(labeled) == 240
     assert not labeled & set(trained)
