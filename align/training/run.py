@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from align.errors import UserError, without_secrets
@@ -32,16 +31,7 @@ from align.training.checkpoint_files import keep_newest, last_whole_checkpoint, 
 from align.training.lock import refuse_other_run, release_lock, take_lock
 from align.training.memory import GIB, Memory
 from align.training.metrics_file import update_of
-
-# A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
-SAME_ON_RESUME = (
-    *("model", "chat_template", "lora_rank", "lora_alpha", "lora_targets"),
-    *("optimizer", "critic", "reference_refresh"),
-)
-FREE_ON_RESUME = (
-    *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
-    *("collective_timeout", "lost_after", "checkpoint_in_background"),
-)
+from align.training.resume_settings import compare_settings
 
 
 class StopRequestedError(Exception):
@@ -96,7 +86,7 @@ class Run:
         if has_results and not config.resume:
             raise UserError(f"{self.folder} already holds a run; set resume to continue it, or choose another output_dir")
         if self.checkpoint:
-            self._compare_settings()
+            self.say(compare_settings(config, self.folder))
         elif has_results:
             self.say(f"{self.folder} holds no checkpoint to resume from (see save_every): starting with the first update")
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
@@ -104,29 +94,6 @@ class Run:
         self.stop, self.untouched = StopRequest(), True
         torch.manual_seed(config.seed)
         self.started = time.monotonic()
-
-    def _compare_settings(self) -> None:
-        """Refuse to resume with settings that do not fit the checkpoint; print which others have changed.
-
-        Raises:
-            UserError: if a setting of `SAME_ON_RESUME` has changed.
-        """
-        path = self.folder / "config.yaml"
-        try:
-            before = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            return  # `load_checkpoint` still compares the names of all weights
-        now = yaml.safe_load(dump(self.config))
-        changed = [key for key, value in now.items() if key not in FREE_ON_RESUME and before.get(key, value) != value]
-        for key in changed:
-            if key in SAME_ON_RESUME:
-                raise UserError(
-                    f"{path}: this run has {key} {before[key]!r}, not {now[key]!r}; resume it with that, or give "
-                    "another output_dir"
-                )
-        if changed:
-            changes = ", ".join(f"{key} {now[key]} (was {before[key]})" for key in changed)
-            self.say(f"{self.folder} continues with other settings: {changes}")
 
     def open(self) -> None:
         """Write the files that precede all results. Called by whichever method is the first to write into the folder."""

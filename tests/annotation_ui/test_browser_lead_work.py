@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 from sqlalchemy import select
 
 from annotation_ui.judgments import Judgments
@@ -71,6 +71,23 @@ def delete_and_restore(page: Page, name: str) -> None:
     choose(panel, "Deleted batches that hold judgments", name)
     panel.get_by_role("button", name="Restore").click()
     expect(panel.locator("[data-key]")).to_have_count(1)
+
+
+def decide_both(page: Page, panel: Locator) -> None:
+    """Two disagreements are decided one after the other, the second twice."""
+    panel.get_by_role("button", name="Decide the worst").click()
+    expect(page.locator(".decision")).to_contain_text("2 disagreements are left")
+    page.screenshot(path=SCREENSHOTS / "lead-decides.png")
+    for left in (1, 0):
+        type_order(page, [[0], [1], [2], [3]], 4)
+        page.keyboard.press("Enter")
+        if left:
+            expect(page.locator(".decision")).to_contain_text("1 disagreement is left")
+    expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
+    page.keyboard.press("u")  # the last decision is open again, and still a decision
+    expect(page.locator(".decision")).to_contain_text("1 disagreement is left")
+    page.keyboard.press("Enter")
+    expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
 
 
 def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app: Server, browser: Browser) -> None:
@@ -143,19 +160,7 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app: Server, browse
     panel = open_tab(page, "Disagreements")
     expect(panel.locator("[data-key]")).to_have_count(2)
     check_looks(page, "lead-disagreements")
-    panel.get_by_role("button", name="Decide the worst").click()
-    expect(page.locator(".decision")).to_contain_text("2 disagreements are left")
-    page.screenshot(path=SCREENSHOTS / "lead-decides.png")
-    for left in (1, 0):
-        type_order(page, [[0], [1], [2], [3]], 4)
-        page.keyboard.press("Enter")
-        if left:
-            expect(page.locator(".decision")).to_contain_text("1 disagreement is left")
-    expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
-    page.keyboard.press("u")  # the last decision is open again, and still a decision
-    expect(page.locator(".decision")).to_contain_text("1 disagreement is left")
-    page.keyboard.press("Enter")
-    expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
+    decide_both(page, panel)
     page.get_by_role("link", name="Back to the lead's page").click()
     panel = open_tab(page, "Disagreements")
     expect(panel.locator(".empty")).to_contain_text("disagree on nothing")
@@ -215,7 +220,12 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app:
     page.screenshot(path=SCREENSHOTS / "lesson.png")
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".stage")).to_contain_text("3 + 3?")
+    page.context.close()
 
+
+def test_a_labeler_is_kept_from_the_leads_page_and_led_back(new_app: Server, browser: Browser) -> None:
+    new_app.add_batch(rank_rows(1))
+    page = new_app.page(browser, "eve")
     answer = page.goto("/lead/")
     assert answer is not None
     assert answer.status == 403
