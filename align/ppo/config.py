@@ -124,6 +124,11 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     missing_eos_score: float = option(-1.0, "see missing_eos (summarize_from_feedback_details: -1)")
     length_limit: int = option(0, "response tokens without a penalty; see length_penalty")
     length_penalty: float = option(0.0, "subtracted from the score for each token beyond length_limit; 0: none")
+    length_adjustment: float = option(
+        0.0,
+        "share of what length explains of the scores, by linear regression among answers to the same prompt, that is taken "
+        "out of what the policy learns from; needs samples_per_prompt above 1; 0: none",
+    )
     normalize_scores: Literal["none", "scale", "standardize"] = option(
         "none",
         "normalize the scores that are learned from by running statistics of all scores so far: divide by the standard "
@@ -235,7 +240,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         shorter = 0 <= self.critic_warmup < self.updates
         require_setting(self, "critic_warmup", shorter, f"0 or more and below updates ({self.updates})")
         require_setting(self, "ptx_tokens", self.ptx_tokens > 1, "above 1")
-        for name in ("gamma", "lam"):
+        for name in ("gamma", "lam", "length_adjustment"):
             require_setting(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         self._check_objective()
         divides = self.rollout_size % self.samples_per_prompt == 0
@@ -254,9 +259,12 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         require_setting(self, "value_lam", self.value_lam == -1 or 0 <= self.value_lam <= 1, "between 0 and 1, or -1")
         require_setting(self, "keep_confidence", 0 <= self.keep_confidence < 1, "at least 0 and below 1")
         require_setting(self, "ema_decay", 0 <= self.ema_decay < 1, "at least 0 and below 1")
+        alone = self.samples_per_prompt == 1
         grouped = self.advantages in ("rloo", "grpo")
-        enough = not grouped or self.samples_per_prompt > 1
-        require_setting(self, "samples_per_prompt", enough, f"2 or more for advantages {self.advantages}")
+        require_setting(self, "samples_per_prompt", not (grouped and alone), f"2 or more for advantages {self.advantages}")
+        require_setting(
+            self, "samples_per_prompt", not (self.length_adjustment and alone), "2 or more for length_adjustment"
+        )
         if not self.estimator.learns_values:
             reason = f"because advantages {self.advantages} has no critic"
             require_setting(self, "critic", self.critic == "shared", f"shared, {reason}")

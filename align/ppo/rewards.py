@@ -27,7 +27,7 @@ RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[floa
 """Prompts and the texts of their responses, one each, to scores."""
 
 
-RESERVED = ("attributes", "mean", "std", "running_mean", "running_std", "disagreement")
+RESERVED = ("attributes", "mean", "std", "running_mean", "running_std", "length_slope", "disagreement")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
 
 

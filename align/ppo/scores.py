@@ -1,7 +1,7 @@
 """From rewards to the scores that are learned from: normalized, clipped, with rules for a missing EOS and for length.
 
-The rules also apply when policies are compared; running statistics do not, because they would change the score of the
-same response from evaluation to evaluation.
+The rules also apply when policies are compared; running statistics and the adjustment for length do not, because the
+same response would get another score in other company.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from align.ppo.config import PPOConfig
 from align.ppo.rollout import Rollout
-from align.ppo.shaping import apply_missing_eos_rule, penalize_length
+from align.ppo.shaping import adjust_for_length, apply_missing_eos_rule, length_slope, penalize_length
 
 
 class RunningMoments:
@@ -53,13 +53,14 @@ class Scores(NamedTuple):
 
 
 class ScoreShaping:
-    """Normalizes scores, clips them, then applies the rules for a missing EOS and for length.
+    """Takes out what length explains, normalizes and clips scores, then applies the rules for a missing EOS and for length.
 
     So `missing_eos_score` and `length_penalty` are on the scale of the scores that are learned from, normalized or not.
     """
 
     def __init__(self, config: PPOConfig) -> None:
         self.config, self.moments = config, RunningMoments()
+        self.slope = 0.0  # of the last rollout's scores; each rollout has its own
 
     def shape(self, raw: Tensor, rollout: Rollout, learned: Tensor | None = None) -> Scores:
         """Shape scores; those to learn from are added to the running statistics first.
@@ -69,6 +70,10 @@ class ScoreShaping:
             learned: [B] scores to learn from, if they differ from `raw`.
         """
         learned, config = (raw if learned is None else learned).float(), self.config
+        if config.length_adjustment:
+            answers = (rollout.lengths, rollout.ended_mask, config.samples_per_prompt)
+            self.slope = length_slope(learned, *answers)
+            learned = adjust_for_length(learned, *answers, config.length_adjustment * self.slope)
         self.moments.add(learned)
         if config.normalize_scores == "standardize":
             learned = learned - self.moments.mean
@@ -85,8 +90,9 @@ class ScoreShaping:
         return penalize_length(scores, lengths, config.length_limit, config.length_penalty)
 
     def metrics(self) -> dict[str, float]:
-        """The running statistics; docs/metrics.md defines them."""
-        return {"reward/running_mean": self.moments.mean, "reward/running_std": self.moments.std}
+        """The running statistics, and what length explained; docs/metrics.md defines them."""
+        figures = {"reward/running_mean": self.moments.mean, "reward/running_std": self.moments.std}
+        return figures | ({"reward/length_slope": self.slope} if self.config.length_adjustment else {})
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""

@@ -35,6 +35,37 @@ def penalize_length(scores: Tensor, lengths: Tensor, limit: int, penalty: float)
     return scores - penalty * (lengths - limit).clamp(min=0).to(scores.dtype)
 
 
+def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -> float:
+    """What a token more adds to the score among answers to the same prompt: a least-squares slope with a mean of its own for
+    each prompt, over all prompts. 0 if no two answers to a prompt that ended differ in length.
+
+    Args:
+        scores: [B], the answers to one prompt side by side.
+        lengths: [B] response tokens.
+        ended: [B] True where the response ended by itself. What was cut off is left out: its score is low because it was
+            cut off, and it is among the longest.
+        samples: answers to each prompt.
+    """
+    longer = _from_group_mean(lengths.double(), ended, samples)
+    squares = float(longer.square().sum())
+    return float((longer * scores).sum()) / squares if squares > 0 else 0.0
+
+
+def adjust_for_length(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int, slope: float) -> Tensor:
+    """Scores [B] less `slope` for each token that a response is longer than its prompt's mean; arguments as `length_slope`.
+
+    A prompt's mean score, and the score of what was cut off, stay.
+    """
+    return scores - (slope * _from_group_mean(lengths.double(), ended, samples)).to(scores.dtype)
+
+
+def _from_group_mean(values: Tensor, chosen: Tensor, samples: int) -> Tensor:
+    """Distance of each chosen value [B] from the mean of those chosen among its prompt's; 0 elsewhere."""
+    grouped, weights = values.view(-1, samples), chosen.view(-1, samples).to(values.dtype)
+    means = (grouped * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
+    return ((grouped - means) * weights).flatten()
+
+
 def shape_rewards(scores: Tensor, log_probs: Tensor, reference: Tensor, lengths: Tensor, beta: float) -> Tensor:
     """Per-token rewards [B, T]: -beta (log pi - log ref) on each token, and the score once, on the last real token.
 

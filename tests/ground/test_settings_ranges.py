@@ -75,6 +75,7 @@ RANGES = {
         *((name, [-0.1, math.nan], [0.0]) for name in ("kl_beta", "kl_target", "clip", "value_clip", "value_weight")),
         ("ptx_weight", [-1.0], [0.0]),
         *((name, [-0.1, 1.1], [0.0, 1.0]) for name in ("gamma", "lam")),
+        ("length_adjustment", [-0.1, 1.1], [0.0]),
         ("samples_per_prompt", [0, 3, 128], [1, 4, 64]),
         ("minibatches", [65], [64]),
         ("value_learning_rate", [-1e-6], [0.0]),
@@ -101,6 +102,7 @@ def test_ranges(stage, name, bad, good):
     ("values", "parts"),
     [
         ({"advantages": "rloo"}, ["samples_per_prompt is 1", "2 or more for advantages rloo"]),
+        ({"length_adjustment": 0.5}, ["samples_per_prompt is 1", "2 or more for length_adjustment"]),
         ({"advantages": "grpo", "samples_per_prompt": 4, "critic": "separate"}, ["critic is 'separate'", "has no critic"]),
         ({"advantages": "reinforce++", "critic_warmup": 2}, ["critic_warmup is 2", "has no critic"]),
         ({"reward_model": "a", "reward_models": ["b", "c"]}, ["reward_models is ['b', 'c']", "empty, because"]),

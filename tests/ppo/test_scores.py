@@ -9,6 +9,7 @@ from align.examples import EncodedPrompt
 from align.ppo.config import PPOConfig
 from align.ppo.rollout import Rollout
 from align.ppo.scores import RunningMoments, ScoreShaping
+from align.ppo.shaping import adjust_for_length, length_slope
 
 
 def rollout(lengths, ended):
@@ -71,3 +72,47 @@ def test_rules_hold_for_both_and_come_after_normalizing():
     # Standard deviation 2; the first is 3 tokens too long, the second did not end.
     assert scores.learned.tolist() == pytest.approx([1.0 - 1.5, -1.0])
     assert scores.reported.tolist() == pytest.approx([2.0 - 1.5, -1.0])
+
+
+def test_what_length_explains_is_taken_out_by_hand():
+    """Two prompts of three answers. The first's are 1, 2 and 3 tokens long with scores 5, 3, 1; of the second's, 2, 4 and 9
+    long with scores 0, 2 and -50, the last was cut off. Distances from their means: -1, 0, 1 and -1, 1; so the slope is
+    (-1 * 5 + 1 * 1 - 1 * 0 + 1 * 2) / (1 + 1 + 1 + 1) = -0.5 a token."""
+    scores, lengths = torch.tensor([5.0, 3.0, 1.0, 0.0, 2.0, -50.0]), [1, 2, 3, 2, 4, 9]
+    answers = rollout(lengths, [True] * 5 + [False])
+    for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -50.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -50.0])):
+        config = PPOConfig(
+            length_adjustment=share, samples_per_prompt=3, rollout_size=6, minibatches=1, missing_eos="keep", score_clip=0.0
+        )
+        shaping = ScoreShaping(config)
+        shaped = shaping.shape(scores, answers)
+        assert shaped.learned.tolist() == pytest.approx(learned)
+        assert shaped.reported.tolist() == scores.tolist()
+        assert shaping.metrics()["reward/length_slope"] == pytest.approx(-0.5)
+        assert shaping.apply_rules(scores, answers).tolist() == scores.tolist()  # evaluations compare what was scored
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 60), st.booleans()), min_size=8, max_size=8),
+    st.permutations(range(2)),
+)
+def test_after_the_adjustment_length_explains_nothing_whatever_the_order_of_prompts(rows, order):
+    scores, lengths, ended = (
+        torch.tensor([row[0] for row in rows]),
+        *(torch.tensor([row[i] for row in rows]) for i in (1, 2)),
+    )
+    slope = length_slope(scores, lengths, ended, 4)
+    adjusted = adjust_for_length(scores, lengths, ended, 4, slope)
+    assert length_slope(adjusted, lengths, ended, 4) == pytest.approx(0.0, abs=1e-5)
+    assert adjusted[~ended].tolist() == scores[~ended].tolist()
+    kept = ended.view(2, 4)
+    for before, after, chosen in zip(scores.view(2, 4), adjusted.view(2, 4), kept, strict=True):
+        assert float(after[chosen].sum()) == pytest.approx(float(before[chosen].sum()), abs=1e-4)
+    swapped = [part.view(2, 4)[list(order)].flatten() for part in (scores, lengths, ended)]
+    assert length_slope(*swapped, 4) == pytest.approx(slope, abs=1e-9)
+
+
+def test_one_length_explains_nothing():
+    assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 3]), torch.tensor([True, True]), 2) == 0.0
+    assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 4]), torch.tensor([True, False]), 2) == 0.0
