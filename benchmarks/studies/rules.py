@@ -62,7 +62,8 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
     # Adapters on the fine-tuned model as in the demo, so that PPO keeps one base for the policy and both reward models.
     "smollm2-135m": {
         "rules": {"lora_rank": 16, "learning_rate": 5e-4, "warmup": 0.1, "batch_size": 8, "epochs": 2},
-        "ppo": {"config": "configs/demo/smollm2-135m/ppo.yaml", "updates": 8, "rollout_size": 48, "minibatches": 3},
+        "ppo": {"config": "configs/demo/smollm2-135m/ppo.yaml", "updates": 8, "rollout_size": 48, "minibatches": 3}
+        | {"length_adjustment": 0.0},  # its figures are older than the demo's setting
         "sample": {"temperature": 0.7, "max_new_tokens": 64},
     },
     "tiny": {
