@@ -81,10 +81,8 @@ def test_what_length_explains_is_taken_out_by_hand():
     scores, lengths = torch.tensor([5.0, 3.0, 1.0, 0.0, 2.0, -50.0]), [1, 2, 3, 2, 4, 9]
     answers = rollout(lengths, [True] * 5 + [False])
     for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -50.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -50.0])):
-        config = PPOConfig(
-            length_adjustment=share, samples_per_prompt=3, rollout_size=6, minibatches=1, missing_eos="keep", score_clip=0.0
-        )
-        shaping = ScoreShaping(config)
+        group = {"samples_per_prompt": 3, "rollout_size": 6, "minibatches": 1}
+        shaping = ScoreShaping(PPOConfig(length_adjustment=share, missing_eos="keep", **group))
         shaped = shaping.shape(scores, answers)
         assert shaped.learned.tolist() == pytest.approx(learned)
         assert shaped.reported.tolist() == scores.tolist()
@@ -98,10 +96,7 @@ def test_what_length_explains_is_taken_out_by_hand():
     st.permutations(range(2)),
 )
 def test_after_the_adjustment_length_explains_nothing_whatever_the_order_of_prompts(rows, order):
-    scores, lengths, ended = (
-        torch.tensor([row[0] for row in rows]),
-        *(torch.tensor([row[i] for row in rows]) for i in (1, 2)),
-    )
+    scores, lengths, ended = map(torch.tensor, zip(*rows, strict=True))
     slope = length_slope(scores, lengths, ended, 4)
     adjusted = adjust_for_length(scores, lengths, ended, 4, slope)
     assert length_slope(adjusted, lengths, ended, 4) == pytest.approx(0.0, abs=1e-5)
