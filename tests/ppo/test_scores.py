@@ -9,7 +9,7 @@ from align.examples import EncodedPrompt
 from align.ppo.config import PPOConfig
 from align.ppo.rollout import Rollout
 from align.ppo.scores import RunningMoments, ScoreShaping
-from align.ppo.shaping import adjust_for_length, length_slope
+from align.ppo.shaping import adjust_for_length, length_slope, shape_rewards
 
 
 def rollout(lengths, ended):
@@ -111,3 +111,16 @@ def test_after_the_adjustment_length_explains_nothing_whatever_the_order_of_prom
 def test_one_length_explains_nothing():
     assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 3]), torch.tensor([True, True]), 2) == 0.0
     assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 4]), torch.tensor([True, False]), 2) == 0.0
+
+
+@pytest.mark.parametrize(("share", "push"), [(0.0, 2.0), (0.5, 1.0), (1.0, 0.0)])
+def test_a_reward_for_being_brief_pushes_by_the_rest_of_its_share(share, push):
+    """Scores 5 - length: of answers of 2 and 4 tokens, leave-one-out advantages are 2 and -2."""
+    answers = rollout([2, 4, 2, 4], [True] * 4)
+    config = PPOConfig(
+        length_adjustment=share, advantages="rloo", samples_per_prompt=2, rollout_size=4, minibatches=1, missing_eos="keep"
+    )
+    learned = ScoreShaping(config).shape(5.0 - answers.lengths.float(), answers).learned
+    rewards = shape_rewards(learned, torch.zeros(4, 4), torch.zeros(4, 4), answers.lengths, 0.0)
+    advantages = config.estimator(rewards, torch.zeros(4, 4), answers.lengths).advantages
+    assert advantages[:, 0].tolist() == pytest.approx([push, -push] * 2, abs=1e-6)
