@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from align import __version__
-from align.commands import data_check, launch, models, replay, report
+from align.commands import data_check, launch, models, report
 from align.errors import UserError, nearest_name_hint
 from align.launch import one_line_errors, quiet_libraries, run_stage
 
@@ -182,7 +182,6 @@ COMMANDS = {
     "serve-reward": Command("answer HTTP requests with a reward model's scores", _serve_reward),
     "demo": Command("align a small model in all three stages and write a report", _demo),
     "eval": Command("eval TASK: evaluate models side by side; align eval --help lists the tasks", _eval),
-    "replay": Command(replay.HELP, replay.main),
     "report": Command(report.HELP, report.main),
     "data": Command(data_check.HELP, data_check.main),
     "model": Command(models.HELP, models.main),

@@ -122,8 +122,7 @@ class RunConfig:
     )
     keep_checkpoints: int = option(
         2,
-        "newest checkpoints that are kept, of which an older one serves if the newest is damaged; 0: all (align replay "
-        "starts from them)",
+        "newest checkpoints that are kept, of which an older one serves if the newest is damaged; 0: all",
     )
     checkpoint_in_background: bool = option(
         False,

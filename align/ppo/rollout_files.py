@@ -4,7 +4,6 @@ A file is complete before its update learns, and its bytes depend only on the ru
 updates are written depends only on their number, so that a resumed run keeps the same ones as an uninterrupted run.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,14 +67,6 @@ class RolloutRow:
     advantages: list[float]
     category: str | None = None
     id: str | None = None
-
-
-@dataclass(frozen=True)
-class RolloutFile:
-    """The rows of an update that were written, and on how many processes it ran."""
-
-    rows: list[RolloutRow]
-    processes: int = 1
 
 
 def recorded_updates(updates: int, count: int) -> frozenset[int]:
@@ -163,7 +154,7 @@ class RolloutWriter:
             return
         rows = range(min(self.rows, len(experience.rollout)))
         records = rows_of(update, experience, rewards, parts, self.tokenization, rows)
-        write_rollout(rollout_path(self.run.folder, update), records, self.run.accelerator.num_processes)
+        write_rollout(rollout_path(self.run.folder, update), records)
         self.run.trace(update, [_conversation(row) for row in records[:TRACES]])
 
 
@@ -189,7 +180,7 @@ def _update_of(path: Path) -> int:
     return int(path.stem.removeprefix("update-"))
 
 
-def write_rollout(path: Path, rows: Sequence[RolloutRow], processes: int = 1) -> None:
+def write_rollout(path: Path, rows: Sequence[RolloutRow]) -> None:
     """Write rows as one Parquet file, completely or not at all.
 
     Raises:
@@ -204,12 +195,10 @@ def write_rollout(path: Path, rows: Sequence[RolloutRow], processes: int = 1) ->
     # Log-probs hardly ever repeat: a dictionary of them would only take space.
     repeated = [name for name in columns if name not in PER_TOKEN]
     repeated = [f"{name}.list.element" if name in ("ids", "tokens") else name for name in repeated]
-    about = {"align": json.dumps({"processes": processes})}
     form: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeated, "write_statistics": False}
     try:
         with new_file(path) as file, pq.ParquetWriter(file, table.schema, store_schema=False, **form) as writer:
             writer.write_table(table)
-            writer.add_key_value_metadata(about)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
@@ -230,7 +219,7 @@ _SIMPLE: dict[str, pa.DataType] = {
 }
 
 
-def read_rollout(path: Path) -> RolloutFile:
+def read_rollout(path: Path) -> list[RolloutRow]:
     """Read what `write_rollout` wrote.
 
     Raises:
@@ -238,7 +227,7 @@ def read_rollout(path: Path) -> RolloutFile:
     """
     try:
         with pq.ParquetFile(path) as file:
-            table, about = file.read(), json.loads((file.metadata.metadata or {}).get(b"align", b"{}"))
+            table = file.read()
         rows = []
         for record in table.to_pylist():
             parts = {
@@ -246,6 +235,6 @@ def read_rollout(path: Path) -> RolloutFile:
             }
             known = {name: record[name] for name in _SIMPLE}
             rows.append(RolloutRow(**known, parts={name: value for name, value in parts.items() if value is not None}))
-        return RolloutFile(rows, int(about.get("processes", 1)))
+        return rows
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a rollout of align ppo ({type(error).__name__}: {error})".split("\n")[0]) from error

@@ -76,11 +76,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((folder / "checkpoints").glob("update-*"))
 
 
-def checkpoints_by_update(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints in a run's folder by the update after which they were written, in its order."""
-    return {int(path.name.removeprefix("update-")): path for path in checkpoints_in(folder)}
-
-
 def last_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint of a run that is as it was written, and what is wrong with those after it.
 

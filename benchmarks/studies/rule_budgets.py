@@ -81,7 +81,7 @@ def describe(folder: Path) -> list[str]:
     means = [sum(shares[start : start + EVERY]) / EVERY for start in range(0, len(shares) - EVERY + 1, EVERY)]
     reached = next((EVERY * (number + 1) for number, mean in enumerate(means) if mean <= BUDGET), None)
     half = sorted((folder / "rollouts").glob("*.parquet"))[len(shares) // 2 :]
-    sampled = [(row.text, row.parts[f"rule/{RULE}"]) for path in half for row in read_rollout(path).rows]
+    sampled = [(row.text, row.parts[f"rule/{RULE}"]) for path in half for row in read_rollout(path)]
     said = [[violates for text, violates in sampled if has_digit(text) is digit] for digit in (False, True)]
     evaluated = [row for row in rows if "validation/preference" in row]
     first, best = evaluated[0], max(evaluated, key=lambda row: row["validation/reward"])

@@ -51,7 +51,6 @@ def test_help_has_one_line_for_each_command(capsys):
         "serve-reward",
         "demo",
         "eval",
-        "replay",
         "report",
         "data",
         "model",

@@ -50,13 +50,12 @@ def row(number: int, **changes: object) -> RolloutRow:
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     rows = [row(0), row(1, category="truth", id="a-1", text="\u65e5\x00</script>", tokens=["", "\u65e5", "\x00</script>"])]
     path = rollout_path(tmp_path, 7)
-    write_rollout(path, rows, processes=2)
+    write_rollout(path, rows)
     found = read_rollout(path)
-    assert found.processes == 2
-    assert [each.tokens for each in found.rows] == [each.tokens for each in rows]
-    assert (found.rows[1].category, found.rows[1].id, found.rows[1].text) == ("truth", "a-1", "\u65e5\x00</script>")
-    assert found.rows[0].parts == {name: float(torch.tensor(value)) for name, value in rows[0].parts.items()}
-    assert torch.equal(torch.tensor(found.rows[0].log_probs), torch.tensor(rows[0].log_probs)), "float32 to the bit"
+    assert [each.tokens for each in found] == [each.tokens for each in rows]
+    assert (found[1].category, found[1].id, found[1].text) == ("truth", "a-1", "\u65e5\x00</script>")
+    assert found[0].parts == {name: float(torch.tensor(value)) for name, value in rows[0].parts.items()}
+    assert torch.equal(torch.tensor(found[0].log_probs), torch.tensor(rows[0].log_probs)), "float32 to the bit"
     assert rollout_paths(tmp_path) == {7: path}
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"update-000007.parquet: not a rollout of align ppo"):
@@ -82,7 +81,7 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path) -> None:
     metrics = {line["update"]: line for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())}
     assert 0 < metrics[4]["time/record"] < 1
     for update, path in files.items():
-        rows = read_rollout(path).rows
+        rows = read_rollout(path)
         assert [(each.update, each.row) for each in rows] == [(update, number) for number in range(4)]
         for each in rows:
             assert len(each.ids) == len(each.tokens) == len(each.kl) == len(each.advantages) <= 12
@@ -103,7 +102,7 @@ def test_the_mean_of_what_was_written_is_the_metric(tmp_path: Path) -> None:
     PPOTrainer(config.model, [letters], config.prompts, config).train()
     folder = tmp_path / "run"
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    rows = read_rollout(rollout_path(folder, 2)).rows
+    rows = read_rollout(rollout_path(folder, 2))
     assert len(rows) == 8
     assert sum(each.reward for each in rows) / 8 == pytest.approx(line["reward/mean"], rel=1e-5)
     assert sum(sum(each.kl) for each in rows) / 8 == pytest.approx(line["kl/k1"], rel=1e-4)

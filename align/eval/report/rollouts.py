@@ -74,7 +74,7 @@ def load_rollouts(run: Path, problems: list[str]) -> list[list[RolloutRow]]:
     found = []
     for path in dict.fromkeys(paths[round(number * (len(paths) - 1) / max(1, last))] for number in range(last + 1)):
         try:
-            found.append(read_rollout(path).rows)
+            found.append(read_rollout(path))
         except UserError as error:
             problems.append(f"{visible_text(error)}.")
     return [rows for rows in found if rows]
