@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass, fields
 
-from align.commands.plan.hardware import DEVICES
+from align.commands.plan.devices import DEVICES
 from align.settings import option, require_setting
 
 
 @dataclass(kw_only=True)
 class PlanConfig:
-    """What training will need, before it starts: model size for a compute budget, hours, energy, cost and memory."""
+    """What training needs, before it starts: model size for a compute budget, hours and memory of each stage."""
 
     flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and number of tokens for it; 0: none")
     fit: str = option(
@@ -28,15 +28,6 @@ class PlanConfig:
         0,
         "tokens of a sampled response, on average; 0: max_new_tokens, or the share of it that a run of PPO in measured had",
     )
-    update_tokens: float = option(
-        0.0,
-        "tokens of an update, over all devices: prints communication of 8 to 1,024 devices relative to their "
-        "computation, training all weights of model or parameters; 0: none",
-    )
-    micro_batch_tokens: int = option(16384, "for update_tokens: tokens per micro-batch and device")
-    gbits: float = option(
-        0.0, "for update_tokens: Gbit/s between machines for each device; 0: NVIDIA's DGX, and 12.5 for devices on PCIe"
-    )
     gpu: str = option("A100-80", f"device: {', '.join(DEVICES)}, or cpu (this machine's processor, whose peak is measured)")
     gpus: int = option(1, "number of devices")
     mfu: float = option(
@@ -48,10 +39,6 @@ class PlanConfig:
         [],
         "runs on the same devices: their FLOP/s is used instead of mfu; a stage's own run if there is one",
     )
-    price: float = option(0.0, "price of a device for an hour; 0: no cost is shown")
-    watts: float = option(0.0, "power of a device; 0: the maximum in its datasheet")
-    pue: float = option(1.1, "power of the data center for each watt of its devices (LLaMA, section 6: 1.1)")
-    carbon: float = option(0.385, "kg of CO2 for a kWh (LLaMA, section 6: 0.385, the mean of the US)")
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -61,10 +48,5 @@ class PlanConfig:
         require_setting(self, "gpu", self.gpu in (*DEVICES, "cpu"), f"one of {', '.join(DEVICES)}, cpu")
         require_setting(self, "gpus", self.gpus > 0, "above 0")
         require_setting(self, "mfu", 0 < self.mfu <= 1, "above 0 and at most 1")
-        require_setting(self, "pue", self.pue >= 1, "1 or more")
-        for name in ("tokens", "update_tokens"):
-            known = bool(getattr(self, name)) <= bool(self.model or self.parameters)
-            require_setting(self, name, known, "0 unless model or parameters is given")
-        require_setting(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
-        on_gpus = not self.update_tokens or self.gpu != "cpu"
-        require_setting(self, "update_tokens", on_gpus, "0 with gpu cpu: its network speed is not known")
+        known = bool(self.tokens) <= bool(self.model or self.parameters)
+        require_setting(self, "tokens", known, "0 unless model or parameters is given")

@@ -9,12 +9,9 @@ import torch
 
 from align.commands.plan import scaling
 from align.commands.plan.config import PlanConfig
-from align.commands.plan.hardware import Cost, Device, cost, find_device
-from align.commands.plan.network import Traffic, traffic
-from align.commands.plan.result import Plan, StagePlan
+from align.commands.plan.devices import Speeds, find_device, read_speed
 from align.commands.plan.roles import layouts
-from align.commands.plan.show import format_plan
-from align.commands.plan.speed import Speeds, read_speed
+from align.commands.plan.show import Plan, StagePlan, format_plan
 from align.commands.plan.work import StageWork, ppo_work, reward_work, sft_work
 from align.errors import UserError
 from align.models.backbone import flops_profile
@@ -47,11 +44,9 @@ def make_plan(config: PlanConfig) -> Plan:
     Raises:
         UserError: if they ask for nothing, or for a mistake in them, the stages' settings or the data.
     """
-    asked = (config.flops, config.fit, config.tokens, config.update_tokens, config.sft, config.reward, config.ppo)
+    asked = (config.flops, config.fit, config.tokens, config.sft, config.reward, config.ppo)
     if not any(asked):
-        raise UserError(
-            "nothing to plan: give flops, fit, tokens, update_tokens, or the settings files of stages as sft, reward, ppo"
-        )
+        raise UserError("nothing to plan: give flops, fit, tokens, or the settings files of stages as sft, reward, ppo")
     law, count = scaling.fit_file(config.fit) if config.fit else (None, 0)
     allocate = law.allocate if law else scaling.allocate
     speeds = Speeds([read_speed(folder) for folder in config.measured])
@@ -68,17 +63,7 @@ def make_plan(config: PlanConfig) -> Plan:
     for name, (file, kind, count_work) in kinds.items():
         if file:
             stages.append(_stage(config, name, count_work(_settings(config, file, kind), config.gpus), speeds))
-    sizes = _traffic(config) if config.update_tokens else []
-    return Plan(config, law, count, allocate(config.flops) if config.flops else None, stages, sizes)
-
-
-def _traffic(config: PlanConfig) -> list[Traffic]:
-    """The communication of 8 to 1,024 devices."""
-    parameters = config.parameters
-    if not parameters:
-        backbone = load_shapes(ModelConfig(model=config.model), torch.bfloat16).backbone
-        parameters = sum(weight.numel() for weight in backbone.parameters())
-    return traffic(parameters, config.update_tokens, config.micro_batch_tokens, config.gpu, config.mfu, config.gbits)
+    return Plan(config, law, count, allocate(config.flops) if config.flops else None, stages)
 
 
 def _settings(config: PlanConfig, file: str, kind: type) -> Any:
@@ -94,15 +79,14 @@ def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> St
     device = find_device(config.gpu, compute_dtype(work.config.dtype))
     measured = speeds.flops_per_second(name)
     rate = measured or config.gpus * device.peak * config.mfu
-    costs = {}
+    hours = {}
     for phase, flops in work.phases.items():
         # Sampling a token reads every weight: on small batches memory bandwidth is the limit. Measured speeds include it.
         floor = 0.0 if measured else work.decoded.get(phase, 0.0) / device.bandwidth
-        costs[phase] = _cost(config, device, max(flops / rate, floor) / 3600)
+        hours[phase] = max(flops / rate, floor) / 3600
     temporary = pass_bytes(work.passes, work.batch, backward=True)
     placed = layouts(work.roles, temporary, work.config.optimizer, device.memory, config.gpu, config.gpus)
-    total = _cost(config, device, sum(part.hours for part in costs.values()))
-    return StagePlan(name, work.steps, work.phases, costs, total, placed)
+    return StagePlan(name, work.steps, work.phases, hours, placed)
 
 
 def _training(config: PlanConfig, speeds: Speeds) -> StagePlan:
@@ -115,9 +99,4 @@ def _training(config: PlanConfig, speeds: Speeds) -> StagePlan:
     flops = per_token * config.tokens
     rate = speeds.flops_per_second("sft") or config.gpus * device.peak * config.mfu
     seconds = config.tokens / (config.tokens_per_second * config.gpus) if config.tokens_per_second else flops / rate
-    spent = _cost(config, device, seconds / 3600)
-    return StagePlan("training", 0, {"learning": flops}, {"learning": spent}, spent, [])
-
-
-def _cost(config: PlanConfig, device: Device, hours: float) -> Cost:
-    return cost(hours, config.gpus, config.watts or device.watts, config.pue, config.carbon, config.price)
+    return StagePlan("training", 0, {"learning": flops}, {"learning": seconds / 3600}, [])

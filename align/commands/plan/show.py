@@ -1,11 +1,40 @@
-"""A plan as text for the terminal."""
+"""A plan, and its text for the terminal."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from align.commands.plan.hardware import GIB, Cost
-from align.commands.plan.network import REACHED, fastest_that_fits
-from align.commands.plan.result import Plan, StagePlan
-from align.commands.plan.roles import first_that_fits
+from align.commands.plan.config import PlanConfig
+from align.commands.plan.devices import GIB
+from align.commands.plan.roles import Layout, first_that_fits
+from align.commands.plan.scaling import Allocation, ScalingLaw
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The needs of a stage.
+
+    Attributes:
+        flops: of each phase, over the whole run and all devices.
+        hours: of each phase.
+        layouts: ways to place it on the devices; none for a training without a settings file.
+    """
+
+    name: str
+    steps: int
+    flops: dict[str, float]
+    hours: dict[str, float]
+    layouts: list[Layout]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All results; those not asked for are None or empty."""
+
+    config: PlanConfig
+    law: ScalingLaw | None
+    runs_fitted: int
+    allocation: Allocation | None
+    stages: list[StagePlan]
 
 
 def format_plan(plan: Plan) -> str:
@@ -24,25 +53,21 @@ def format_plan(plan: Plan) -> str:
         loss = f", loss {plan.law.loss(size, tokens):.3f}" if plan.law else ""
         parts.append(f"{line} ({tokens / size:.1f} a parameter){loss}")
     if plan.stages:
-        parts.append(costs(plan))
+        parts.append(hours(plan))
     parts += [memory(stage, plan.config.gpu, plan.config.gpus) for stage in plan.stages if stage.layouts]
-    if plan.traffic:
-        parts.append(sending(plan))
     return "\n\n".join(parts)
 
 
-def costs(plan: Plan) -> str:
-    """Hours, energy and money of each phase of each stage."""
+def hours(plan: Plan) -> str:
+    """FLOPs and hours of each phase of each stage."""
     config = plan.config
-    header = ["stage", "phase", "FLOPs", "hours", "kWh", "kg CO2", *(["cost"] if config.price else [])]
     rows = []
     for stage in plan.stages:
-        parts = [(phase, stage.flops[phase], spent) for phase, spent in stage.costs.items() if stage.flops[phase]]
+        parts = [(phase, flops, stage.hours[phase]) for phase, flops in stage.flops.items() if flops]
         if len(parts) > 1:
-            parts.append(("all", sum(stage.flops.values()), stage.total))
-        for phase, flops, spent in parts:
-            rows.append([stage.name, phase, f"{flops:.3g}", *_amounts(spent, bool(config.price))])
-    return f"{config.gpus} x {config.gpu}{_basis(plan)}\n" + _table(header, rows)
+            parts.append(("all", sum(stage.flops.values()), sum(stage.hours.values())))
+        rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
+    return f"{config.gpus} x {config.gpu}{_basis(plan)}\n" + _table(["stage", "phase", "FLOPs", "hours"], rows)
 
 
 def memory(stage: StagePlan, gpu: str, devices: int) -> str:
@@ -60,26 +85,6 @@ def memory(stage: StagePlan, gpu: str, devices: int) -> str:
     return f"{title}\n{_table(['placed', *roles, 'peak', 'fits'], rows)}\n{advice}"
 
 
-def sending(plan: Plan) -> str:
-    """For each number of devices: the share of an update that each way spends on sending, and the strategy to use."""
-    config, best = plan.config, fastest_that_fits(plan.traffic)
-    names = list(dict.fromkeys(item.strategy for item in plan.traffic))
-    rows = []
-    for devices, taken in best.items():
-        ways = [item for item in plan.traffic if item.devices == devices]
-        cells = [f"{item.share:.0%}" if item.fits else "no room" for item in ways]
-        chosen = ["-", "-", "-"]
-        if taken:
-            chosen = [taken.strategy, f"{taken.memory / GIB:.1f}", f"{taken.compute + taken.communication:.3g}"]
-        rows.append([str(devices), f"{ways[0].compute:.3g}", *cells, *chosen])
-    title = (
-        f"{config.gpu}, {count(config.update_tokens)} tokens an update, micro-batches of {config.micro_batch_tokens}: "
-        "share of an update that is sending\n"
-        f"(arithmetic at {config.mfu:.0%} of the peak, links at {REACHED:.0%} of theirs)"
-    )
-    return f"{title}\n{_table(['devices', 'computing s', *names, 'take', 'GiB each', 'update s'], rows)}"
-
-
 def count(number: float) -> str:
     """1.5e9 as 1.5 B."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
@@ -95,11 +100,6 @@ def _basis(plan: Plan) -> str:
     if config.measured:
         return f", at the speed of {', '.join(config.measured)}"
     return f", at {config.mfu:.0%} of their peak"
-
-
-def _amounts(spent: Cost, with_money: bool) -> list[str]:
-    energy = [f"{value:.3g}" if value is not None else "-" for value in (spent.kwh, spent.co2)]
-    return [f"{spent.hours:.4g}", *energy, *([f"{spent.money:.2f}"] if with_money else [])]
 
 
 def _yes(fits: bool) -> str:

@@ -1,13 +1,58 @@
-"""The FLOP/s that runs reached, for plans on the same devices."""
+"""Devices by their datasheets, and the FLOP/s that runs reached on them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 import yaml
 
 from align.errors import UserError
+from align.runtime.flops import PEAKS, FlopsProfile, peak_flops, training_flops
 from align.training.metrics_file import read_metrics
+
+GIB = 2**30
+
+
+class Device(NamedTuple):
+    """A GPU by its datasheet: dense bfloat16 FLOP/s, bytes of memory, bytes/s of memory."""
+
+    peak: float
+    memory: float
+    bandwidth: float
+
+
+DEVICES = {  # memory in NVIDIA's GB, which are 10^9 bytes
+    "A100-40": Device(PEAKS["A100"], 40e9, 1.555e12),
+    "A100-80": Device(PEAKS["A100"], 80e9, 2.039e12),
+    "H100": Device(PEAKS["H100"], 80e9, 3.35e12),
+    "H100-PCIe": Device(PEAKS["H100 PCIe"], 80e9, 2.0e12),
+    "H200": Device(PEAKS["H200"], 141e9, 4.8e12),
+    "L40S": Device(PEAKS["L40S"], 48e9, 0.864e12),
+    "L4": Device(PEAKS["L4"], 24e9, 0.3e12),
+}
+"""From NVIDIA's datasheets; the SXM version if there are two."""
+
+
+def find_device(name: str, dtype: torch.dtype) -> Device:
+    """A device of `DEVICES`, or `cpu`: this machine's processor, whose peak is measured; no bandwidth bounds it."""
+    if name != "cpu":
+        return DEVICES[name]
+    import psutil
+
+    return Device(peak_flops(torch.device("cpu"), dtype), float(psutil.virtual_memory().total), float("inf"))
+
+
+def mfu(tokens_per_second: float, shape: FlopsProfile, sequence: int, peak: float) -> float:
+    """Model FLOPs utilization of a decoder's training (PaLM, appendix B).
+
+    Args:
+        tokens_per_second: over all devices.
+        sequence: tokens of a row.
+        peak: FLOP/s of all devices.
+    """
+    return tokens_per_second * training_flops(shape, 0, [sequence], sequence) / sequence / peak
+
 
 STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
 """A setting that only one of the planned stages has: it identifies the stage of a run."""
