@@ -25,7 +25,7 @@ def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) ->
 
     Args:
         work: already scaled.
-        variant: `auto`, or `recorded` in sampling; the learning rate in the race.
+        variant: `auto`; the learning rate in the race.
         folder: what `benchmarks.data` has made.
         scratch: an empty folder for what the run writes.
     """
@@ -103,12 +103,11 @@ def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
 
 
 def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    recorded = variant == "recorded"
     loaded = load(ModelConfig(model=str(folder / "model"), chat_template="raw"), compute_dtype("auto"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded.backbone.to(device).eval().requires_grad_(False)
     prompts = [row["prompt"] for row in examples(folder, work)]
-    sampling = Sampling(work.response[1], batch_tokens=work.rows * (work.prompt[1] + work.response[1]), reserve=recorded)
+    sampling = Sampling(work.response[1], batch_tokens=work.rows * (work.prompt[1] + work.response[1]))
     seconds, tokens = [], []
     for step in range(work.warmup + work.measured):
         uniforms = row_uniforms(work.rows, sampling, seed, step)

@@ -73,7 +73,6 @@ class Scale:
         model: a built-in model, or `llama-1b` (its shape with random weights).
         rows, tokens: factors of `Work.rows` and of all lengths.
         settings: ours of all training, instead of those of a work.
-        sampling: variants of ours where only sampling is measured.
     """
 
     name: str
@@ -81,13 +80,12 @@ class Scale:
     rows: float = 1.0
     tokens: float = 1.0
     settings: dict[str, Any] = field(default_factory=dict)
-    sampling: tuple[str, ...] = ("auto",)
 
 
 SCALES = {
     "cpu": Scale("cpu", "smollm2-135m"),
-    # Micro-batches for tens of GB of memory; "recorded" is a step of decoding as a CUDA graph.
-    "gpu": Scale("gpu", "llama-1b", 4.0, 4.0, {"micro_batch_tokens": 16384}, ("auto", "recorded")),
+    # Micro-batches for tens of GB of memory.
+    "gpu": Scale("gpu", "llama-1b", 4.0, 4.0, {"micro_batch_tokens": 16384}),
     "tiny": Scale("tiny", "tiny-llama", rows=1 / 8, tokens=1 / 8),
 }
 
@@ -184,7 +182,6 @@ def scaled(work: Work, scale: Scale) -> Work:
         return max(2, round(span[0] * scale.tokens)), max(2, round(span[1] * scale.tokens))
 
     rows = max(work.processes, round(work.rows * scale.rows))
-    variants = scale.sampling if work.stage == "sampling" else work.ours
     settings = work.settings | scale.settings
     spans = {"prompt": tokens(work.prompt), "response": tokens(work.response)}
-    return replace(work, rows=rows, ours=variants, settings=settings, **spans)
+    return replace(work, rows=rows, settings=settings, **spans)

@@ -107,7 +107,7 @@ class PPOAlgorithm:
         at_once = -largest(
             -sampling_tokens(run.memory, loaded.backbone, width), run.accelerator
         )  # the smallest of all processes
-        self.sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=at_once, reserve=config.cuda_graphs)
+        self.sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=at_once)
         self.controller = KLController(config.kl_beta)
         if config.kl_target:
             self.controller = AdaptiveKL(config.kl_beta, config.kl_target, config.kl_horizon)

@@ -147,8 +147,6 @@ class PPOTrainer:
         config, loaded, accelerator = self.config, self.loaded, self.run.accelerator
         if config.reference_refresh and zero_stage(accelerator) == 3:
             raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-        if config.cuda_graphs and zero_stage(accelerator) == 3:
-            raise UserError("cuda_graphs is not possible under ZeRO-3, which gathers weights in between: use ZeRO-1 or 2")
         with sharded_loading(accelerator):
             reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone))
             start = LanguageModel(copy_backbone(loaded.backbone)) if config.reference_refresh and reference else None

@@ -34,7 +34,6 @@ class Sampling:
         temperature: divides the logits; 0 takes the likeliest token.
         top_k, top_p: 0 and 1 do not truncate the distribution, as PPO needs it; other values are for evaluation.
         batch_tokens: prompt and response tokens in the cache at once.
-        reserve: whether to allocate the cache at its full size, so that a GPU can record a step and replay it.
     """
 
     max_new_tokens: int
@@ -42,7 +41,6 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     batch_tokens: int = 16384
-    reserve: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,6 @@ def _sample_batch(
     ended = torch.zeros(count, dtype=torch.bool, device=device)
     uniforms = uniforms.to(device)
     state, hidden = _start_decoding(backbone, prompts)
-    if sampling.reserve and sampling.max_new_tokens > 1:
-        state = backbone.reserve(state, sampling.max_new_tokens - 1)
     for step in range(sampling.max_new_tokens):
         logits = backbone.logits(hidden).float()
         if sampling.temperature == 0:
@@ -137,7 +133,7 @@ def _sample_batch(
             left = int(open_rows.sum())
             if not left:
                 break
-            if state.worth_selecting(left):  # a row that ended leaves the batch: nothing is computed on it any more
+            if left < len(rows):  # a row that ended leaves the batch: nothing is computed on it any more
                 keep = torch.nonzero(open_rows)[:, 0]
                 state.select(keep)
                 rows, chosen, open_rows = rows[keep], chosen[keep], open_rows[keep]

@@ -100,9 +100,6 @@ class EngineConfig:
         "what samples: transformers with the model in training, a vLLM server on separate GPUs, or vLLM inside the training "
         "processes, on their GPUs",
     )
-    cuda_graphs: bool = option(
-        False, "record a token's step on a GPU and replay it (engine transformers, decoders); it has not run on a GPU yet"
-    )
     zero3_sampling: Literal["auto", "whole", "layers"] = option(
         "auto",
         "how transformers samples from a policy that ZeRO-3 has sharded: with whole weights on every process, or gathered "

@@ -84,17 +84,6 @@ def test_greedy_responses(loaded, batch, device):
     assert found.ended == expected.ended
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 40])
-def test_a_recorded_step_gives_the_same_responses(device, sharp_folders, batch, tokens):
-    """On a GPU a step of decoding is replayed as a CUDA graph; rows that end leave, and the step is recorded anew."""
-    loaded = load(ModelConfig(model=sharp_folders["tiny-llama"], dtype="float32"), torch.float32)
-    prompts, ends = batch[0].tolists(), frozenset(range(1, 264, 20))
-    plain, recorded = Sampling(tokens), Sampling(tokens, reserve=True)
-    uniforms = row_uniforms(len(prompts), plain, 0, Stream.ROLLOUT)
-    expected = sample(loaded.backbone.to(device), prompts, uniforms, plain, ends)
-    assert sample(loaded.backbone, prompts, uniforms, recorded, ends) == expected
-
-
 def test_tokens_are_drawn_alike(device):
     """Only where a number falls within a rounding error of a token's edge may the next token be drawn."""
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from align.errors import UserError
 from align.models.loading import load
 from align.models.roles import response_log_probs
 from align.sampling import generation
@@ -75,25 +74,6 @@ def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypa
     assert len({len(ids) for ids in expected.ids}) > 1 or temperature == 0, "rows end at different times"
     monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
     assert draws(backbone, sampling) == expected
-
-
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}], ids=["full", "lora"])
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
-def test_a_cache_of_fixed_size_gives_the_same_responses(load_sharp, monkeypatch, name, settings, every):
-    loaded = load_sharp(name, **settings)
-    monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
-    with loaded.backbone.adapter(loaded.adapter):
-        expected = draws(loaded.backbone, Sampling(max_new_tokens=12), ends=ENDS_SOON)
-        found = draws(loaded.backbone, Sampling(max_new_tokens=12, reserve=True), ends=ENDS_SOON)
-    assert found == expected
-    # Half of the rows end before the last token: they leave the batch in the middle.
-    assert sorted(len(ids) for ids in found.ids)[len(PROMPTS) // 2 - 1] < 12
-
-
-def test_an_encoder_decoder_has_no_cache_of_fixed_size(sharp_backbones):
-    with pytest.raises(UserError, match="cuda_graphs: an encoder-decoder cannot decode so; set cuda_graphs to false"):
-        draws(sharp_backbones["tiny-t5"], Sampling(max_new_tokens=4, reserve=True))
 
 
 # ------------------------------------------------------------------------------------------ sampled and scored are the same

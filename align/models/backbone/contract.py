@@ -215,14 +215,6 @@ class Backbone(nn.Module, ABC):
         """
         raise UserError("block_attention is for decoders, whose responses share a row; set block_attention to false")
 
-    def reserve(self, state: DecodingState, room: int) -> DecodingState:
-        """The same state in buffers with room for `room` more tokens; a GPU then replays a step that it has recorded.
-
-        Raises:
-            UserError: if the model cannot decode so.
-        """
-        raise UserError("cuda_graphs: an encoder-decoder cannot decode so; set cuda_graphs to false")
-
     @abstractmethod
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
         """Append one token [B] to each row; returns the hidden state [B, H] that predicts the next one."""

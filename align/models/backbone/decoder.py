@@ -14,7 +14,6 @@ from align.models.backbone.attention import SDPA, SEQUENCE
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoding import DecodingState, PrefixCache
 from align.models.backbone.experts import ReadTokens
-from align.models.backbone.fixed_cache import FixedState
 from align.models.backbone.layout import BLOCK, PackedRows, block_mask, pack_rows, packed_mask
 from align.models.backbone.prefix_lm import attention_window, is_prefix_lm
 from align.tensor_ops import Padded
@@ -130,12 +129,7 @@ class DecoderBackbone(Backbone):
             raise UserError(f"block_attention: the attention of {kind} is its own; set block_attention to false")
         self.block_attention = True
 
-    def reserve(self, state: DecodingState, room: int) -> DecodingState:
-        return FixedState(state, self.model.config, room)
-
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
-        if isinstance(state, FixedState):
-            return state.step(self.model.base_model, tokens)
         state.attention_mask = torch.cat([state.attention_mask, torch.ones_like(tokens)[:, None]], dim=1)
         states: Tensor = self.model.base_model(
             input_ids=tokens[:, None],

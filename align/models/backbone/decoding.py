@@ -1,4 +1,4 @@
-"""The state that is kept of tokens already read. `fixed_cache` has a form that a GPU can record."""
+"""The cache of tokens already read, during sampling."""
 
 from typing import Any
 
@@ -37,10 +37,6 @@ class DecodingState:
         self.positions = positions
         """[B] position of the next token."""
         self.encoded = encoded
-
-    def worth_selecting(self, left: int) -> bool:
-        """Whether to drop ended rows if `left` rows have not ended."""
-        return left < len(self.positions)
 
     def select(self, rows: Tensor) -> None:
         """Keep only `rows` [kept] (int64): those that have not ended."""
