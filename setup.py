@@ -1,6 +1,6 @@
-"""The one step of the build that pyproject.toml cannot say: configs/ and data/ go into the wheel, under align/_shipped/.
+"""The one step of the build that pyproject.toml cannot say: configs/, data/ and forms/ go into the wheel, under align/_shipped/.
 
-Both stay at the root of the repository, where people look for them; `align.shipped` finds them in either place.
+They stay at the root of the repository, where people look for them; `align.shipped` finds them in both places.
 """
 
 import shutil
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent
 
 
 class BuildWithShippedFiles(build_py):
-    """`build_py` that also copies the two folders; an editable install reads them where they are."""
+    """`build_py` that also copies the three folders; an editable install reads them where they are."""
 
     def run(self) -> None:
         """Copy the package's modules, then the folders."""
@@ -22,7 +22,7 @@ class BuildWithShippedFiles(build_py):
             return
         target = Path(self.build_lib) / "align" / "_shipped"
         shutil.rmtree(target, ignore_errors=True)  # a file that was removed since the last build
-        for folder in ("configs", "data"):
+        for folder in ("configs", "data", "forms"):
             shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns(".*"))
 
 

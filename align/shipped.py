@@ -1,13 +1,13 @@
-"""The files that come with the package: configs/ and data/ of the repository, which a wheel holds under align/_shipped/."""
+"""The files that come with the package: configs/, data/ and forms/ of the repository; in a wheel, align/_shipped/."""
 
 from importlib.resources import files
 from pathlib import Path
 
-FOLDERS = ("configs", "data")
+FOLDERS = ("configs", "data", "forms")
 
 
 def shipped_root() -> Path:
-    """The folder that holds configs/ and data/: in the installed package, or the root of a checkout."""
+    """The folder that holds configs/, data/ and forms/: in the installed package, or the root of a checkout."""
     package = Path(str(files("align")))
     installed = package / "_shipped"
     return installed if installed.is_dir() else package.parent

@@ -15,7 +15,7 @@ from annotation_ui.schema import Guideline, GuidelineRead, User
 from annotation_ui.tasks.base import is_unicode
 
 MAX_LENGTH = 100_000  # characters
-SHIPPED = shipped_root() / "configs" / "guidelines"
+SHIPPED = shipped_root() / "forms" / "guidelines"
 """A draft for each task, TASK.md: the lead's page offers it where the task has no guidelines yet."""
 # A line break within a paragraph or a point of a list: the next line begins no point, heading, quotation or row of a table.
 _WRAPPED = re.compile(r"(?<=[^\n|])\n[ ]*(?![ ]*(?:[-*+] |\d+\. |[#>|]|\n|$))")

@@ -32,7 +32,7 @@ from align.shipped import shipped_root
 from annotation_ui.schema import RuleSet
 from annotation_ui.tasks.base import Json
 
-SHIPPED = shipped_root() / "configs" / "rules"
+SHIPPED = shipped_root() / "forms" / "rules"
 MAX_BYTES = 2**20
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
@@ -94,7 +94,7 @@ def newest(session: Session, name: str) -> RuleSet | None:
 
 
 def store_shipped(session: Session) -> None:
-    """Store the sets of configs/rules/, where they are there."""
+    """Store the sets of forms/rules/, where they are there."""
     for path in sorted(SHIPPED.glob("*.yaml")):
         store(session, read(path))
 

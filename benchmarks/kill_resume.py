@@ -37,7 +37,7 @@ REWARD += " --validation_data data/rankings_heldout.jsonl --demonstrations data/
 PPO = "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.examples:share_of_e --updates 9"
 PPO += " --rollout_size 4 --epochs 2 --minibatches 2 --max_new_tokens 6 --missing_eos keep --evaluate_every 4"
 RULES = "--train_data data/rule_judgments.jsonl --batch_size 6 --max_response_tokens 16 --held_out_share 0.9"
-RULES += " --rules configs/rules/plain-style.yaml configs/rules/sparrow-dialogue.yaml"
+RULES += " --rules forms/rules/plain-style.yaml forms/rules/sparrow-dialogue.yaml"
 LLAMA, T5, LORA = "--model tiny-llama", "--model tiny-t5", "--model tiny-llama --lora_rank 4"
 VARIANTS = {
     "sft": ("sft", f"{LLAMA} {SFT}"),

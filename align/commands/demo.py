@@ -28,6 +28,8 @@ from align.sft import SFTConfig, run_sft
 from align.shipped import shipped_root
 
 CONFIGS = shipped_root() / "configs" / "demo"
+MODELS = {"smollm2-135m": "smollm2-135m", "tiny-llama": "tiny", "tiny-gpt2": "tiny", "tiny-t5": "tiny"}
+"""The folder of settings of each model that the demo aligns."""
 JUDGES = {"smollm2-135m": "smollm2-135m-judge"}
 """Reward models that no policy of the demo was trained on, by the name of the model that the demo aligns."""
 BEST_OF = 16
@@ -44,14 +46,13 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         UserError: for an unknown model, or a folder that cannot be written.
     """
-    models = sorted(folder.name for folder in CONFIGS.iterdir())
     parser = argparse.ArgumentParser(prog="align demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(models)}")
+    parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(MODELS)}")
     parser.add_argument("--output_dir", "--output-dir", default="runs/demo", help="folder of the demo's runs and its report")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     options = parser.parse_args(list(arguments))
-    if options.model not in models:
-        raise UserError(f"--model {options.model}: the demo has no settings for it; use one of {', '.join(models)}")
+    if options.model not in MODELS:
+        raise UserError(f"--model {options.model}: the demo has no settings for it; use one of {', '.join(MODELS)}")
     started = time.monotonic()
     folder = Path(options.output_dir)
     rows = run_demo(options.model, folder, options.seed)
@@ -66,9 +67,9 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
     def settings(config_class: type[Any], stage: str, **more: str) -> Any:
         more |= {"output_dir": str(folder / stage), "seed": str(seed)}
         words = [word for key, value in more.items() for word in (f"--{key}", value)]
-        return parse(config_class, ["--config", str(CONFIGS / model / f"{stage}.yaml"), *words])
+        return parse(config_class, ["--config", str(CONFIGS / MODELS[model] / f"{stage}.yaml"), *words])
 
-    sft = settings(SFTConfig, "sft")
+    sft = settings(SFTConfig, "sft", model=model)
     resolve_model(sft.model)
     policy = run_unless_finished(run_sft, sft)
     reward = run_unless_finished(run_reward, settings(RewardConfig, "reward", model=str(policy)))
@@ -85,7 +86,7 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
     rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
     if model in JUDGES:
         rows.append(judge_row(comparison, load_reward_model(JUDGES[model]), str(policy)))
-    rows += evaluate_start_and_end(CONFIGS / model / "eval.yaml", folder, sft.model, seed)
+    rows += evaluate_start_and_end(CONFIGS / MODELS[model] / "eval.yaml", folder, sft.model, seed)
     write_json(folder / "summary.json", rows)
     return rows
 

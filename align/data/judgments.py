@@ -20,7 +20,7 @@ class RuleJudgment(Record):
     Attributes:
         prompt: the conversation that the response answers.
         response: its text; may be empty, as policies write it.
-        rule: the rule's id in configs/rules.
+        rule: the rule's id in forms/rules.
         verdict: violates, unsure or follows.
         labeler: who judged.
         note: the labeler's comment; may be empty.

@@ -1,4 +1,4 @@
-"""Files of rules, as in configs/rules: each rule has an id, which judgments name, and a text, which models read."""
+"""Files of rules, as in forms/rules: each rule has an id, which judgments name, and a text, which models read."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ def read_rules(paths: Sequence[str]) -> dict[str, str]:
     """Texts of rules by their ids.
 
     Args:
-        paths: files as in configs/rules, or `FILE:ID` for one rule of a file.
+        paths: files as in forms/rules, or `FILE:ID` for one rule of a file.
 
     Raises:
         UserError: if a file is missing or is not a file of rules, has no rule of that id, or if an id appears twice.

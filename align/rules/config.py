@@ -18,7 +18,7 @@ class RuleConfig(JudgmentConfig):
         "", "held-out judgments: metrics, and the choice of the best model; empty: held_out_share of train_data's"
     )
     rules: list[str] = option(
-        ["configs/rules/sparrow-dialogue.yaml"],
+        ["forms/rules/sparrow-dialogue.yaml"],
         "files of rules whose texts the model reads, or FILE:ID for one rule; judgments by other rules are an error",
     )
     held_out_rules: list[str] = option([], "ids of rules that are never trained on, to see how unseen rules are judged")

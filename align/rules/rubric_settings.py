@@ -11,7 +11,7 @@ class RubricSettings:
     """Rubrics, and the frozen model that answers their questions."""
 
     rubrics: list[str] = option(
-        [], "rubrics that a frozen model judges by: files as in configs/rubrics, or FILE=WEIGHT; empty: none"
+        [], "rubrics that a frozen model judges by: files as in forms/rubrics, or FILE=WEIGHT; empty: none"
     )
     rubric_model: str = option(
         "", "the model that answers the rubrics: a folder, hub name or built-in model; with rubric_service its name there"

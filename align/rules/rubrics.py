@@ -123,7 +123,7 @@ def read_rubrics(paths: Sequence[str]) -> list[Rubric]:
     """Rubrics from files.
 
     Args:
-        paths: files as in configs/rubrics, each as FILE or FILE=WEIGHT.
+        paths: files as in forms/rubrics, each as FILE or FILE=WEIGHT.
 
     Raises:
         UserError: if a file is missing or is no rubric, or two have one name.

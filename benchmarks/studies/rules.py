@@ -46,9 +46,9 @@ ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "docs" / "studies" / "rules"
 STEPS = ("judge", "rules", "ppo", "answers", "report")
 RULES = {
-    PLANTED: "configs/rules/plain-style.yaml",
-    "no-opinions-or-feelings": "configs/rules/sparrow-dialogue.yaml",
-    "no-human-identity": "configs/rules/sparrow-dialogue.yaml",
+    PLANTED: "forms/rules/plain-style.yaml",
+    "no-opinions-or-feelings": "forms/rules/sparrow-dialogue.yaml",
+    "no-human-identity": "forms/rules/sparrow-dialogue.yaml",
 }
 JUDGE_SEED = 100
 BATCH_TOKENS = 4096

@@ -41,7 +41,7 @@ def test_clicks_train_a_rule_model_that_ppo_obeys(server: Server, browser: Brows
     assert len(judged) == 8
     assert {row["response"] for row in judged if row["verdict"] == "violates"} == {"I am 7.", "Room 12."}
 
-    style, output = "configs/rules/plain-style.yaml", tmp_path / "rules"
+    style, output = "forms/rules/plain-style.yaml", tmp_path / "rules"
     cli.main(
         ["rules", *TINY, "--train_data", str(path), "--rules", style, "--output_dir", str(output), "--held_out_share", "0"]
     )

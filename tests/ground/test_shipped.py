@@ -17,6 +17,7 @@ BUILT_FROM = (
     "annotation_ui",
     "configs",
     "data",
+    "forms",
     "pyproject.toml",
     "setup.py",
     "MANIFEST.in",
@@ -40,7 +41,7 @@ def test_a_path_means_the_working_directory_first(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "path",
-    ["data", "data/none.jsonl", "prompts.jsonl", "align/cli.py", "data/../README.md", "configs/rules", "", "/data"],
+    ["data", "data/none.jsonl", "prompts.jsonl", "align/cli.py", "data/../README.md", "forms/rules", "", "/data"],
 )
 def test_other_paths_stay_as_they_are(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -96,12 +97,12 @@ def test_the_wheel_is_what_runs_and_the_app_has_its_rule_sets(installed, run_ins
     assert all(Path(line).is_relative_to(installed) for line in run_installed("-c", code).splitlines())
     assert "usage: align annotate" in run_installed("-m", "align.cli", "annotate", "--help")
     code = "from annotation_ui import rule_sets; print(*sorted(path.stem for path in rule_sets.SHIPPED.glob('*.yaml')))"
-    assert run_installed("-c", code).split() == sorted(path.stem for path in (ROOT / "configs" / "rules").glob("*.yaml"))
+    assert run_installed("-c", code).split() == sorted(path.stem for path in (ROOT / "forms" / "rules").glob("*.yaml"))
 
 
 @pytest.mark.full
 def test_the_installed_demo_runs_from_any_folder(run_installed, tmp_path):
-    run_installed("-m", "align.cli", "demo", "--model", "tiny", "--output_dir", "demo")
+    run_installed("-m", "align.cli", "demo", "--model", "tiny-llama", "--output_dir", "demo")
     assert (tmp_path / "demo" / "report.html").is_file()
 
 
@@ -110,6 +111,6 @@ def test_installed_rules_are_found_by_their_path(run_installed, tmp_path):
     row = {"prompt": "Hi", "responses": ["Hello", "Go away"], "model": ["a", "b"]}
     (tmp_path / "responses.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "scorers.py").write_text("def half(cases):\n    return [0.25] * len(cases)\n")
-    words = ["--responses", "responses.jsonl", "--rules", "configs/rules/lamda-quality.yaml", "--scorer", "scorers:half"]
+    words = ["--responses", "responses.jsonl", "--rules", "forms/rules/lamda-quality.yaml", "--scorer", "scorers:half"]
     run_installed("-m", "align.cli", "eval", "rules", *words, "--output", "out")
     assert "cites-a-source" in (tmp_path / "out" / "rules.json").read_text()

@@ -22,7 +22,9 @@ from align.sft import SFTConfig
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 STAGES = {"sft": SFTConfig, "reward": RewardConfig, "ppo": PPOConfig}
-NAMES = ("tiny-llama", "tiny-gpt2", "tiny-t5", "smollm2-135m", "gpt2", "llama-7b-lora", "t5-small", "t5-3b")
+UNTESTED = ("llama-7b-lora", "t5-3b")
+"""Sizes that never ran; their files are in configs/untested."""
+NAMES = ("tiny-llama", "smollm2-135m", "gpt2", "t5-small", *UNTESTED)
 HUB = {
     "gpt2": "openai-community/gpt2",
     "llama-7b-lora": "meta-llama/Llama-2-7b-hf",
@@ -30,7 +32,7 @@ HUB = {
     "t5-3b": "google-t5/t5-3b",
 }
 LAUNCHERS = ("cpu", "cpu2", "one-gpu", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "two-nodes")
-SMALL = ("tiny-llama", "tiny-gpt2", "tiny-t5", "smollm2-135m")
+SMALL = ("tiny-llama", "smollm2-135m")
 ALL_STAGES = STAGES | {"dpo": DPOConfig, "distill": DistillConfig}
 FILES = [(stage, name) for stage in ALL_STAGES for name in (NAMES if stage in STAGES else SMALL)]
 each_stage = pytest.mark.parametrize("stage", ALL_STAGES)
@@ -38,20 +40,26 @@ each_file = pytest.mark.parametrize(("stage", "name"), FILES)
 each_name = pytest.mark.parametrize("name", NAMES)
 
 
+def path_of(stage: str, name: str) -> Path:
+    return (CONFIGS / "untested" if name in UNTESTED else CONFIGS) / stage / f"{name}.yaml"
+
+
 def settings(stage: str, name: str):
-    return parse(ALL_STAGES[stage], ["--config", str(CONFIGS / stage / f"{name}.yaml")])
+    return parse(ALL_STAGES[stage], ["--config", str(path_of(stage, name))])
 
 
 @each_stage
 def test_the_files_are_these(stage):
-    assert {path.stem for path in (CONFIGS / stage).iterdir()} == {name for of, name in FILES if of == stage}
+    folders = [CONFIGS / stage, CONFIGS / "untested" / stage]
+    found = {path.stem for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    assert found == {name for of, name in FILES if of == stage}
 
 
 @each_file
 def test_every_value_arrives(stage, name):
     """What the file says is what the dataclass holds: no key is lost, no number becomes text (YAML reads 1e-3 as text)."""
     config = settings(stage, name)
-    for key, value in yaml.safe_load((CONFIGS / stage / f"{name}.yaml").read_text()).items():
+    for key, value in yaml.safe_load(path_of(stage, name).read_text()).items():
         assert getattr(config, key) == value, key
         assert type(getattr(config, key)) is type(value), key
 
@@ -60,7 +68,7 @@ def test_every_value_arrives(stage, name):
 def test_every_value_differs_from_its_default(stage, name):
     """A file holds decisions. Names of models and data are written out even where they are the default."""
     config = ALL_STAGES[stage](**({"reward_model": "x"} if stage == "ppo" else {}))
-    written = yaml.safe_load((CONFIGS / stage / f"{name}.yaml").read_text())
+    written = yaml.safe_load(path_of(stage, name).read_text())
     repeated = [key for key, value in written.items() if getattr(config, key) == value]
     assert set(repeated) <= {"model", "train_data", "prompts"}, repeated
 
@@ -199,7 +207,7 @@ def test_deepspeed_files(name, stage, offload, monkeypatch):
 # ---------------------------------------------------------------------------------------------------------- rule models
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-t5", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["tiny-llama", "smollm2-135m"])
 def test_configs_of_rule_models(name):
     """Every value arrives and is a decision, data and rules are there, and the model is what SFT leaves."""
     from align.data.judgments import RuleJudgment

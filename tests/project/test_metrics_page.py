@@ -74,7 +74,7 @@ def runs(tmp_path_factory, serve):
     run_dpo(config["dpo"](model=start, **learned))
     rated = {"train_data": data["ratings"], "validation_data": data["ratings"], "batch_size": 4}
     run_attribute_model(config["attributes"](model=start, form="generative", **rated))
-    judged = {"rules": ["configs/rules/plain-style.yaml"], "held_out_rules": ["no-exclamation-marks"]}
+    judged = {"rules": ["forms/rules/plain-style.yaml"], "held_out_rules": ["no-exclamation-marks"]}
     judge = run_rule_model(
         config["rules"](model=start, train_data=data["judgments"], held_out_share=0.5, batch_size=2, **judged)
     )

@@ -4,7 +4,7 @@ import random
 import re
 
 WORDS = ["the", "a", "cat", "dog", "sun", "moon", "runs", "sings", "red", "blue", "over", "under", "seven", "time", "door"]
-RULES = ["configs/rules/plain-style.yaml"]
+RULES = ["forms/rules/plain-style.yaml"]
 
 
 def has_digit(text: str) -> bool:

@@ -66,7 +66,7 @@ def test_a_conversation_is_held_out_whole_and_a_held_out_rule_everywhere(prompts
 
 
 def test_rules_by_file_by_one_of_a_file_and_by_id():
-    sparrow = "configs/rules/sparrow-dialogue.yaml"
+    sparrow = "forms/rules/sparrow-dialogue.yaml"
     assert len(read_rules([sparrow])) == 23
     assert list(read_rules([f"{sparrow}:no-threats", f"{sparrow}:no-insults"])) == ["no-threats", "no-insults"]
     known = {"x": "X.", "y": "Y."}

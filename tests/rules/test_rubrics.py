@@ -71,19 +71,19 @@ def test_a_local_judge_reads_the_letters_of_a_question_in_one_row(load_sharp, ti
 
 
 def test_the_shipped_rubrics_and_bad_ones(tmp_path):
-    refusals, identity = read_rubrics(["configs/rubrics/refusals.yaml=0.5", "configs/rubrics/honest-identity.yaml"])
+    refusals, identity = read_rubrics(["forms/rubrics/refusals.yaml=0.5", "forms/rubrics/honest-identity.yaml"])
     assert (refusals.name, refusals.weight, refusals.categories) == ("refusals", 0.5, frozenset({"safety"}))
     assert [option.letter for option in refusals.options] == ["A", "B", "C", "D"]
     assert identity.weight == 1.0
     with pytest.raises(UserError, match="'refusals' is there twice"):
-        read_rubrics(["configs/rubrics/refusals.yaml"] * 2)
+        read_rubrics(["forms/rubrics/refusals.yaml"] * 2)
     path = tmp_path / "bad.yaml"
     for text in ("question: x", "question: x\noptions: [{letter: A, text: b, reward: c}]", "- 1", "options: ["):
         path.write_text(text)
         with pytest.raises(UserError, match=r"bad\.yaml: not "):
             read_rubrics([str(path)])
     with pytest.raises(UserError, match="write FILE or FILE=WEIGHT"):
-        read_rubrics(["configs/rubrics/refusals.yaml=much"])
+        read_rubrics(["forms/rubrics/refusals.yaml=much"])
 
 
 # ------------------------------------------------------------------------------------------------------------- a service
@@ -157,7 +157,7 @@ def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_pat
     with service(500) as server:
         url = server.url
     words = ["--model", "tiny-llama", "--output_dir", str(tmp_path / "ppo"), "--log_to", "none", "--rollout_size", "4"]
-    words += ["--rubrics", "configs/rubrics/refusals.yaml", "--rubric_model", "judge", "--rubric_service", url]
+    words += ["--rubrics", "forms/rubrics/refusals.yaml", "--rubric_model", "judge", "--rubric_service", url]
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n')
     words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--max_new_tokens", "4", "--rubric_retries", "0"]
     with pytest.raises(SystemExit) as end:
@@ -176,7 +176,7 @@ def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_pat
 def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, align_cache):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n{"prompt": "Hi", "category": "chat"}\n')
-    rubric = ["--rubrics", "configs/rubrics/refusals.yaml=2", "--rubric_model", "tiny-gpt2", "--dtype", "float32"]
+    rubric = ["--rubrics", "forms/rubrics/refusals.yaml=2", "--rubric_model", "tiny-gpt2", "--dtype", "float32"]
     common = ["--model", "tiny-llama", "--prompts", str(prompts), "--max_new_tokens", "4", *rubric]
     cli.main(["ppo", *common, "--output_dir", str(tmp_path / "ppo"), "--log_to", "none", "--updates", "1"])
     (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
@@ -200,7 +200,7 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
 @pytest.mark.slow
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
     config = PPOConfig(
-        output_dir=str(tmp_path), log_to=["none"], rubrics=["configs/rubrics/refusals.yaml"], rubric_model="tiny-gpt2"
+        output_dir=str(tmp_path), log_to=["none"], rubrics=["forms/rubrics/refusals.yaml"], rubric_model="tiny-gpt2"
     )
     for category, told in (("chat", True), ("safety", False)):
         PPOTrainer("tiny-llama", [], [{"prompt": "Hi", "category": category}], config)
@@ -211,5 +211,5 @@ def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, caps
 
 def test_rubrics_need_a_judge():
     with pytest.raises(UserError, match="rubric_model is '', but must be given"):
-        RubricSettings(rubrics=["configs/rubrics/refusals.yaml"])
+        RubricSettings(rubrics=["forms/rubrics/refusals.yaml"])
     assert load_rubrics(RubricSettings(), Accelerator(cpu=True), "float32", 4096) == []

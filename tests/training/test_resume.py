@@ -38,8 +38,8 @@ STAGES = {
     "reward": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
     "--demonstrations data/demonstrations_heldout.jsonl --max_response_tokens 32 --evaluate_every 5",
     "rules": "--train_data data/rule_judgments.jsonl --held_out_share 0.8 --batch_size 8 --max_response_tokens 32 "
-    "--evaluate_every 5 --held_out_rules no-opinions-or-feelings --rules configs/rules/plain-style.yaml "
-    "configs/rules/sparrow-dialogue.yaml",
+    "--evaluate_every 5 --held_out_rules no-opinions-or-feelings --rules forms/rules/plain-style.yaml "
+    "forms/rules/sparrow-dialogue.yaml",
     "attributes": "--train_data data/attributes_heldout.jsonl --rankings data/rankings_heldout.jsonl --mixing_cap 40 "
     "--held_out_share 0.2 --batch_size 8 --max_response_tokens 32 --evaluate_every 5 --heads rating hallucination",
     "attributes generative": "--form generative --train_data data/attributes_heldout.jsonl --generator_filter rating>=3 "

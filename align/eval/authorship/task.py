@@ -28,7 +28,7 @@ from align.statistics import percentiles, resample
 
 TASK = "authorship"
 AUTHORSHIP_RULE = "written-by-person"
-"""The rule's id in configs/rules/authorship.yaml."""
+"""The rule's id in forms/rules/authorship.yaml."""
 ANSWER_VERDICTS = ("follows", "violates", "unsure")
 """How the app exports the answers "A person", "A model" and "I don't know"."""
 PERSON, MODEL, UNSURE = range(3)
@@ -120,7 +120,7 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> dict[str,
             answers.setdefault(record.model, []).append((ANSWER_VERDICTS.index(record.verdict), prompt))
     if not answers:
         raise UserError(
-            f"{', '.join(paths)}: has no answer to rule {AUTHORSHIP_RULE}; label with configs/rules/authorship.yaml"
+            f"{', '.join(paths)}: has no answer to rule {AUTHORSHIP_RULE}; label with forms/rules/authorship.yaml"
         )
     found = {}
     for author, pairs in answers.items():

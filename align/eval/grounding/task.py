@@ -26,7 +26,7 @@ TASK = "grounding"
 CLAIM, SUPPORTED, KNOWN, CITES = "makes-claim", "supported", "well-known", "cites"
 HELPFUL, IN_ROLE = "helpful", "in-role"
 QUESTIONS = (CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE)
-"""The ids in configs/rules/grounding.yaml and configs/rules/role.yaml."""
+"""The ids in forms/rules/grounding.yaml and forms/rules/role.yaml."""
 
 
 @dataclass(kw_only=True)
@@ -94,7 +94,7 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[Majo
                 votes.setdefault(key, {}).setdefault(record.rule, []).append(record.verdict)
     if not votes:
         raise UserError(
-            f"{', '.join(paths)}: holds no answer to {', '.join(QUESTIONS)}; label with configs/rules/grounding.yaml"
+            f"{', '.join(paths)}: holds no answer to {', '.join(QUESTIONS)}; label with forms/rules/grounding.yaml"
         )
     return [
         MajorityAnswers(prompt, {question: majority(given, tie=UNSURE) for question, given in of_response.items()})

@@ -44,7 +44,7 @@ class RulesConfig(RubricSettings, ChatJudgeConfig):
 
     judgments: list[str] = option([], "rule judgments that the labeling app exported, one row a labeler or aggregated")
     responses: list[str] = option([], "responses to judge by every rule, as `align sample` writes them; needs a scorer")
-    rules: list[str] = option(["configs/rules/sparrow-dialogue.yaml"], "files of rules, for the scorer")
+    rules: list[str] = option(["forms/rules/sparrow-dialogue.yaml"], "files of rules, for the scorer")
     scorer: str = option(
         "", "also judges: module:function, model:NAME (a classifier) or the URL of an OpenAI-compatible service"
     )
