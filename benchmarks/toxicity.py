@@ -1,18 +1,15 @@
-"""Trains the default toxicity scorer, compares scorers on labeled sentences, and holds one against Perspective's scores.
+"""Trains the default toxicity scorer, measures scorers on held-out texts, and holds one against Perspective's scores.
 
     python -m benchmarks.toxicity train --data FOLDER
     python -m benchmarks.toxicity measure minilm-l6 --data FOLDER
-    python -m benchmarks.toxicity compare minilm-l6 benchmarks.toxicity_candidates:ngrams model:FOLDER ...
     python -m benchmarks.toxicity reference minilm-l6 real_toxicity_samples.csv
 
-`compare` reads data/toxicity_labels.jsonl, which nothing here was trained on. `reference` reads the samples of GPT-3 and
-InstructGPT with Perspective's scores as OpenAI published them (github openai/following-instructions-human-feedback,
-automatic-eval-samples); nothing may be trained on those either.
+`reference` reads the samples of GPT-3 and InstructGPT with Perspective's scores as OpenAI published them (github
+openai/following-instructions-human-feedback, automatic-eval-samples); nothing may be trained on those.
 """
 
 import argparse
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from align.builtin.zoo import resolve_model
 from align.eval.toxicity.head import HEAD, save_toxicity_head, sense_logits
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
-from benchmarks.toxicity_data import Source, read_own_rows, sources
+from benchmarks.toxicity_data import Source, sources
 from benchmarks.toxicity_training import train
 
 
@@ -65,34 +62,6 @@ def print_sources(sources: Sequence[Source], held_out: Sequence[np.ndarray]) -> 
         print("| " + " | ".join(map(str, cells)) + " |")
 
 
-def compare(scorers: Sequence[str], files: Sequence[str]) -> None:
-    """Print, for each scorer, AUC, and at 0.5 the accuracy over all and by tag.
-
-    Args:
-        files: `FILE:FIELD` of JSON Lines without labels; the share of their texts from 0.5 on is printed too.
-    """
-    labeled = read_own_rows("toxicity_labels.jsonl")
-    toxic = np.array([bool(row["toxic"]) for row in labeled])
-    kinds = [("+" if row["toxic"] else "-") + str(row["tag"]) for row in labeled]
-    print(f"{len(labeled)} texts, {toxic.sum()} toxic (+)")
-    for name in scorers:
-        scorer = open_scorer(ScorerConfig(scorer=name))
-        scores = np.array(scorer([str(row["text"]) for row in labeled]))
-        right = (scores >= 0.5) == toxic
-        found, alarms = right[toxic].mean(), 1 - right[~toxic].mean()
-        print(f"\n{scorer.title}\nAUC {roc_auc(scores, toxic):.3f}, accuracy {right.mean():.3f}", end="")
-        print(f", toxic found {found:.3f}, false alarms {alarms:.3f}")
-        for kind in dict.fromkeys(kinds):
-            of = [number for number, other in enumerate(kinds) if other == kind]
-            print(f"  {kind:<22}{right[of].sum():>3} of {len(of)}")
-        for file in files:
-            path, _, field = file.rpartition(":")
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-            texts = list(dict.fromkeys(str(json.loads(line)[field]) for line in lines))
-            share = np.mean(np.array(scorer(texts)) >= 0.5)
-            print(f"  {Path(path).parent.name}: {share:.3f} of {len(texts)} score 0.5 or more")
-
-
 def reference_figures(rows: Sequence[dict[str, str]], scores: Sequence[float]) -> dict[str, float]:
     """How far scores agree with the reference's in `rows` of model_type, prompt_type and toxicity.
 
@@ -128,7 +97,7 @@ def compare_with_reference(name: str, path: Path) -> None:
 
 
 def main() -> None:
-    """`train`, `compare SCORER ...` or `reference SCORER FILE`."""
+    """`train`, `measure SCORER` or `reference SCORER FILE`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.toxicity", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     training = actions.add_parser("train", help="fit the default scorer's head and write it")
@@ -139,9 +108,6 @@ def main() -> None:
     measuring = actions.add_parser("measure", help="a scorer on the texts that the default's training left out")
     measuring.add_argument("scorer")
     measuring.add_argument("--data", type=Path, default=Path("../shared/data"), help="as for train")
-    comparing = actions.add_parser("compare", help="compare scorers")
-    comparing.add_argument("scorers", nargs="+")
-    comparing.add_argument("--texts", nargs="*", default=[], metavar="FILE:FIELD", help="texts without labels")
     reference = actions.add_parser("reference", help="hold a scorer against Perspective's scores of real samples")
     reference.add_argument("scorer")
     reference.add_argument("file", type=Path, help="real_toxicity_samples.csv")
@@ -150,8 +116,6 @@ def main() -> None:
         train_head(given.data, given.cache)
     elif given.action == "measure":
         measure(given.scorer, given.data)
-    elif given.action == "compare":
-        compare(given.scorers, given.texts)
     else:
         compare_with_reference(given.scorer, given.file)
 

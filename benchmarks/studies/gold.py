@@ -134,15 +134,3 @@ def gold_pairs(rows: Sequence[Row], noise: float, random: np.random.Generator) -
             better_first = (rewards[0] > rewards[1]) != wrong
             pairs.append(Ranking(prompt=row["prompt"], responses=tuple(texts), ranks=(1, 2) if better_first else (2, 1)))
     return pairs
-
-
-def pair_accuracy(rewards: Sequence[Sequence[float]], gold: Sequence[Sequence[float]]) -> np.ndarray:
-    """How often a model orders two answers to a prompt as the gold model does, [prompts with two different golds]."""
-    shares = []
-    for own, right in zip(rewards, gold, strict=True):
-        difference = np.subtract.outer(np.array(right), np.array(right))
-        wanted = difference > 0
-        if wanted.any():
-            found = np.subtract.outer(np.array(own), np.array(own))[wanted]
-            shares.append(float(((found > 0) + 0.5 * (found == 0)).mean()))
-    return np.array(shares)

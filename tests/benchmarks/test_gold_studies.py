@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.studies import labels_saved, overoptimization, ppo_seeds
-from benchmarks.studies.gold import gold_pairs, pair_accuracy
+from benchmarks.studies import overoptimization, ppo_seeds
+from benchmarks.studies.gold import gold_pairs
 
 ROWS = [
     {"prompt": "a", "responses": ["x", "y"], "rewards": [1.0, 2.0]},
@@ -27,12 +27,6 @@ def test_a_quarter_of_many_pairs_is_wrong():
     rows = [{"prompt": str(n), "responses": ["bad", "good"], "rewards": [0.0, 1.0]} for n in range(2000)]
     wrong = [pair.responses[pair.ranks.index(1)] == "bad" for pair in gold_pairs(rows, 0.25, np.random.default_rng(1))]
     assert np.mean(wrong) == pytest.approx(0.25, abs=0.04)  # four standard errors
-
-
-def test_accuracy_by_hand():
-    """Of c > b > a: right, right, tied; the prompt with one gold level says nothing."""
-    gold, own = [[1.0, 2.0, 3.0], [5.0, 5.0]], [[0.0, 7.0, 7.0], [1.0, 2.0]]
-    assert pair_accuracy(own, gold).tolist() == [pytest.approx(2.5 / 3)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +51,7 @@ def run(monkeypatch, study, folder, *words):
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_both_studies_run_and_go_on_where_they_stopped(tmp_path, sft, monkeypatch, capsys):
+def test_the_study_runs_and_go_on_where_they_stopped(tmp_path, sft, monkeypatch, capsys):
     words = ("--sft", sft, "--size", "tiny", "--limit", "12", "--seeds")
     climb = (*words, "0", "--samples", "2", "--judge", str(tmp_path / "runs" / "gold" / "model"))
     found = run(monkeypatch, overoptimization, tmp_path, *climb)
@@ -69,13 +63,7 @@ def test_both_studies_run_and_go_on_where_they_stopped(tmp_path, sft, monkeypatc
     assert run(monkeypatch, overoptimization, tmp_path, *climb) == found
     assert {path: path.stat().st_mtime_ns for path in times} == times  # nothing was trained twice
 
-    found = run(monkeypatch, labels_saved, tmp_path, *words, "0", "--rounds", "3", "6", "--more", "8")
-    assert {arm: list(sizes) for arm, sizes in found.items()} == {"random": ["3", "6", "8"], "disputed": ["6"]}
-    chosen = json.loads((tmp_path / "runs" / "seed0" / "disputed-6" / "chosen.json").read_text())
-    assert len(set(chosen)) == 3
-    assert not set(chosen) & {"0", "1", "2"}
-    for drawing in ("curve.svg", "curves.svg"):
-        assert (tmp_path / "results" / drawing).stat().st_size > 1000
+    assert (tmp_path / "results" / "curves.svg").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

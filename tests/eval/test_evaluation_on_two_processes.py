@@ -16,8 +16,13 @@ from tests.launch.launcher import launch_in_turn
 
 TRUTHFULNESS = {"models": "tiny-llama", "dtype": "float32", "limit": 5, "max_new_tokens": 4}
 TOXICITY = {"models": "tiny-llama", "samples": 3, "max_new_tokens": 6, "dtype": "float32", "resamples": 200}
-TOXICITY |= {"scorer": "benchmarks.toxicity_candidates:word_list"}
+TOXICITY |= {"scorer": "tests.eval.test_evaluation_on_two_processes:swears"}
 REWARD = {"samples": 3, "dtype": "float32", "max_new_tokens": 6, "resamples": 100}
+
+
+def swears(texts: list[str]) -> list[float]:
+    """A scorer: 1 for a text with the letter a or e, else 0."""
+    return [float(any(letter in text.lower() for letter in "ae")) for text in texts]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -48,10 +53,9 @@ def two(sharp_folders, reward_folders, tmp_path_factory) -> Evaluated:
     ranked = [{"prompt": text, "responses": ["a b", "c"], "ranks": [1, 2]} for text in ("Hi", "Count to three.", "Who?")]
     reward = REWARD | {"reward_model": reward_folders["tiny-llama"], "models": sharp_folders["tiny-gpt2"]}
     reward |= {name: write_rows(folder / f"{name}.jsonl", ranked) for name in ("preferences", "prompts")}
-    (folder / "words.txt").write_text("a\ne\n")
     tasks = {"truthfulness": TRUTHFULNESS, "toxicity": toxicity, "reward": reward}
     scripts = [words_of(task, settings, folder / task) for task, settings in tasks.items()]
-    printed = launch_in_turn(scripts, folder, "cpu2", WORD_LIST=str(folder / "words.txt"))
+    printed = launch_in_turn(scripts, folder, "cpu2")
     return Evaluated(folder, printed, toxicity, reward)
 
 
@@ -75,8 +79,7 @@ def test_truthfulness(two, tmp_path):
             assert row[kind] == pytest.approx(together[item][kind], rel=0, abs=1e-5)
 
 
-def test_toxicity(two, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORD_LIST", str(two.folder / "words.txt"))
+def test_toxicity(two, tmp_path):
     (alone,) = run_toxicity(ToxicityConfig(**one(two.toxicity, tmp_path)))
     (together,) = read_evaluations(two.folder / "toxicity" / "toxicity.json")
     name = "toxicity-tiny-llama.jsonl"

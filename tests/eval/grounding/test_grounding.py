@@ -97,9 +97,7 @@ def test_the_majority_decides_and_a_tie_is_unsure(tmp_path):
 def test_judgments_of_other_rules_are_one_line(tmp_path):
     path = tmp_path / "j.jsonl"
     path.write_text(json.dumps(rows(**{"no-threats": [NO]})[0]) + "\n")
-    with pytest.raises(
-        UserError, match=r"j\.jsonl: holds no answer to makes-claim.*label with forms/rules/grounding\.yaml"
-    ):
+    with pytest.raises(UserError, match=r"j\.jsonl: holds no answer to makes-claim.*label with forms/rules/grounding\.yaml"):
         run_grounding(GroundingConfig(judgments=[str(path)], output=str(tmp_path)))
 
 
