@@ -133,9 +133,7 @@ def save_adapter(
     require_equal_on_disk(folder, weights)
 
 
-def _save_adapter_config(
-    folder: Path, loaded: LoadedModel, name: str, changes: Mapping[str, Any] | None = None
-) -> None:
+def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: Mapping[str, Any] | None = None) -> None:
     peft_model = loaded.backbone.peft
     assert peft_model is not None
     config = copy.copy(peft_model.peft_config[name])

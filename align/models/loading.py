@@ -175,28 +175,32 @@ def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str,
 
 
 def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name: str) -> None:
-    """Refuse a tokenizer with tokens that the embedding matrix has no rows for.
+    """Refuse a tokenizer that makes ids which the embedding matrix has no rows for.
 
-    A padding token without a row is accepted: padding is never read here. The end-of-sequence token is saved in its place.
+    Special tokens that neither the template nor the tokenizer writes around a text may lack a row, such as a padding token
+    or that of images in Gemma 3 1B. A text never becomes one.
 
     Args:
         name: of the model, for the message.
 
     Raises:
-        UserError: if there is such a token.
+        UserError: if a text can become such a token.
     """
-    tokenizer, rows = tokenization.tokenizer, vocabulary_rows(model)
-    without = {id: token for token, id in tokenizer.get_vocab().items() if id >= rows}
-    if tokenization.pad_id in without and tokenization.pad_id not in tokenization.end_ids:
-        del without[tokenization.pad_id]
-        tokenization.pad_id = tokenizer.eos_token_id
-    if without:
-        first = min(without)
+    rows = vocabulary_rows(model)
+    beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
+    if not beyond:
+        return
+    never_read = tokenization.special_ids - tokenization.written_ids()
+    missing = beyond.keys() - never_read
+    if missing:
+        first = min(missing)
         raise UserError(
-            f"model '{name}': its embedding matrix has {rows} rows, but its tokenizer has {len(without)} tokens beyond them, "
-            f"{without[first]!r} (id {first}) for one; call model.resize_token_embeddings(len(tokenizer)) and save the model, "
-            "or remove those tokens"
+            f"model '{name}': its embedding matrix has {rows} rows, but its tokenizer has {len(missing)} tokens beyond "
+            f"them, {beyond[first]!r} (id {first}) for one; call model.resize_token_embeddings(len(tokenizer)) and save "
+            "the model, or remove those tokens"
         )
+    if tokenization.pad_id in beyond:
+        tokenization.pad_id = tokenization.end_id
 
 
 def vocabulary_rows(model: PreTrainedModel) -> int:

@@ -99,6 +99,8 @@ def save_reward_model(
     """
     facts = dict(facts) | ({"read_layers": loaded.backbone.layers.choice} if loaded.backbone.layers else {})
     tokenizer = classifier_tokenizer(loaded)
+    if reads_last_token(loaded.backbone):
+        card = {**card, "pad_token_id": tokenizer.pad_token_id}
     with new_folder(folder) as temporary:
         if loaded.adapter is not None:
             save_adapter(temporary, loaded, loaded.adapter, state, *classifier_adapter(loaded.backbone, head))

@@ -9,7 +9,6 @@ from align.errors import UserError, first_line
 from align.tokenization.base import Tokenization
 from align.tokenization.pairs import PairTokenization
 
-
 EndIds = Callable[[PreTrainedTokenizerBase], tuple[int, ...]]
 """Further ids that end a response, given the tokenizer."""
 

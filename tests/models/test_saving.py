@@ -134,12 +134,32 @@ def test_a_token_without_a_row_in_the_embedding_matrix_is_refused(stage, folder_
         load_shapes(ModelConfig(model=base), torch.float32)
 
 
-def test_a_padding_token_without_a_row_is_never_read(folder_with, tmp_path):
+def test_a_special_token_without_a_row_is_refused_if_the_template_writes_it(folder_with, tmp_path):
+    """ChatML's tokens were added, and the model was not resized."""
     base = folder_with({})
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.save_pretrained(base)
-    loaded = load(ModelConfig(model=base), torch.float32)
+    assert load(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1}
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(base)
+    with pytest.raises(UserError, match=r"has 2 tokens beyond them, '<\|im_start\|>' \(id 264\)"):
+        load(ModelConfig(model=base), torch.float32)
+
+
+@pytest.mark.parametrize("chat_template", ["plain", "raw"])
+def test_special_tokens_that_no_text_becomes_may_lack_a_row(chat_template, folder_with, tmp_path):
+    """Llama 2 with an added padding token; Gemma 3 1B, whose tokenizer has the image token of the larger models."""
+    base = folder_with({})
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"pad_token": "<padding>", "additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(base)
+    loaded = load(ModelConfig(model=base, chat_template=chat_template), torch.float32)
+    written = loaded.tokenization.prompt_ids(({"role": "user", "content": "<image> and <padding>"},))
+    assert max(written) < 264
     save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
     assert GenerationConfig.from_pretrained(tmp_path / "saved").pad_token_id == 1
 
@@ -233,7 +253,9 @@ def test_weights_that_a_model_has_no_place_for_are_named(folder_with, capsys):
     weights = load_file(path)
     load(ModelConfig(model=base), torch.float32)
     assert "not read" not in capsys.readouterr().err
-    save_file(weights | {"v_head.summary.weight": torch.ones(1, 64), "v_head.summary.bias": torch.ones(1)}, path, {"format": "pt"})
+    save_file(
+        weights | {"v_head.summary.weight": torch.ones(1, 64), "v_head.summary.bias": torch.ones(1)}, path, {"format": "pt"}
+    )
     load(ModelConfig(model=base), torch.float32)
     err = capsys.readouterr().err
     assert err.count("\n") == 1
