@@ -189,7 +189,8 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
     origin = f" from `{base or built_in}`" if base or built_in else ""
     if base and built_in:
         origin += f", in the form of the built-in model `{built_in}`"
-    rows = "\n".join(f"| {key} | {value} |" for key, value in card.items() if key != "title")
+    named = {key: builtin_name(str(value)) or value for key, value in card.items()}
+    rows = "\n".join(f"| {key} | {value} |" for key, value in named.items() if key != "title")
     return (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {card['title']}\n\n"
         f"Made by align-rlhf{origin}. The run's full settings and metrics are in its run folder.\n\n"

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from align.builtin import zoo
 from align.builtin.zoo import published_name, resolve_model
 from align.errors import UserError
+from align.models.adapters import add_adapter, copy_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
 from align.models.loading import from_objects, load
@@ -48,7 +49,12 @@ def logits(loaded):
 
 @pytest.fixture
 def published(monkeypatch):
-    """A built-in model that was made from one on the hub, as smollm2-135m was."""
+    """A built-in model that was made from one on the hub, as smollm2-135m was. Nothing may be looked up there."""
+
+    def refuse(*_, **__):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", refuse)
     changed = dataclasses.replace(zoo._BUILTIN["tiny-llama"], published=PUBLISHED)
     monkeypatch.setitem(zoo._BUILTIN, "tiny-llama", changed)
 
@@ -74,6 +80,16 @@ def test_a_built_in_model_has_the_name_of_the_published_one(lora_rank, published
 def test_an_adapter_that_was_made_elsewhere_is_on_the_published_model(published, tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": PUBLISHED}))
     assert base_of(str(tmp_path)) == (PUBLISHED, True)
+
+
+def test_a_further_adapter_asks_nothing_of_the_hub(published, tmp_path):
+    folder = save(load(ModelConfig(model="tiny-llama", lora_rank=2), torch.float32), tmp_path / "model")
+    loaded = load(ModelConfig(model="tiny-llama", lora_rank=2), torch.float32)
+    add_adapter(loaded.backbone, str(folder), "reward")
+    copy_adapter(loaded.backbone.peft, "reward", "value")
+    with loaded.backbone.adapter("value"):
+        found = loaded.backbone.logits(loaded.backbone.hidden(PROMPT, RESPONSE))
+    torch.testing.assert_close(found, logits(load(ModelConfig(model=str(folder)), torch.float32)), atol=1e-5, rtol=0)
 
 
 def test_a_base_that_was_changed_by_hand_is_followed(published, sharp_folders, tmp_path):
