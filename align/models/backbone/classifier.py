@@ -60,7 +60,17 @@ def require_classifier(backbone: Backbone) -> None:
 
 def reads_last_token(backbone: Backbone) -> bool:
     """Whether the saved classifier reads its score at the last token that is not padding."""
-    return isinstance(backbone, DecoderBackbone) and backbone.layers is None
+    return backbone.layers is None and _reads_last_token(backbone)
+
+
+@singledispatch
+def _reads_last_token(backbone: Backbone) -> bool:
+    return False
+
+
+@_reads_last_token.register
+def _(backbone: DecoderBackbone) -> bool:
+    return True
 
 
 def save_classifier(
