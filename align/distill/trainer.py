@@ -18,9 +18,9 @@ from align.distill.students import Predictor, make_student, parameter_count, pre
 from align.errors import UserError
 from align.examples import EncodedDemonstration, ExampleLengths
 from align.models.backbone import flops_profile
-from align.models.checkpoint import save_model, weights_of
+from align.models.checkpoint import require_savable, save_model, weights_of
 from align.models.loading import LoadedModel
-from align.runtime.distributed import sum_across_processes
+from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.tensor_ops import Padded, entropy_of, log_probs_of
@@ -65,6 +65,7 @@ class DistillTrainer(EpochTrainer):
         if self.loaded.adapter:
             raise UserError("a teacher in memory must have no adapter: merge it, or give its folder")
         self.teacher, self.loaded = self.loaded, make_student(config, self.loaded)
+        run_on_main(lambda: require_savable(self.loaded), self.run.accelerator)
         mixed = encode_mixture(train_data, partial(encode, config, self.teacher, config.all_written), config.task_prefixes)
         held_out = encode(config, self.teacher, False, validation_data) if validation_data else []
         self._report(len(mixed.examples), len(held_out))

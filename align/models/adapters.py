@@ -34,6 +34,7 @@ def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
         peft_model = PeftModel.from_pretrained(model, folder, adapter_name=name, autocast_adapter_dtype=False)
     except Exception as error:  # its config is of elsewhere, and PEFT checks little of it
         raise UserError(f"adapter '{folder}': it does not fit its base ({reason(error)})") from error
+    _name_local_base(peft_model, name)
     _require_all_tensors(peft_model, folder, name, stored)
     return peft_model
 
@@ -50,6 +51,7 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
         backbone.peft.load_adapter(folder, adapter_name=name, autocast_adapter_dtype=False)
     except Exception as error:  # its config is of elsewhere, and PEFT checks little of it
         raise UserError(f"adapter '{folder}': it does not fit this model ({reason(error)})") from error
+    _name_local_base(backbone.peft, name)
     _require_all_tensors(backbone.peft, folder, name, stored)
 
 
@@ -111,6 +113,11 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
                 f"model '{config.model}' is an adapter with {name} {actual}, which training continues; {name} is {given}: "
                 f"set it to {actual}, or set lora_rank to 0 to merge the adapter and train all weights"
             )
+
+
+def _name_local_base(peft_model: PeftModel, name: str) -> None:
+    """Give an adapter the base that it is on: PEFT would look up the published one on the hub whenever it reads weights."""
+    peft_model.peft_config[name].base_model_name_or_path = peft_model.get_base_model().config.name_or_path
 
 
 def _stored_names(folder: str) -> set[str]:

@@ -1,7 +1,9 @@
 """Saving models as transformers or PEFT folders that load elsewhere unchanged, with a model card, whole or not at all."""
 
 import copy
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,15 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from align.errors import UserError
+from align.builtin.zoo import builtin_name, published_name
+from align.errors import UserError, reason
 from align.files import new_folder, write_json, write_text
 from align.models.backbone import Backbone, is_prefix_lm
+from align.models.configs import BUILT_IN_BASE
+from align.models.generation_config import valid_generation_config
 from align.models.loading import LoadedModel
 
 
@@ -52,15 +58,50 @@ def save_model(
         finish_folder(temporary, loaded, card)
 
 
-def finish_folder(temporary: Path, loaded: LoadedModel, card: Mapping[str, Any]) -> None:
-    """Write the rest of a folder: tokenizer with its chat template, generation settings, model card."""
+def finish_folder(
+    temporary: Path, loaded: LoadedModel, card: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
+    """Write the rest of a folder: tokenizer with its chat template, generation settings, model card.
+
+    Args:
+        tokenizer: None: the model's own; another one differs in its padding token.
+    """
     tokenization, model = loaded.tokenization, loaded.backbone.model
-    tokenization.tokenizer.save_pretrained(temporary)
-    generation = copy.deepcopy(getattr(model, "generation_config", None))
+    (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
+    generation = getattr(model, "generation_config", None)
     if generation is not None:
-        generation.eos_token_id, generation.pad_token_id = sorted(tokenization.end_ids), tokenization.pad_id
+        generation = valid_generation_config(generation)
+        generation.eos_token_id = sorted(tokenization.end_ids)
+        changed = tokenizer is not None and tokenizer is not tokenization.tokenizer
+        generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id
         generation.save_pretrained(temporary)
     write_text(temporary / "README.md", model_card(card, loaded))
+
+
+def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:
+    """Write the files of a saved model, without its weights, to a temporary folder, which is deleted.
+
+    Transformers validates more when it saves than when it loads. Without this, a run would fail at its end.
+
+    Args:
+        write: writes other files than those of a policy.
+
+    Raises:
+        UserError: if the model could not be saved.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            (write or partial(_save_without_weights, loaded))(Path(folder))
+    except Exception as error:  # configs and tokenizers from elsewhere fail in every way
+        raise UserError(f"model '{loaded.base}': it could not be saved after training ({reason(error)})") from error
+
+
+def _save_without_weights(loaded: LoadedModel, folder: Path) -> None:
+    if loaded.adapter is None:
+        loaded.backbone.model.config.save_pretrained(folder)
+    else:
+        _save_adapter_config(folder, loaded, loaded.adapter)
+    finish_folder(folder, loaded, {"title": "A model", "stage": "probe"})
 
 
 def save_adapter(
@@ -84,15 +125,30 @@ def save_adapter(
     if not weights:
         raise UserError(f"adapter '{name}' holds no weights: nothing was saved")
     weights = {key: value.detach().cpu().contiguous() for key, value in {**weights, **(more or {})}.items()}
+    metadata = {"format": "pt"}
+    if built_in := builtin_name(loaded.base):
+        metadata[BUILT_IN_BASE] = built_in
+    save_file(weights, folder / "adapter_model.safetensors", metadata=metadata)
+    _save_adapter_config(folder, loaded, name, changes)
+    require_equal_on_disk(folder, weights)
+
+
+def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: Mapping[str, Any] | None = None) -> None:
+    peft_model = loaded.backbone.peft
+    assert peft_model is not None
     config = copy.copy(peft_model.peft_config[name])
     config.inference_mode = True
+    config.base_model_name_or_path = published_name(loaded.base) or builtin_name(loaded.base) or _local_base(loaded.base)
     for key, value in (changes or {}).items():
         setattr(config, key, value)
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(str(folder))
     if is_prefix_lm(loaded.backbone.model.config):  # the base may be none
         loaded.backbone.model.config.save_pretrained(folder)
-    require_equal_on_disk(folder, weights)
+
+
+def _local_base(base: str) -> str | None:
+    """A base's folder, by which PEFT finds it on this machine; None for a model in memory."""
+    return base if Path(base).is_dir() else None
 
 
 def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -127,11 +183,17 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
         "library_name": "peft" if loaded.adapter else "transformers",
         "tags": ["rlhf", card["stage"]],
     }
-    head["base_model"] = loaded.base
-    rows = "\n".join(f"| {key} | {value} |" for key, value in card.items() if key != "title")
+    base, built_in = published_name(loaded.base), builtin_name(loaded.base)
+    if base:  # the hub refuses a folder
+        head["base_model"] = base
+    origin = f" from `{base or built_in}`" if base or built_in else ""
+    if base and built_in:
+        origin += f", in the form of the built-in model `{built_in}`"
+    named = {key: builtin_name(str(value)) or value for key, value in card.items()}
+    rows = "\n".join(f"| {key} | {value} |" for key, value in named.items() if key != "title")
     return (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {card['title']}\n\n"
-        f"Made by align-rlhf from `{loaded.base}`. The run's full settings and metrics are in its run folder.\n\n"
+        f"Made by align-rlhf{origin}. The run's full settings and metrics are in its run folder.\n\n"
         f"| | |\n| --- | --- |\n{rows}\n"
     )
 

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from align.builtin.zoo import resolve_model
+from align.builtin.zoo import published_name, resolve_model
 from align.errors import UserError, first_line, reason
 from align.files import read_json
 from align.models.backbone import is_prefix_lm
 
+BUILT_IN_BASE = "built_in_base"
+"""In the metadata of an adapter's file: the built-in model under it. PEFT's config names the published one."""
 MOST_LAYERS = 10_000
 """A config with more is broken, and building its layers would take minutes."""
 
@@ -23,12 +26,23 @@ def base_of(source: str) -> tuple[str, bool]:
         raise UserError(
             f"{source}/adapter_config.json: base_model_name_or_path is empty or no text; name the model under the adapter"
         )
+    if (built_in := _built_in_base(source)) and base == published_name(built_in):
+        return str(resolve_model(built_in)), True
     if Path(base).exists() or Path(base).is_absolute():
         return str(resolve_model(base)), True
     # The adapter may have been trained in another working directory, with its base next to it: runs/sft, runs/reward.
     candidates = (parent / base for parent in Path(source).resolve().parents)
     existing = next((folder for folder in candidates if (folder / "config.json").exists()), None)
     return str(existing or resolve_model(base)), True
+
+
+def _built_in_base(source: str) -> str | None:
+    """The built-in model that an adapter was trained on, whose weights may differ from the published ones."""
+    try:
+        with safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
+            return (stored.metadata() or {}).get(BUILT_IN_BASE)
+    except (OSError, SafetensorError):  # a missing or broken file is reported where the weights are loaded
+        return None
 
 
 def reads_prompts_whole(source: str) -> bool:

@@ -1,8 +1,10 @@
 """From a model's name to a backbone: folders, hub names, built-in models, LoRA adapters; never by pickle."""
 
+import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,7 +30,9 @@ from align.models.backbone import (
     wrap,
 )
 from align.models.configs import base_of, load_config, reads_prompts_whole
+from align.models.generation_config import end_ids, stored_generation_config, valid_generation_config
 from align.models.lora import faster_lora
+from align.runtime.console import console
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.sharding import Sharder, loading_accelerator, own_part, smallest
 from align.settings import ModelConfig
@@ -79,7 +83,7 @@ def load(
         raise UserError(f"model '{config.model}': it is a reward model without an LM head, so it cannot generate text")
     if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
         make_prefix_lm(model.config, config.model)
-    tokenization = load_tokenization(source, config.chat_template, of_pairs=is_encoder(model.config))
+    tokenization = _load_tokenization(config, model, source, base)
     if not is_adapter:
         return _with_fresh_adapter(model, tokenization, base, config, adapter)
     peft_model = load_adapter(model, source, "start" if config.lora_rank else "merged")
@@ -117,7 +121,7 @@ def load_shapes(
     except Exception as error:  # a config from elsewhere can be wrong in any way
         raise UserError(f"model '{config.model}': its config cannot be used ({reason(error)})") from error
     prepare_model(model)
-    tokenization = load_tokenization(source, config.chat_template, of_pairs=is_encoder(model.config))
+    tokenization = _load_tokenization(config, model, source, base)
     with torch.device("meta"):
         loaded = _with_fresh_adapter(model, tokenization, base, config, adapter, check=False)
     loaded.backbone.shares_prompts = not is_encoder(model.config)
@@ -148,10 +152,61 @@ def from_objects(
     if config.prefix_lm:
         make_prefix_lm(model.config, model.config.name_or_path or "in memory")
     prepare_model(model)
-    tokenization = make_tokenization(tokenizer, config.chat_template, of_pairs=is_encoder(model.config))
+    generation = valid_generation_config(model.generation_config) if model.can_generate() else None
+    if generation is not None:
+        model.generation_config = generation
+    ends = partial(end_ids, generation, model.config)
+    tokenization = make_tokenization(tokenizer, config.chat_template, is_encoder(model.config), ends)
     base = model.config.name_or_path or "a model in memory"
+    require_vocabulary(model, tokenization, base)
     require_finite(model.named_parameters(), f"model '{base}'")
     return _with_fresh_adapter(model, tokenization, base, config, adapter)
+
+
+def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str, base: str) -> Tokenization:
+    """The tokenization of a model; its ends are also those of the generation config in its folder, or of its base."""
+    generation = stored_generation_config(source)
+    if generation is None and base != source:
+        generation = stored_generation_config(base)
+    ends = partial(end_ids, generation, model.config)
+    tokenization = load_tokenization(source, config.chat_template, is_encoder(model.config), ends)
+    require_vocabulary(model, tokenization, config.model)
+    return tokenization
+
+
+def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name: str) -> None:
+    """Refuse a tokenizer that makes ids which the embedding matrix has no rows for.
+
+    Special tokens that neither the template nor the tokenizer writes around a text may lack a row, such as a padding token
+    or that of images in Gemma 3 1B. A text never becomes one.
+
+    Args:
+        name: of the model, for the message.
+
+    Raises:
+        UserError: if a text can become such a token.
+    """
+    rows = vocabulary_rows(model)
+    beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
+    if not beyond:
+        return
+    never_read = tokenization.special_ids - tokenization.written_ids()
+    missing = beyond.keys() - never_read
+    if missing:
+        first = min(missing)
+        raise UserError(
+            f"model '{name}': its embedding matrix has {rows} rows, but its tokenizer has {len(missing)} tokens beyond "
+            f"them, {beyond[first]!r} (id {first}) for one; call model.resize_token_embeddings(len(tokenizer)) and save "
+            "the model, or remove those tokens"
+        )
+    if tokenization.pad_id in beyond:
+        tokenization.pad_id = tokenization.end_id
+
+
+def vocabulary_rows(model: PreTrainedModel) -> int:
+    """Rows of a model's embedding matrix."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(getattr(embeddings, "num_embeddings", model.config.get_text_config(decoder=True).vocab_size))
 
 
 def _with_fresh_adapter(
@@ -241,8 +296,20 @@ def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrained
     missing = [key for key in report["missing_keys"] if not key.startswith(added)]
     if missing:
         raise UserError(f"model '{source}': its weights lack '{min(missing)}'")
+    _say_what_is_not_read(source, sorted(report["unexpected_keys"]))
     require_finite(model.named_parameters(), f"model '{source}'")
     return cast(PreTrainedModel, model)
+
+
+def _say_what_is_not_read(source: str, names: list[str]) -> None:
+    """Tell about weights that the model's class has no place for, such as a value head of TRL (`v_head`)."""
+    if names and os.environ.get("RANK", "0") == "0":
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        console.print(
+            f"model '{source}': weights that are not part of the model are not read: {', '.join(names[:3])}{more}",
+            highlight=False,
+            markup=False,
+        )
 
 
 @torch.no_grad()

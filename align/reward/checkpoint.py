@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from align.builtin.zoo import REWARD_MODELS, resolve_model
 from align.errors import UserError, first_line
@@ -24,18 +25,21 @@ from align.models.backbone import (
     classifier_head,
     is_classifier,
     is_gated,
+    reads_last_token,
     require_classifier,
     save_classifier,
 )
-from align.models.checkpoint import finish_folder, save_adapter
+from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load, vocabulary_rows
 from align.models.roles import RewardModel
+from align.reward.foreign import ForeignRewardModel
 from align.reward.gated import GatedRewardModel, gated_reward_model
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import whole_weights
 from align.settings import ModelConfig, ReadLayers
+from align.tokenization import with_unread_padding
 
 HEAD, FACTS = "reward_head.safetensors", "reward.json"
 INSIDE = "backbone."
@@ -94,15 +98,37 @@ def save_reward_model(
         more: further tensors for the file of the head.
     """
     facts = dict(facts) | ({"read_layers": loaded.backbone.layers.choice} if loaded.backbone.layers else {})
+    tokenizer = classifier_tokenizer(loaded)
+    if reads_last_token(loaded.backbone):
+        card = {**card, "pad_token_id": tokenizer.pad_token_id}
     with new_folder(folder) as temporary:
         if loaded.adapter is not None:
             save_adapter(temporary, loaded, loaded.adapter, state, *classifier_adapter(loaded.backbone, head))
         else:
-            save_classifier(loaded.backbone, temporary, state, head)
+            save_classifier(loaded.backbone, temporary, state, head, tokenizer.pad_token_id)
         tensors = {"weight": head, **(more or {})}
         save_file({name: value.detach().float().cpu().clone() for name, value in tensors.items()}, temporary / HEAD)
         write_json(temporary / kind.facts, facts)
-        finish_folder(temporary, loaded, card)
+        finish_folder(temporary, loaded, card, tokenizer)
+
+
+def require_savable_classifier(loaded: LoadedModel) -> None:
+    """Refuse, before training, a model whose classifier transformers cannot make or save.
+
+    Raises:
+        UserError: if that is so.
+    """
+    require_classifier(loaded.backbone)
+    if loaded.adapter is None:
+        head, pad_id = torch.zeros(1, loaded.backbone.summary_size), classifier_tokenizer(loaded).pad_token_id
+        require_savable(loaded, lambda folder: save_classifier(loaded.backbone, folder, {}, head, pad_id))
+
+
+def classifier_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer that a reward model is saved with: its padding ends no text if the classifier reads the last token."""
+    if not reads_last_token(loaded.backbone):
+        return loaded.tokenization.tokenizer
+    return with_unread_padding(loaded.tokenization, vocabulary_rows(loaded.backbone.model))
 
 
 def scorer_folder(source: str) -> str:
@@ -227,7 +253,12 @@ def load_reward_model(
         gated = gated_reward_model(folder, loaded).eval().requires_grad_(False)
         return LoadedReward(gated, loaded, 0.0, reads_whole_turns=True)
     head, mean = _foreign_head(folder, loaded) if foreign else load_head(folder, loaded.backbone, kind)
-    model = RewardModel(loaded.backbone, head, None).eval().requires_grad_(False)
+    pad_id = loaded.backbone.model.config.get_text_config().pad_token_id if foreign else None
+    if pad_id is not None and reads_last_token(loaded.backbone):
+        model: RewardModel = ForeignRewardModel(loaded.backbone, head, pad_id)
+    else:
+        model = RewardModel(loaded.backbone, head)
+    model.eval().requires_grad_(False)
     return LoadedReward(model, loaded, mean, reads_whole_turns=foreign)
 
 

@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.mixtures import MixedExamples
 from align.examples import SharedPrompt
-from align.models.backbone import require_classifier
 from align.models.roles import REWARD_ADAPTER
+from align.reward.checkpoint import require_savable_classifier
 from align.reward.scoring import batch_shape_of, group_sizes
+from align.runtime.distributed import run_on_main
 from align.training.epochs import EpochConfig
 from align.training.optimization import Optimization
 from align.training.start import Model
@@ -34,7 +35,7 @@ class HeadTrainer(EpochTrainer):
         self, config: EpochConfig, stage: str, model: Model, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
         super().__init__(config, stage, model, tokenizer, REWARD_ADAPTER, allow_reward_model=True)
-        require_classifier(self.loaded.backbone)
+        run_on_main(lambda: require_savable_classifier(self.loaded), self.run.accelerator)
 
     def optimize_heads(
         self,

@@ -238,7 +238,7 @@ class RewardTask:
             card = {"title": "Reward model", "stage": "reward", "data": self.config.train_data, "mean": f"{mean:.4g}"}
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
             write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
-            facts = {"mean": mean, "mean_over": len(self.demonstrated), "base": self.loaded.base}
+            facts = {"mean": mean, "mean_over": len(self.demonstrated)}
             head, more = state["head.linear.weight"], trained_layers(state)
             save_reward_model(self.folder, self.loaded, weights, head, facts, card, more=more)
         self.run.accelerator.wait_for_everyone()

@@ -203,7 +203,7 @@ class RuleTask:
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
             rows = [{"rule": s.rule, "probability": s.probability, "target": s.target} for s in self.scored]
             write_json(self.run.folder / "validation.json", rows)
-            facts = {"rules": self.rules, "mean": 0.0, "base": self.loaded.base}
+            facts = {"rules": self.rules, "mean": 0.0}
             head = state["head.linear.weight"]
             save_reward_model(self.folder, self.loaded, weights, head, facts, card, RULE)
         self.run.accelerator.wait_for_everyone()

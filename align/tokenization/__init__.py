@@ -3,6 +3,7 @@
 from align.tokenization.base import SpecialTokenError, Tokenization
 from align.tokenization.demonstrations import encode_demonstration
 from align.tokenization.loading import load_tokenization, make_tokenization
+from align.tokenization.padding import with_unread_padding
 from align.tokenization.pairs import PairTokenization
 from align.tokenization.templates import NAMED_TEMPLATES, PLAIN_TEMPLATE
 
@@ -15,4 +16,5 @@ __all__ = [
     "encode_demonstration",
     "load_tokenization",
     "make_tokenization",
+    "with_unread_padding",
 ]

@@ -8,6 +8,7 @@ prompt cannot end its own turn, and a labeler's text cannot end an answer.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase
@@ -149,6 +150,16 @@ class Tokenization:
         plain, full = self.template_ids("a"), self.tokenizer("a").input_ids
         start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
         return full[:start], full[start + len(plain) :]
+
+    def written_ids(self) -> set[int]:
+        """Ids that stand around the texts of a conversation: what the template and the tokenizer write, and all ends."""
+        asked: Conversation = ({"role": "user", "content": "a"},)
+        answered: Conversation = (*asked, {"role": "assistant", "content": "a"})
+        ids = {*self.prompt_ids(asked), *self.response_ids("a"), *self._conversation_ids(answered, False), *self.end_ids}
+        ids.update(*self._automatic_tokens())
+        with suppress(UserError):  # some templates take no system turn
+            ids.update(self.prompt_ids(({"role": "system", "content": "a"}, *answered, *asked)))
+        return ids
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of a text that is no part of a conversation, without special tokens.

@@ -9,7 +9,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from align.builtin.zoo import resolve_model
 from align.errors import UserError
 from align.models.backbone import Backbone
+from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, from_objects, load
+from align.runtime.distributed import run_on_main
 from align.runtime.sharding import sharded_loading
 from align.settings import ModelConfig, RunConfig
 from align.training.run import Run
@@ -49,9 +51,11 @@ def open_run(
             resolve_model(model)
         run.memory.check_before_load(run.config, copies=frozen_copies)
         with sharded_loading(run.accelerator):
-            return run, load(run.config, run.dtype, adapter, allow_reward_model)
+            loaded = load(run.config, run.dtype, adapter, allow_reward_model)
+        return run, _savable(run, loaded)
     if isinstance(model, LoadedModel):
-        return Run(config, stage), model
+        run = Run(config, stage)
+        return run, _savable(run, model)
     if tokenizer is None:
         raise UserError("a transformers model in memory needs its tokenizer: give tokenizer=...")
     name = model.config.name_or_path or "a model in memory"
@@ -59,7 +63,13 @@ def open_run(
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"the model is in {dtype}: convert it to float32 or bfloat16")
     config = replace(config, model=name, dtype=dtype)  # type: ignore[call-arg]
-    return Run(config, stage), from_objects(model, tokenizer, config, adapter)
+    run = Run(config, stage)
+    return run, _savable(run, from_objects(model, tokenizer, config, adapter))
+
+
+def _savable(run: Run, loaded: LoadedModel) -> LoadedModel:
+    run_on_main(lambda: require_savable(loaded), run.accelerator)
+    return loaded
 
 
 def say_if_prompts_are_repeated(run: Run, backbone: Backbone, responses: Iterable[int]) -> None:

@@ -25,8 +25,10 @@ from align.eval.judging.answer_judge import (
 from align.eval.judging.labeled_answers import Aspect, LabeledAnswer, read_labeled_answers, split_by_question
 from align.examples import PromptResponse
 from align.launch import run_stage
+from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, load
 from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
+from align.runtime.distributed import run_on_main
 from align.seeds import Stream, generator
 from align.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting
 from align.statistics import calibration_error, roc_auc, statistic_interval
@@ -91,7 +93,8 @@ def run_train_judge(config: JudgeConfig) -> Path:
     training, held_out = split_by_question(rows, config.held_out, config.seed)
     loaded = None
     if config.model != "none":
-        loaded = load(config, run.dtype, adapter=ADAPTER, allow_reward_model=True, layers=config.layers)
+        loaded = judged = load(config, run.dtype, adapter=ADAPTER, allow_reward_model=True, layers=config.layers)
+        run_on_main(lambda: require_savable(judged), run.accelerator)
         if loaded.adapter is None and not config.train_backbone:
             loaded.backbone.requires_grad_(False)
         freeze_unused_pooler(loaded.backbone)

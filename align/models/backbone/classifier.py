@@ -58,7 +58,24 @@ def require_classifier(backbone: Backbone) -> None:
     (_require_classifier if backbone.layers is None else _require_body)(backbone)
 
 
-def save_classifier(backbone: Backbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+def reads_last_token(backbone: Backbone) -> bool:
+    """Whether the saved classifier reads its score at the last token that is not padding."""
+    return backbone.layers is None and _reads_last_token(backbone)
+
+
+@singledispatch
+def _reads_last_token(backbone: Backbone) -> bool:
+    return False
+
+
+@_reads_last_token.register
+def _(backbone: DecoderBackbone) -> bool:
+    return True
+
+
+def save_classifier(
+    backbone: Backbone, folder: Path, state: Mapping[str, Tensor], head: Tensor, pad_id: int | None = None
+) -> None:
     """Save a backbone with a reward head in the form that other libraries load.
 
     A classifier of transformers reads the last layer. For a head that reads other layers, the model under it is saved
@@ -67,9 +84,10 @@ def save_classifier(backbone: Backbone, folder: Path, state: Mapping[str, Tensor
     Args:
         state: whole weights by their names in `backbone.model`.
         head: [1, S] weight.
+        pad_id: of a classifier that reads its last token; None: it reads single rows only.
     """
     if backbone.layers is None:
-        _save_classifier(backbone, folder, state, head)
+        _save_classifier(backbone, folder, state, head, pad_id)
     else:
         save_body(backbone, folder, state)
 
@@ -118,7 +136,9 @@ def _require_classifier(backbone: Backbone) -> None:
 
 
 @singledispatch
-def _save_classifier(backbone: Backbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+def _save_classifier(
+    backbone: Backbone, folder: Path, state: Mapping[str, Tensor], head: Tensor, pad_id: int | None
+) -> None:
     raise TypeError(f"no classifier is known for a {type(backbone).__name__}")
 
 
@@ -135,10 +155,11 @@ def _(backbone: DecoderBackbone) -> None:
 
 
 @_save_classifier.register
-def _(backbone: DecoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+def _(backbone: DecoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor, pad_id: int | None) -> None:
     """As `...ForSequenceClassification` with one label: the class that TRL's RewardTrainer makes."""
     config = copy.deepcopy(backbone.model.config)
-    config.num_labels, config.pad_token_id = 1, _pad_id(config)
+    config.num_labels = 1
+    config.get_text_config().pad_token_id = pad_id
     with torch.device("meta"):
         classifier = AutoModelForSequenceClassification.from_config(config, dtype=backbone.model.dtype)
     prefix = classifier.base_model_prefix + "."
@@ -159,7 +180,7 @@ def _(backbone: EncoderBackbone) -> None:
 
 
 @_save_classifier.register
-def _(backbone: EncoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+def _(backbone: EncoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor, pad_id: int | None) -> None:
     """As the class that it was loaded as, with one label: `tokenizer(prompt, response)` gives it what it reads here."""
     config = copy.deepcopy(backbone.model.config)
     config.num_labels = 1
@@ -181,7 +202,7 @@ def _(backbone: EncoderDecoderBackbone) -> None:
 
 
 @_save_classifier.register
-def _(backbone: EncoderDecoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+def _(backbone: EncoderDecoderBackbone, folder: Path, state: Mapping[str, Tensor], head: Tensor, pad_id: int | None) -> None:
     """As the language model it is: transformers' T5 classifier reads one text with both halves, which is another model."""
     backbone.model.save_pretrained(folder, state_dict=dict(state))
 
@@ -189,13 +210,3 @@ def _(backbone: EncoderDecoderBackbone, folder: Path, state: Mapping[str, Tensor
 @_classifier_adapter.register
 def _(backbone: EncoderDecoderBackbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return {}, {}
-
-
-def _pad_id(config: PreTrainedConfig) -> int:
-    """The pad id of a classifier, which reads its score at the last token that is not this one."""
-    for candidate in (config.pad_token_id, config.eos_token_id):
-        if isinstance(candidate, list):
-            candidate = candidate[0]
-        if candidate is not None:
-            return int(candidate)
-    return 0

@@ -1,0 +1,262 @@
+"""Every stage saves what it could load, or refuses it before its first update; what is saved ends where its start did."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from align.dpo.config import DPOConfig
+from align.dpo.trainer import DPOTrainer
+from align.errors import UserError
+from align.models.checkpoint import save_model, weights_of
+from align.models.loading import load, load_shapes
+from align.ppo.config import PPOConfig
+from align.ppo.trainer import PPOTrainer
+from align.reward.config import RewardConfig
+from align.reward.trainer import RewardTrainer
+from align.sampling.generation import Sampling, row_uniforms, sample
+from align.seeds import Stream
+from align.settings import ModelConfig
+from align.sft.config import SFTConfig
+from align.sft.trainer import SFTTrainer
+
+DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
+RANKINGS = [{"prompt": "Hi", "chosen": "Hello!", "rejected": "No."}] * 2
+CARD = {"title": "A model", "stage": "sft"}
+STAGES = {
+    "sft": lambda model, config: SFTTrainer(model, DEMONSTRATIONS, SFTConfig(**config)),
+    "dpo": lambda model, config: DPOTrainer(model, RANKINGS, DPOConfig(**config)),
+    "reward": lambda model, config: RewardTrainer(model, RANKINGS, RewardConfig(**config)),
+    "ppo": lambda model, config: PPOTrainer(
+        model,
+        [lambda prompts, responses: [float(len(text)) for text in responses]],
+        [{"prompt": "Hi"}],
+        PPOConfig(updates=1, rollout_size=2, max_new_tokens=2, epochs=1, **config),
+    ),
+}
+
+
+@pytest.fixture
+def folder_with(sharp_folders, tmp_path):
+    """`folder_with({"temperature": 0.9})`: a copy of a tiny model with other generation settings."""
+
+    def copied(generation, name="tiny-llama"):
+        folder = tmp_path / "base"
+        shutil.copytree(sharp_folders[name], folder)
+        path = folder / "generation_config.json"
+        settings = json.loads(path.read_text()) | generation
+        settings.pop("_from_model_config", None)
+        path.write_text(json.dumps(settings))
+        return str(folder)
+
+    return copied
+
+
+def settings_of(tmp_path, **more):
+    return {"output_dir": str(tmp_path / "run"), "dtype": "float32", "log_to": ["none"], **more}
+
+
+# ------------------------------------------------------------------------- settings that transformers refuses to save
+
+WITHOUT_EFFECT = {
+    "Vicuna": {"temperature": 0.9, "top_p": 0.6},
+    "top_k": {"top_k": 0},
+    "beams": {"num_beams": 1, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3},
+}
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_saves_a_model_with_generation_settings_without_effect(stage, lora_rank, folder_with, tmp_path):
+    base = folder_with(WITHOUT_EFFECT["Vicuna"])
+    STAGES[stage](base, settings_of(tmp_path, lora_rank=lora_rank)).train()
+    saved = GenerationConfig.from_pretrained(tmp_path / "run" / "model")
+    saved.validate(strict=True)
+    assert saved.eos_token_id == [1]
+
+
+@pytest.mark.parametrize("settings", WITHOUT_EFFECT.values(), ids=WITHOUT_EFFECT)
+def test_settings_without_effect_are_left_out_and_all_others_kept(settings, folder_with, tmp_path):
+    base = folder_with(settings | {"repetition_penalty": 1.2, "max_new_tokens": 7})
+    loaded = load(ModelConfig(model=base), torch.float32)
+    save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
+    saved = GenerationConfig.from_pretrained(tmp_path / "saved")
+    saved.validate(strict=True)
+    assert (saved.repetition_penalty, saved.max_new_tokens) == (1.2, 7)
+    assert saved.no_repeat_ngram_size == settings.get("no_repeat_ngram_size")
+    before, after = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (base, tmp_path / "saved"))
+    ids = torch.tensor([[9, 10, 11]])
+    assert before.generate(ids).tolist() == after.generate(ids).tolist()
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_settings_changed_in_memory_are_saved_too(lora_rank, sharp_folders, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
+    model.generation_config.temperature = 0.7
+    config = SFTConfig(**settings_of(tmp_path, lora_rank=lora_rank))
+    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
+    SFTTrainer(model, DEMONSTRATIONS, config, tokenizer=tokenizer).train()
+    GenerationConfig.from_pretrained(tmp_path / "run" / "model").validate(strict=True)
+
+
+@pytest.mark.parametrize("part", ["config", "generation config", "tokenizer"])
+def test_what_cannot_be_saved_is_refused_before_training(part, sharp_folders, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
+    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
+    if part == "config":
+        model.config.extra = object()  # no JSON
+    elif part == "generation config":
+        model.generation_config.max_new_tokens = -1
+    else:
+        tokenizer.init_kwargs["extra"] = object()
+    message = "generation_config.json: it is invalid" if part == "generation config" else "could not be saved after training"
+    with pytest.raises(UserError, match=message):
+        SFTTrainer(model, DEMONSTRATIONS, SFTConfig(**settings_of(tmp_path)), tokenizer=tokenizer)
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------- tokens without a row
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_token_without_a_row_in_the_embedding_matrix_is_refused(stage, folder_with, tmp_path):
+    base = folder_with({})
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(["<tool>", "</tool>"])
+    tokenizer.save_pretrained(base)
+    message = r"embedding matrix has 264 rows, .* 2 tokens beyond them, '<tool>' \(id 264\) for one; call model.resize"
+    with pytest.raises(UserError, match=message):
+        STAGES[stage](base, settings_of(tmp_path))
+    with pytest.raises(UserError, match=message):
+        load_shapes(ModelConfig(model=base), torch.float32)
+
+
+def test_a_special_token_without_a_row_is_refused_if_the_template_writes_it(folder_with, tmp_path):
+    """ChatML's tokens were added, and the model was not resized."""
+    base = folder_with({})
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.save_pretrained(base)
+    assert load(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1}
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(base)
+    with pytest.raises(UserError, match=r"has 2 tokens beyond them, '<\|im_start\|>' \(id 264\)"):
+        load(ModelConfig(model=base), torch.float32)
+
+
+@pytest.mark.parametrize("chat_template", ["plain", "raw"])
+def test_special_tokens_that_no_text_becomes_may_lack_a_row(chat_template, folder_with, tmp_path):
+    """Llama 2 with an added padding token; Gemma 3 1B, whose tokenizer has the image token of the larger models."""
+    base = folder_with({})
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"pad_token": "<padding>", "additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(base)
+    loaded = load(ModelConfig(model=base, chat_template=chat_template), torch.float32)
+    written = loaded.tokenization.prompt_ids(({"role": "user", "content": "<image> and <padding>"},))
+    assert max(written) < 264
+    save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").pad_token_id == 1
+
+
+# ---------------------------------------------------------------------------------------- where a response ends
+
+
+def always_says(folder, token):
+    """Change a Llama: whatever it reads, it predicts one token."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.fill_(1.0)
+        model.model.norm.weight.fill_(1.0)
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[token] = 1.0
+    model.save_pretrained(folder)
+
+
+def sampled(loaded):
+    settings = Sampling(max_new_tokens=5, temperature=0.1)
+    uniforms = row_uniforms(1, settings, 0, Stream.ROLLOUT)
+    with loaded.backbone.adapter(loaded.adapter):
+        return sample(loaded.backbone, [[9, 10]], uniforms, settings, loaded.tokenization.end_ids)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_response_ends_at_every_end_of_the_generation_config_here_and_in_what_is_saved(lora_rank, folder_with, tmp_path):
+    base = folder_with({"eos_token_id": [1, 30]})
+    always_says(base, 30)
+    path = Path(base) / "generation_config.json"
+    assert json.loads(path.read_text())["eos_token_id"] == [1, 30]
+    ids = torch.tensor([[9, 10]])
+    theirs = AutoModelForCausalLM.from_pretrained(base).generate(ids, max_new_tokens=5)[0, 2:].tolist()
+    loaded = load(ModelConfig(model=base, lora_rank=lora_rank), torch.float32)
+    found = sampled(loaded)
+    assert (found.ids, found.ended) == ([theirs], [True])
+    assert theirs == [30]
+    save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
+    ends = GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id
+    assert ends == [1, 30]
+    again = load(ModelConfig(model=str(tmp_path / "saved")), torch.float32)
+    assert again.tokenization.end_ids == load_shapes(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1, 30}
+    if not lora_rank:
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        assert saved.generate(ids, max_new_tokens=5)[0, 2:].tolist() == [30]
+
+
+def test_an_adapter_without_a_generation_config_ends_where_its_base_does(folder_with, tmp_path):
+    loaded = load(ModelConfig(model=folder_with({"eos_token_id": [1, 30]}), lora_rank=2), torch.float32)
+    save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
+    (tmp_path / "saved" / "generation_config.json").unlink()
+    assert load(ModelConfig(model=str(tmp_path / "saved")), torch.float32).tokenization.end_ids == {1, 30}
+
+
+def test_a_model_in_memory_ends_where_its_generation_config_says(sharp_folders, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
+    model.generation_config = GenerationConfig(eos_token_id=[1, 30])
+    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
+    trainer = SFTTrainer(model, DEMONSTRATIONS, SFTConfig(**settings_of(tmp_path)), tokenizer=tokenizer)
+    assert trainer.loaded.tokenization.end_ids == {1, 30}
+
+
+def test_a_default_of_a_config_class_is_no_end_in_another_vocabulary(folder_with):
+    """A Llama that was made without `eos_token_id` has 2; here 30 stands for it, an ordinary token."""
+    base = folder_with({"eos_token_id": 30, "_from_model_config": True})
+    path = Path(base) / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": 30, "_from_model_config": True}))
+    assert load(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1}
+
+
+@pytest.mark.parametrize("text", ['{"eos_token_id": "</s>"}', "{"])
+def test_a_broken_generation_config_is_refused(text, folder_with):
+    base = folder_with({})
+    (Path(base) / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config\.json: (eos_token_id must be an id|it cannot be read)"):
+        load(ModelConfig(model=base), torch.float32)
+
+
+# --------------------------------------------------------------------------------------- weights without a place
+
+
+def test_weights_that_a_model_has_no_place_for_are_named(folder_with, capsys):
+    """TRL saves its value head next to the policy."""
+    from safetensors.torch import load_file, save_file
+
+    base = folder_with({})
+    path = Path(base) / "model.safetensors"
+    weights = load_file(path)
+    load(ModelConfig(model=base), torch.float32)
+    assert "not read" not in capsys.readouterr().err
+    save_file(
+        weights | {"v_head.summary.weight": torch.ones(1, 64), "v_head.summary.bias": torch.ones(1)}, path, {"format": "pt"}
+    )
+    load(ModelConfig(model=base), torch.float32)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "are not read: v_head.summary.bias, v_head.summary.weight" in err
