@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from align.batches.overlong import EncodedRow, OverlongCounts
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
@@ -47,11 +48,18 @@ class Limits:
 
     Attributes:
         overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning.
+        settings: the settings that hold the two limits, for messages.
     """
 
     prompt: int
     response: int
     overlong: Overlong = "error"
+    settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
+
+    def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> list[str]:
+        """The settings of the limits that a prompt and a response exceed."""
+        lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
+        return [setting for length, limit, setting in lengths if length > limit]
 
     def apply(
         self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
@@ -65,12 +73,14 @@ class Limits:
         Raises:
             UserError: with `overlong` as `error`, if either is too long.
         """
-        measured = (("prompt", len(prompt), self.prompt), ("response", len(response), self.response))
-        too_long = [(name, length, limit) for name, length, limit in measured if length > limit]
+        too_long = self.exceeded(prompt, response)
         if too_long and self.overlong == "error":
-            name, length, limit = too_long[0]
+            is_prompt = len(prompt) > self.prompt
+            name, length, limit = (
+                ("prompt", len(prompt), self.prompt) if is_prompt else ("response", len(response), self.response)
+            )
             raise UserError(
-                f"{where}: the {name} has {length} tokens, max_{name}_tokens is {limit}; "
+                f"{where}: the {name} has {length} tokens, {too_long[0]} is {limit}; "
                 "raise the limit, or set overlong to drop or truncate"
             )
         if too_long and self.overlong == "drop":
@@ -103,8 +113,12 @@ def encode_records(
     source, _ = split_prefix(data)
     source = source if isinstance(source, str) else f"{kind_name(kind)}s in memory"
     encoded: list[Encoded] = []
+    counts = OverlongCounts(limits)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
-        encoded += _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
+        row = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
+        counts.add(row.over, len(row.items))
+        encoded += row.items
+    counts.report(source, kind_name(kind))
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return encoded
@@ -116,9 +130,15 @@ def _encode_record(
     loaded: LoadedModel,
     limits: Limits,
     encode_one: Callable[[R, ApplyLimits], Iterable[Encoded]],
-) -> list[Encoded]:
+) -> EncodedRow[Encoded]:
+    over: set[str] = set()
+
+    def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
+        over.update(limits.exceeded(prompt, response or ()))
+        return _apply_limits(loaded, limits, where, prompt, response)
+
     try:
-        return list(encode_one(record, partial(_apply_limits, loaded, limits, where)))
+        return EncodedRow(list(encode_one(record, apply_limits)), tuple(sorted(over)))
     except SpecialTokenError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -174,7 +194,7 @@ def encode_demonstrations(
 
 def encode_demonstration_row(
     loaded: LoadedModel, limits: Limits, row: SourceRow, prefix: str = ""
-) -> list[EncodedDemonstration]:
+) -> EncodedRow[EncodedDemonstration]:
     """The examples of one row of a file, see `encode_demonstrations`; none if it is dropped.
 
     Args:
@@ -192,7 +212,8 @@ def encode_demonstration_row(
     encode_one = partial(_encode_demonstration, loaded)
     demonstrations = (_with_prefix(record, prefix) for record in records if isinstance(record, Demonstration))
     found = [_encode_record(record, row.where, loaded, limits, encode_one) for record in demonstrations]
-    return [example for examples in found for example in examples]
+    over = sorted({setting for each in found for setting in each.over})
+    return EncodedRow([example for each in found for example in each.items], tuple(over))
 
 
 def _encode_demonstration(
@@ -249,12 +270,13 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
 
 
 def encode_response(
-    prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str
+    prompt: Conversation, response: str, loaded: LoadedModel, where: str, counts: OverlongCounts
 ) -> PromptResponse | None:
     """A prompt and its response within the limits; None if they are dropped.
 
     Args:
         where: names them in an error.
+        counts: has the limits, and counts what exceeds them.
 
     Raises:
         UserError: if they exceed the limits, or spell a special token.
@@ -264,7 +286,9 @@ def encode_response(
         ids = tokenization.prompt_ids(prompt), tokenization.response_ids(response)
     except SpecialTokenError as error:
         raise UserError(f"{where}: {error}") from error
-    return limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
+    kept = counts.limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
+    counts.add(counts.limits.exceeded(*ids), kept is not None)
+    return kept
 
 
 def _apply_limits(
