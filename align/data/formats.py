@@ -9,6 +9,7 @@ from align.data.fields import check_row, id_or_none, text_or_none
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.layouts import instructions, pairs, sampled, votes
 from align.data.layouts import open_assistant as oasst
+from align.data.layouts.transcripts import parse_prompt_transcript
 from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.errors import UserError
 
@@ -63,10 +64,11 @@ def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
 
 
 def _prompt_from_messages(row: Row) -> list[Record]:
+    """All turns up to the user's last one: an answer behind it is not read."""
     turns = check_conversation(row["messages"], "messages")
-    first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), len(turns))
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
     category = text_or_none(row.get("category"))
-    return [Prompt(prompt=turns[:first], id=id_or_none(row.get("id")), category=category)]
+    return [Prompt(prompt=turns[: last + 1], id=id_or_none(row.get("id")), category=category)]
 
 
 _is_ultrafeedback = _has("instruction", "completions")
@@ -155,7 +157,7 @@ def convert_row(row: object, kind: type[Record]) -> tuple[Format, list[Record]]:
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
-    row = pairs.parse_prompt_transcript(check_row(row))
+    row = parse_prompt_transcript(check_row(row))
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)

@@ -86,9 +86,8 @@ def test_what_drop_leaves_out_is_counted_by_limit(load_sharp, write, caplog):
     source = write(*rows)
     found = encode_demonstrations(source, load_sharp("tiny-gpt2"), Limits(90, 40, "drop"), False)
     assert len(found) == 1
-    assert caplog.messages == [
-        f"{source}: overlong drop left out 3 of 4 demonstrations (3 over max_response_tokens 40, 1 over max_prompt_tokens 90)"
-    ]
+    over = "3 over max_response_tokens 40, 1 over max_prompt_tokens 90"
+    assert caplog.messages == [f"{source}: overlong drop left out 3 of 4 demonstrations ({over})"]
 
 
 def test_what_truncate_shortens_is_counted(load_sharp, caplog):
