@@ -87,8 +87,15 @@ def describe(source: str | os.PathLike[str], kind: type[Record], split: str = "t
         ("categories", _list_most_common(record.category for record in records)),
         ("repeated prompts", _format_share(_count_repeated(records), len(records))),
     ]
+    if scanned.unused:
+        facts.append(("columns not used", _list_unused(scanned)))
     lines = [f"{name + ':':<23}{value}" for name, value in facts]
     return "\n".join(lines + _problem_lines(scanned))
+
+
+def _list_unused(scanned: Scan[Record]) -> str:
+    good = scanned.rows - len(scanned.problems)
+    return ", ".join(name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
 
 
 def _problem_lines(scanned: Scan[Record]) -> list[str]:

@@ -73,8 +73,8 @@ def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
         UserError: with the known name.
     """
     names = list(known)
-    for field in row:
-        if field in names or row[field] is None:
+    for field, value in row.items():
+        if field in names or value is None:
             continue
         nearest = nearest_name(str(field), names, SPELLING_SIMILARITY)
         if nearest is not None:

@@ -1,15 +1,17 @@
 """The table of layouts that can be read. The layout of a row is recognized by its fields, given the kind of record."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from align.data.conversation import check_conversation
-from align.data.fields import check_row, id_or_none, text_or_none
+from align.data.fields import check_row, field_error, id_or_none, text_or_none
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.layouts import instructions, pairs, sampled, votes
 from align.data.layouts import open_assistant as oasst
 from align.data.layouts.transcripts import parse_prompt_transcript
+from align.data.meaning import check_meaning, check_scores, turns_before
 from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.errors import UserError
 
@@ -63,6 +65,10 @@ def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
     return lambda row: [kind.from_row(row)]
 
 
+def _demonstrations(row: Row) -> list[Record]:
+    return list(Demonstration.all_from_row(row))
+
+
 def _prompt_from_messages(row: Row) -> list[Record]:
     """All turns up to the user's last one: an answer behind it is not read."""
     turns = check_conversation(row["messages"], "messages")
@@ -85,8 +91,8 @@ _is_stack_pair = _has("question", "response_j")
 FORMATS: tuple[Format, ...] = (
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
-    Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _own(Demonstration)),
-    Format("messages", Demonstration, "messages", _has("messages"), _own(Demonstration)),
+    Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _demonstrations),
+    Format("messages", Demonstration, "messages", _has("messages"), _demonstrations),
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, sampled.demonstrations),
     Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, instructions.alpaca),
     Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, instructions.dolly),
@@ -147,12 +153,13 @@ def find_format(row: Row, kind: type[Record]) -> Format | None:
     return next((known for known in FORMATS if known.kind is kind and known.matches(row)), None)
 
 
-def convert_row(row: object, kind: type[Record]) -> tuple[Format, list[Record]]:
+def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = None) -> tuple[Format, list[Record]]:
     """The layout of a row and its records (usually one).
 
     Args:
         row: the decoded row.
         kind: the kind of record to read it as.
+        unused: counts the fields that were given and not read.
 
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
@@ -161,7 +168,53 @@ def convert_row(row: object, kind: type[Record]) -> tuple[Format, list[Record]]:
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)
-    return layout, layout.convert(row)
+    watched = _WatchedRow(row)
+    check_meaning(watched, learned=kind is not Prompt, demonstration=kind is Demonstration)
+    if kind is Ranking:
+        check_scores(watched)
+    records = layout.convert(watched)
+    before = turns_before(watched, has_history=layout.name != "SHP")
+    if any(before):
+        records = [_with_turns_before(record, *before) for record in records]
+    if unused is not None:
+        unused.update(watched.unread())
+    return layout, records
+
+
+class _WatchedRow(Mapping[str, Any]):
+    """A row that knows which of its fields were read."""
+
+    def __init__(self, row: Row) -> None:
+        self.row, self.read = row, set[str]()
+
+    def __getitem__(self, field: str) -> Any:
+        self.read.add(field)
+        return self.row[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.row)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def items(self) -> ItemsView[str, Any]:
+        """All fields, which count as read only by name."""
+        return self.row.items()
+
+    def unread(self) -> list[str]:
+        """The fields that hold a value and were not read."""
+        return [str(field) for field, value in self.row.items() if field not in self.read and value is not None]
+
+
+def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:
+    turns: list[Any] = [*record.prompt]
+    own = [turns.pop(0)] if turns[0]["role"] == "system" else []
+    if own and system is not None and own[0]["content"] != system:
+        raise field_error("system", "differs from the system turn of the conversation", "keep one of them")
+    if system is not None:
+        own = [{"role": "system", "content": system}]
+    prompt = check_conversation([*own, *history, *turns], "history" if history else "prompt")
+    return replace(record, prompt=prompt)  # type: ignore[type-var]  # every record is a dataclass
 
 
 def _unrecognized(row: Row, kind: type[Record]) -> UserError:

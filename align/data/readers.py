@@ -27,10 +27,19 @@ LISTED_PROBLEMS = 5
 
 @dataclass(slots=True)
 class Scan(Generic[R]):
-    """What a source contains: records, rows by layout, the number of rows, and one line for each bad row."""
+    """What a source contains.
+
+    Attributes:
+        records: those of all good rows.
+        formats: rows by layout.
+        unused: rows in which a field was given and not read, by the field's name.
+        rows: number of rows.
+        problems: a line for each bad row.
+    """
 
     records: list[R] = field(default_factory=list)
     formats: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -53,7 +62,7 @@ def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = F
         try:
             if row.error is not None:
                 raise UserError(row.error)
-            layout, records = convert_row(row.row, kind)
+            layout, records = convert_row(row.row, kind, scanned.unused)
         except UserError as error:
             problem = f"{row.where}: {error}"
             if stop_at_bad:

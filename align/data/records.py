@@ -34,6 +34,7 @@ from align.data.fields import (
     required_field,
     short_repr,
 )
+from align.data.meaning import learned_turns
 
 __all__ = ["Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record"]
 
@@ -111,15 +112,44 @@ class Demonstration(Record):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn)."""
+        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn).
+
+        Raises:
+            UserError: for a bad row, and if turns between learned ones are excluded from the loss (`all_from_row`).
+        """
+        records = cls.all_from_row(row)
+        if len(records) > 1:
+            raise field_error("messages", "excludes turns between learned ones", "read the row with all_from_row")
+        return records[0]
+
+    @classmethod
+    def all_from_row(cls, row: Mapping[str, Any]) -> list[Self]:
+        """Records that learn each assistant turn of a row once, but those that `weight` 0 or `train` false excludes.
+
+        A record holds adjacent learned turns. Excluded turns before them are part of its prompt.
+
+        Raises:
+            UserError: if the row is bad, or all of its turns are excluded.
+        """
         row = check_row(row)
-        if row.get("completion") is not None:
+        field = "messages" if row.get("completion") is None else "completion"
+        if field == "completion":
             prompt = check_prompt(required_field(row, "prompt", "write the text that the completion answers"))
             continuation = check_continuation(row["completion"], "completion")
         else:
             messages = required_field(row, "messages", "a demonstration has messages, or prompt and completion")
             prompt, continuation = _split_messages(check_conversation(messages, "messages"))
-        return cls(prompt=prompt, continuation=continuation, id=row.get("id"), category=row.get("category"))
+        given = [{"role": "assistant"}] if isinstance(row[field], str) else row[field]
+        learned = learned_turns(given, field)[len(given) - len(continuation) :]
+        if not any(learned):
+            raise field_error(field, "has no turn to learn from: all are excluded from the loss", "remove the row")
+        ends = [i for i in range(0, len(learned), 2) if learned[i] and not any(learned[i + 2 : i + 3])]
+        starts = [i for i in range(0, len(learned), 2) if learned[i] and not (i and learned[i - 2])]
+        known = {"id": row.get("id"), "category": row.get("category")}
+        return [
+            cls(prompt=(*prompt, *continuation[:start]), continuation=continuation[start : end + 1], **known)
+            for start, end in zip(starts, ends, strict=True)
+        ]
 
     def to_row(self) -> dict[str, Any]:
         """`prompt` and `completion`, or `messages` if all of several assistant turns are learned from."""

@@ -59,9 +59,6 @@ def pair(row: Row) -> list[Record]:
     Raises:
         UserError: if a field is missing or the two responses have equal scores.
     """
-    scores = (row.get("score_chosen"), row.get("score_rejected"))  # UltraFeedback binarized
-    if scores[0] is not None and scores[0] == scores[1]:
-        raise field_error("score_rejected", "equals score_chosen, so there is nothing to learn", "remove the row")
     chosen = required_field(row, "chosen", "a pair has prompt, chosen and rejected")
     rejected = required_field(row, "rejected", "a pair has prompt, chosen and rejected")
     if is_whole_conversation(chosen) or is_whole_conversation(rejected):
