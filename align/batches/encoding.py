@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from align.batches.overlong import EncodedRow, OverlongCounts
+from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
@@ -19,6 +20,10 @@ from align.tokenization import SpecialTokenError, encode_demonstration
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
 Records = str | Sequence[Record | Mapping[str, Any] | str]
+
+
+class UnknownTokenError(UserError):
+    """A prompt has a token id that is not in the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def _encode_record(
 
     try:
         return EncodedRow(list(encode_one(record, apply_limits)), tuple(sorted(over)))
-    except SpecialTokenError as error:
+    except (SpecialTokenError, UnknownTokenError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
@@ -156,9 +161,12 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
 
 def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
     if isinstance(data, str):
-        yield from read_records(data, kind, skip_bad_rows=skip_bad_rows)
+        yield from read_records(data, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
         return
     source = f"{kind_name(kind)}s in memory"
+    if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
+        remedy = "give a list of rows, or one split of a DatasetDict, such as data['train']"
+        raise UserError(f"{source}: is a {type(data).__name__}, not a sequence of rows; {remedy}")
     for number, row in enumerate(data, start=1):
         if isinstance(row, kind):
             yield row
@@ -179,6 +187,8 @@ def _with_prefix(record: R, prefix: str) -> R:
     if not prefix:
         return record
     turns = list(record.prompt)
+    if not turns:
+        raise UserError("task_prefixes: a prefix cannot be put before prompts that are token ids (input_ids)")
     first = next(place for place, turn in enumerate(turns) if turn["role"] == "user")
     turns[first] = {"role": "user", "content": prefix + turns[first]["content"]}
     return replace(record, prompt=tuple(turns))  # type: ignore[type-var]  # every record is a dataclass
@@ -262,11 +272,32 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
     """Prompts to sample responses of up to `limits.response` tokens to. Raises: see `encode_records`."""
 
     def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[EncodedPrompt]:
-        kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
-        if kept is not None:
-            yield EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
+        encoded = encode_prompt(record, loaded, apply_limits)
+        if encoded is not None:
+            yield encoded
 
     return encode_records(data, Prompt, loaded, limits, skip_bad_rows, encode_one)
+
+
+def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits) -> EncodedPrompt | None:
+    """A prompt within the limits; None if it is dropped. Token ids in the data are read as they are.
+
+    Raises:
+        UserError: for a token id that the tokenizer does not have.
+    """
+    if record.ids is None:
+        kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
+        return None if kept is None else EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
+    tokenizer = loaded.tokenization.tokenizer
+    highest = max(record.ids)
+    if highest >= len(tokenizer):
+        wrong = f"has the id {highest}, but the model's tokenizer has {len(tokenizer)} tokens"
+        raise UnknownTokenError(f"field 'input_ids': {wrong}; tokenize the prompts with the model's own tokenizer")
+    kept = apply_limits(list(record.ids), None)
+    if kept is None:
+        return None
+    text = tokenizer.decode(kept.prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return EncodedPrompt(user_turn(str(text)), kept.prompt, record.category, record.id, given_as_ids=True)
 
 
 def encode_response(

@@ -77,6 +77,16 @@ def _prompt_from_messages(row: Row) -> list[Record]:
     return [Prompt(prompt=turns[: last + 1], id=id_or_none(row.get("id")), category=category)]
 
 
+def _prompt_from_ids(row: Row) -> list[Record]:
+    """A prompt that was tokenized before, as TRL's PPO reads it."""
+    text = next((f for f in FORMATS if f.kind is Prompt and f.name != "token ids" and f.matches(row)), None)
+    if text is not None:
+        raise field_error("input_ids", f"is given beside a prompt in text ({text.fields})", "remove one of them")
+    if row.get("labels") is not None:
+        raise field_error("labels", "marks tokens to learn, so input_ids is more than a prompt", "give the prompts alone")
+    return [Prompt.from_row(row)]
+
+
 _is_ultrafeedback = _has("instruction", "completions")
 _is_ultrafeedback_pair = _has("instruction", "chosen_response")
 _is_alpaca = _has("instruction", "output")
@@ -121,6 +131,7 @@ FORMATS: tuple[Format, ...] = (
         "attribute judgment", AttributeJudgment, "prompt, response, attributes", _has("attributes"), _own(AttributeJudgment)
     ),
     # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
+    Format("token ids", Prompt, "input_ids", _has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
     Format("pair", Prompt, "chosen (turns)", _is_whole_pair, pairs.pair_prompt),
     Format("prompt", Prompt, "prompt", _has("prompt"), _own(Prompt)),
@@ -164,7 +175,7 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
-    row = parse_prompt_transcript(check_row(row))
+    row = parse_prompt_transcript(_as_plain_values(check_row(row)))
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)
@@ -179,6 +190,12 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     if unused is not None:
         unused.update(watched.unread())
     return layout, records
+
+
+def _as_plain_values(row: Row) -> Row:
+    """The row with lists and numbers in place of NumPy arrays and tensors, which formatted `datasets` give."""
+    arrays = {field: value.tolist() for field, value in row.items() if hasattr(value, "tolist")}
+    return {**row, **arrays} if arrays else row
 
 
 class _WatchedRow(Mapping[str, Any]):
@@ -207,6 +224,8 @@ class _WatchedRow(Mapping[str, Any]):
 
 
 def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:
+    if not record.prompt:
+        raise field_error("system" if system else "history", "cannot precede token ids", "tokenize the whole prompt")
     turns: list[Any] = [*record.prompt]
     own = [turns.pop(0)] if turns[0]["role"] == "system" else []
     if own and system is not None and own[0]["content"] != system:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Generic, TypeVar
 
 from align.data.formats import convert_row, kind_name
-from align.data.records import Record
+from align.data.records import Prompt, Record
 from align.data.sources import iter_rows
 from align.errors import UserError
 from align.files import new_file
@@ -75,7 +75,12 @@ def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = F
 
 
 def read_records(
-    source: str | os.PathLike[str], kind: type[R], *, skip_bad_rows: bool = False, split: str = "train"
+    source: str | os.PathLike[str],
+    kind: type[R],
+    *,
+    skip_bad_rows: bool = False,
+    split: str = "train",
+    token_ids: bool = False,
 ) -> list[R]:
     """All records of one kind in a source.
 
@@ -85,6 +90,7 @@ def read_records(
         kind: Demonstration, Ranking, RuleJudgment or Prompt; the layout is recognized row by row (`align.data.formats`).
         skip_bad_rows: log the number of bad rows and the first five, and return the others.
         split: for folders and hub names.
+        token_ids: accept prompts as token ids (`Prompt.ids`), which have no text.
 
     Raises:
         UserError: in one line, for a bad row ("FILE:LINE: field 'ranks': what is wrong; what to do", or
@@ -92,6 +98,8 @@ def read_records(
     """
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
     require_records(scanned, source, kind)
+    if not token_ids and any(isinstance(record, Prompt) and record.ids is not None for record in scanned.records):
+        raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
         logger.warning("%s: skipped %d bad rows of %d:", source, len(scanned.problems), scanned.rows)
         for problem in scanned.problems[:LISTED_PROBLEMS]:

@@ -21,6 +21,7 @@ from align.data.conversation import (
     to_json,
 )
 from align.data.fields import (
+    attended_ids,
     check_flags,
     check_id,
     check_margin,
@@ -29,6 +30,7 @@ from align.data.fields import (
     check_row,
     check_spelling,
     check_texts,
+    check_token_ids,
     check_whole_numbers,
     field_error,
     required_field,
@@ -277,7 +279,8 @@ class Prompt(Record):
     """A conversation that waits for an answer: what PPO and sampling start from.
 
     Attributes:
-        prompt: ends with a user turn.
+        prompt: ends with a user turn; empty if the prompt is given as token ids.
+        ids: token ids of a prompt that was tokenized before, for the model's own tokenizer; None: `prompt` holds its text.
         id: the row's id, if it has one.
         category: its category, if it has one.
         check: what an answer has to obey, as it stands in the row (`align.eval.instructions.constraints`), if anything.
@@ -286,18 +289,35 @@ class Prompt(Record):
         UserError: for an empty prompt or another last turn.
     """
 
-    prompt: Conversation
+    prompt: Conversation = ()
+    ids: tuple[int, ...] | None = None
     id: str | None = None
     category: str | None = None
     check: object = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         category = check_optional_text(self.category, "category")
-        set_fields(self, prompt=check_prompt(self.prompt), id=check_id(self.id), category=category)
+        if self.ids is None:
+            set_fields(self, prompt=check_prompt(self.prompt))
+        elif self.prompt:
+            raise field_error("input_ids", "is given beside a prompt in text", "remove one of them")
+        else:
+            set_fields(self, ids=check_token_ids(self.ids, "input_ids"))
+        set_fields(self, id=check_id(self.id), category=category)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, and `id`, `category` and `check` if given; other fields are ignored."""
+        """From `prompt` or `input_ids`, and `id`, `category` and `check` if given; other fields are ignored."""
         row = check_row(row)
-        prompt = required_field(row, "prompt", "write the text that is to be answered")
-        return cls(prompt=prompt, id=row.get("id"), category=row.get("category"), check=row.get("check"))
+        more = {"id": row.get("id"), "category": row.get("category"), "check": row.get("check")}
+        if row.get("input_ids") is not None and row.get("prompt") is None:
+            return cls(ids=attended_ids(row["input_ids"], row.get("attention_mask")), **more)
+        return cls(prompt=required_field(row, "prompt", "write the text that is to be answered"), **more)
+
+    def to_row(self) -> dict[str, Any]:
+        """The row of a file (docs/data.md); missing fields are left out."""
+        row = Record.to_row(self)
+        ids = row.pop("ids", None)
+        if ids is None:
+            return row
+        return {"input_ids": list(ids)} | {name: value for name, value in row.items() if name != "prompt"}

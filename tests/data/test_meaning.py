@@ -90,8 +90,8 @@ def test_only_the_tokens_of_learned_turns_are_in_the_loss(load_sharp, tiny_name)
 
 
 REFUSED = [
-    (Demonstration, {**ANSWERED, "label": False},
-     "field 'label': is False, which marks an answer not to imitate; remove the row, or the field if it means something else"),
+    (Demonstration, {**ANSWERED, "label": False}, "field 'label': is False, which marks an answer not to imitate; "
+     "remove the row, or the field if it means something else"),
     (Demonstration, {**ANSWERED, "kto_tag": False},
      "field 'kto_tag': is False, which marks an answer not to imitate; "
      "remove the row, or the field if it means something else"),
