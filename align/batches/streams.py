@@ -106,8 +106,9 @@ class ExampleStream(Generic[Item, Example]):
             raise UserError(problems[0])
         self.bad += len(problems)
         rows = [outcome for outcome in outcomes if not isinstance(outcome, str)]
-        for row in rows if self.counts else ():
-            self.counts.add(row.over, len(row.items))
+        if self.counts:
+            for row in rows:
+                self.counts.add(row.over, len(row.items))
         examples = self.arrange(list(chain.from_iterable(row.items for row in rows)))
         order = generator(self.key[0], Stream.STREAM_ORDER, *self.key[1:], self.number).permutation(len(examples))
         self.examples, self.place = [examples[number] for number in order.tolist()], 0
