@@ -142,16 +142,16 @@ def check_token_ids(value: object, field: str) -> tuple[int, ...]:
     return check_whole_numbers(ids, field, len(ids), 0, None)
 
 
-def attended_ids(ids: object, mask: object) -> list[Any]:
+def attended_ids(ids: object, mask: object) -> tuple[Any, ...]:
     """Token ids without those that an attention mask leaves out, which are padding; no mask (None) leaves out none."""
     given = check_list(ids, "input_ids")
     if mask is None:
-        return given
+        return tuple(given)
     kept = check_list(mask, "attention_mask")
     if len(kept) != len(given) or any(entry not in (0, 1) for entry in kept):
         wrong = f"does not hold a 0 or 1 for each of {len(given)} input_ids"
         raise field_error("attention_mask", wrong, "correct it, or remove the field")
-    return [token for token, is_read in zip(given, kept, strict=True) if is_read]
+    return tuple(token for token, is_read in zip(given, kept, strict=True) if is_read)
 
 
 def check_attributes(value: object) -> dict[str, float]:

@@ -85,8 +85,8 @@ def read_records(
     """All records of one kind in a source.
 
     Args:
-        source: a .jsonl, .json, .jsonl.gz, .json.gz or .parquet file; a folder of such files or one saved by `datasets`;
-            or, if there is no such path, the name of a hub data set.
+        source: a .jsonl, .json, .csv (these also as .gz) or .parquet file; a folder of such files or one saved by
+            `datasets`; or, if there is no such path, the name of a hub data set.
         kind: Demonstration, Ranking, RuleJudgment or Prompt; the layout is recognized row by row (`align.data.formats`).
         skip_bad_rows: log the number of bad rows and the first five, and return the others.
         split: for folders and hub names.

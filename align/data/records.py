@@ -309,7 +309,7 @@ class Prompt(Record):
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """From `prompt` or `input_ids`, and `id`, `category` and `check` if given; other fields are ignored."""
         row = check_row(row)
-        more = {"id": row.get("id"), "category": row.get("category"), "check": row.get("check")}
+        more: dict[str, Any] = {name: row.get(name) for name in ("id", "category", "check")}
         if row.get("input_ids") is not None and row.get("prompt") is None:
             return cls(ids=attended_ids(row["input_ids"], row.get("attention_mask")), **more)
         return cls(prompt=required_field(row, "prompt", "write the text that is to be answered"), **more)
