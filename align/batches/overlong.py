@@ -54,7 +54,7 @@ class OverlongCounts:
         self.cut += bool(over and kept)
 
     def report(self, source: str, kind: str) -> None:
-        """Log how many records were dropped or truncated, on the first process only; nothing if none was.
+        """Log how many records were dropped or truncated, unless too few are left.
 
         Args:
             source: where the records are from.
@@ -63,8 +63,6 @@ class OverlongCounts:
         Raises:
             UserError: if dropping leaves less than `MIN_KEPT` of the records.
         """
-        if not self.over:
-            return
         left = self.records - self.dropped
         if self.dropped and not left:
             wrong = f"no {kind} is left within the limits; raise them, or set overlong to truncate"
@@ -72,7 +70,11 @@ class OverlongCounts:
         if self.dropped and left < MIN_KEPT * self.records:
             wrong = f"overlong drop leaves {left} of {self.records} {kind}s ({self._over_which()}), less than {MIN_KEPT:.0%}"
             raise UserError(f"{source}: {wrong}; raise the limit, set overlong to truncate, or remove the long rows")
-        if os.environ.get("RANK", "0") == "0":
+        self.log(source, kind)
+
+    def log(self, source: str, kind: str) -> None:
+        """Log how many records were dropped or truncated, on the first process only; nothing if none was."""
+        if self.over and os.environ.get("RANK", "0") == "0":
             logger.warning("%s: %s (%s)", source, self._what_was_done(kind), self._over_which())
 
     def _what_was_done(self, kind: str) -> str:

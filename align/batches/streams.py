@@ -120,7 +120,7 @@ class ExampleStream(Generic[Item, Example]):
         if self.bad:
             logger.warning("%s: skipped %d bad rows", self.source, self.bad)
         if self.counts:
-            self.counts.report(f"{self.source}: pass", "row")
+            self.counts.log(f"{self.source}: pass", "row")
             self.counts = OverlongCounts(self.counts.limits)
         self._rows = islice(iter_raw_rows(self.source), 0, None)
         self.start, self.gives_any, self.bad = 0, False, 0
