@@ -127,7 +127,7 @@ def encoded_responses(
     for number, item in enumerate(rated, start=1):
         known = {name: value for name, value in item.attributes.items() if name in names}
         where = f"rated response {number} ({item.response[:40]!r})"
-        encoded = encode_response(item.prompt, item.response, loaded, where, counts) if known else None
+        encoded = encode_response(item.prompt, item.response, loaded, limits, where, counts) if known else None
         if encoded is not None:
             yield where, encoded, known
     counts.report("attribute judgments", "rated response")

@@ -301,13 +301,13 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
 
 
 def encode_response(
-    prompt: Conversation, response: str, loaded: LoadedModel, where: str, counts: OverlongCounts
+    prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str, counts: OverlongCounts
 ) -> PromptResponse | None:
     """A prompt and its response within the limits; None if they are dropped.
 
     Args:
         where: names them in an error.
-        counts: has the limits, and counts what exceeds them.
+        counts: counts what exceeds the limits.
 
     Raises:
         UserError: if they exceed the limits, or spell a special token.
@@ -317,8 +317,8 @@ def encode_response(
         ids = tokenization.prompt_ids(prompt), tokenization.response_ids(response)
     except SpecialTokenError as error:
         raise UserError(f"{where}: {error}") from error
-    kept = counts.limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
-    counts.add(counts.limits.exceeded(*ids), kept is not None)
+    kept = limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
+    counts.add(limits.exceeded(*ids), kept is not None)
     return kept
 
 

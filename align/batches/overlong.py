@@ -5,17 +5,34 @@ import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from align.errors import UserError
-
-if TYPE_CHECKING:
-    from align.batches.encoding import Limits
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 MIN_KEPT = 0.1
 """Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
+
+
+class LengthLimits(Protocol):
+    """What is reported of the limits, see `align.batches.encoding.Limits`."""
+
+    @property
+    def prompt(self) -> int:
+        """Maximum tokens of a prompt."""
+
+    @property
+    def response(self) -> int:
+        """Maximum tokens of a response."""
+
+    @property
+    def overlong(self) -> str:
+        """What happens to longer ones."""
+
+    @property
+    def settings(self) -> tuple[str, str]:
+        """The settings that hold the two limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +53,7 @@ class OverlongCounts:
         over: records over each limit, by the limit's setting.
     """
 
-    def __init__(self, limits: "Limits") -> None:
+    def __init__(self, limits: LengthLimits) -> None:
         self.limits = limits
         self.records = self.dropped = self.cut = 0
         self.over: Counter[str] = Counter()

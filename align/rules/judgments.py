@@ -140,7 +140,7 @@ def encode_judgments(
     def encoded() -> Iterator[EncodedJudgments]:
         for number, item in enumerate(judged, start=1):
             where = f"judged response {number} ({item.response[:40]!r})"
-            kept = encode_response(item.prompt, item.response, loaded, where, counts)
+            kept = encode_response(item.prompt, item.response, loaded, limits, where, counts)
             if kept is None:
                 continue
             backbone.require_fit(
