@@ -35,12 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(overview(), file=sys.stderr)
         raise SystemExit(2)
     name, rest = words[0], words[1:]
-    if name in ("--help", "-h", "help"):
-        print(overview())
-    elif name == "--version":
-        print(f"align {__version__}")
-    else:
-        with one_line_errors():
+    with one_line_errors():
+        if name in ("--help", "-h", "help"):
+            print(overview())
+        elif name == "--version":
+            print(f"align {__version__}")
+        else:
             _find(name).run(rest)
 
 

@@ -123,12 +123,19 @@ class EncodedJudgments:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt to sample from, as a conversation and as token ids."""
+    """A prompt to sample from, as a conversation and as token ids.
+
+    Attributes:
+        conversation: what reward functions and files get; of a prompt that was given as token ids, one turn with the text
+            that they decode to.
+        given_as_ids: the data holds the token ids, so nothing can be put before the prompt.
+    """
 
     conversation: Conversation
     ids: TokenIds
     category: str | None = None
     id: str | None = None
+    given_as_ids: bool = False
 
 
 @dataclass(frozen=True)

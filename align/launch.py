@@ -2,12 +2,13 @@
 
 import logging
 import os
+import select
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from align import liveness
 from align.errors import UserError, first_line, reason, without_secrets
@@ -27,12 +28,56 @@ LOST_PROCESS = ("Connection closed by peer", "Connection reset by peer", "Timed 
 """Messages of gloo and NCCL about a process that has gone, or whose machine cannot be reached."""
 
 
+EXIT_CLOSED_PIPE = 141
+"""Exit code after the reader of the output has gone (`align ... | head`), as in shells: 128 + SIGPIPE."""
+
+
+@contextmanager
+def quiet_closed_pipes() -> Iterator[None]:
+    """End quietly with code 141 when the reader of the standard output or error has gone."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()  # here, because at the interpreter's exit nothing can catch its error
+    except BrokenPipeError as error:
+        closed = [stream for stream in (sys.stdout, sys.stderr) if _reader_has_gone(stream)]
+        liveness.stop_watching("nothing reads its output" if closed else reason(error))
+        if not closed:
+            raise  # of a socket or of another process
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in closed:
+            os.dup2(nowhere, stream.fileno())
+        raise SystemExit(EXIT_CLOSED_PIPE) from None
+
+
+def _reader_has_gone(stream: TextIO | None) -> bool:
+    """Whether a stream is a pipe that nothing reads."""
+    try:
+        descriptor = stream.fileno() if stream is not None else -1
+    except (OSError, ValueError):  # a stream in memory, or a closed one
+        return False
+    if descriptor < 0 or not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Print a UserError as one line and exit with code 2; after Ctrl-C, print one line and exit with code 130.
 
-    A run that stopped because it was asked to, and can go on, exits with code 75; one that lost another process with 1.
+    A run that stopped because it was asked to, and can go on, exits with code 75; one that lost another process with 1. A
+    command whose output is no longer read exits with code 141.
     """
+    with quiet_closed_pipes(), _one_line_errors():
+        yield
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
     rank = os.environ.get("RANK", "0")
     prefix = "" if rank == "0" else f"[process {rank}] "  # a launcher mixes the output of all its processes
     try:
@@ -54,6 +99,8 @@ def one_line_errors() -> Iterator[None]:
         if rank == "0":
             print(stopped, file=sys.stderr)
         raise SystemExit(EXIT_STOPPED) from None
+    except BrokenPipeError:
+        raise
     except Exception as error:
         liveness.stop_watching(reason(error))
         raise

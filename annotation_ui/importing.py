@@ -78,7 +78,7 @@ def import_file(database: Database, batch: NewBatch, path: Path, name: str = "")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB; split it into several batches")
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             return import_rows(database, batch, parse_rows(lines, name))
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from None

@@ -35,14 +35,14 @@ def to_parquet(rows: list[Json]) -> bytes:
 
 
 def to_csv(rows: list[Json]) -> bytes:
-    """For spreadsheets, not for training: no cell can run as a formula."""
+    """For spreadsheets, not for training: no cell can run as a formula. Excel needs the byte order mark to read UTF-8."""
     columns = sorted({field for row in rows for field in row})
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
     for row in rows:
         writer.writerow([plain_cell(row.get(field)) for field in columns])
-    return text.getvalue().encode()
+    return text.getvalue().encode("utf-8-sig")
 
 
 def plain_cell(value: Any) -> str:

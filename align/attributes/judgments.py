@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from align.attributes.loss import SCALE
 from align.attributes.model import PREFERENCE, Head
 from align.batches.encoding import Data, Limits, encode_rankings, encode_response, records_of
+from align.batches.overlong import OverlongCounts
 from align.data.conversation import to_json
 from align.data.judgments import AttributeJudgment
 from align.data.records import Conversation
@@ -122,12 +123,14 @@ def encoded_responses(
         UserError: if a text exceeds the limits.
     """
     names = {head.name for head in heads if head.kind != "ranking"}
+    counts = OverlongCounts(limits)
     for number, item in enumerate(rated, start=1):
         known = {name: value for name, value in item.attributes.items() if name in names}
         where = f"rated response {number} ({item.response[:40]!r})"
-        encoded = encode_response(item.prompt, item.response, loaded, limits, where) if known else None
+        encoded = encode_response(item.prompt, item.response, loaded, limits, where, counts) if known else None
         if encoded is not None:
             yield where, encoded, known
+    counts.report("attribute judgments", "rated response")
 
 
 def encode_ratings(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from align.batches.overlong import EncodedRow, OverlongCounts
+from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
@@ -18,6 +20,10 @@ from align.tokenization import SpecialTokenError, encode_demonstration
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
 Records = str | Sequence[Record | Mapping[str, Any] | str]
+
+
+class UnknownTokenError(UserError):
+    """A prompt has a token id that is not in the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,18 @@ class Limits:
 
     Attributes:
         overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning.
+        settings: the settings that hold the two limits, for messages.
     """
 
     prompt: int
     response: int
     overlong: Overlong = "error"
+    settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
+
+    def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> list[str]:
+        """The settings of the limits that a prompt and a response exceed."""
+        lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
+        return [setting for length, limit, setting in lengths if length > limit]
 
     def apply(
         self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
@@ -65,12 +78,14 @@ class Limits:
         Raises:
             UserError: with `overlong` as `error`, if either is too long.
         """
-        measured = (("prompt", len(prompt), self.prompt), ("response", len(response), self.response))
-        too_long = [(name, length, limit) for name, length, limit in measured if length > limit]
+        too_long = self.exceeded(prompt, response)
         if too_long and self.overlong == "error":
-            name, length, limit = too_long[0]
+            is_prompt = len(prompt) > self.prompt
+            name, length, limit = (
+                ("prompt", len(prompt), self.prompt) if is_prompt else ("response", len(response), self.response)
+            )
             raise UserError(
-                f"{where}: the {name} has {length} tokens, max_{name}_tokens is {limit}; "
+                f"{where}: the {name} has {length} tokens, {too_long[0]} is {limit}; "
                 "raise the limit, or set overlong to drop or truncate"
             )
         if too_long and self.overlong == "drop":
@@ -103,8 +118,12 @@ def encode_records(
     source, _ = split_prefix(data)
     source = source if isinstance(source, str) else f"{kind_name(kind)}s in memory"
     encoded: list[Encoded] = []
+    counts = OverlongCounts(limits)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
-        encoded += _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
+        row = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
+        counts.add(row.over, len(row.items))
+        encoded += row.items
+    counts.report(source, kind_name(kind))
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return encoded
@@ -116,10 +135,16 @@ def _encode_record(
     loaded: LoadedModel,
     limits: Limits,
     encode_one: Callable[[R, ApplyLimits], Iterable[Encoded]],
-) -> list[Encoded]:
+) -> EncodedRow[Encoded]:
+    over: set[str] = set()
+
+    def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
+        over.update(limits.exceeded(prompt, response or ()))
+        return _apply_limits(loaded, limits, where, prompt, response)
+
     try:
-        return list(encode_one(record, partial(_apply_limits, loaded, limits, where)))
-    except SpecialTokenError as error:
+        return EncodedRow(list(encode_one(record, apply_limits)), tuple(sorted(over)))
+    except (SpecialTokenError, UnknownTokenError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
@@ -136,9 +161,12 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
 
 def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
     if isinstance(data, str):
-        yield from read_records(data, kind, skip_bad_rows=skip_bad_rows)
+        yield from read_records(data, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
         return
     source = f"{kind_name(kind)}s in memory"
+    if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
+        remedy = "give a list of rows, or one split of a DatasetDict, such as data['train']"
+        raise UserError(f"{source}: is a {type(data).__name__}, not a sequence of rows; {remedy}")
     for number, row in enumerate(data, start=1):
         if isinstance(row, kind):
             yield row
@@ -159,6 +187,8 @@ def _with_prefix(record: R, prefix: str) -> R:
     if not prefix:
         return record
     turns = list(record.prompt)
+    if not turns:
+        raise UserError("task_prefixes: a prefix cannot be put before prompts that are token ids (input_ids)")
     first = next(place for place, turn in enumerate(turns) if turn["role"] == "user")
     turns[first] = {"role": "user", "content": prefix + turns[first]["content"]}
     return replace(record, prompt=tuple(turns))  # type: ignore[type-var]  # every record is a dataclass
@@ -174,7 +204,7 @@ def encode_demonstrations(
 
 def encode_demonstration_row(
     loaded: LoadedModel, limits: Limits, row: SourceRow, prefix: str = ""
-) -> list[EncodedDemonstration]:
+) -> EncodedRow[EncodedDemonstration]:
     """The examples of one row of a file, see `encode_demonstrations`; none if it is dropped.
 
     Args:
@@ -192,7 +222,8 @@ def encode_demonstration_row(
     encode_one = partial(_encode_demonstration, loaded)
     demonstrations = (_with_prefix(record, prefix) for record in records if isinstance(record, Demonstration))
     found = [_encode_record(record, row.where, loaded, limits, encode_one) for record in demonstrations]
-    return [example for examples in found for example in examples]
+    over = sorted({setting for each in found for setting in each.over})
+    return EncodedRow([example for each in found for example in each.items], tuple(over))
 
 
 def _encode_demonstration(
@@ -241,20 +272,42 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
     """Prompts to sample responses of up to `limits.response` tokens to. Raises: see `encode_records`."""
 
     def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[EncodedPrompt]:
-        kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
-        if kept is not None:
-            yield EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
+        encoded = encode_prompt(record, loaded, apply_limits)
+        if encoded is not None:
+            yield encoded
 
     return encode_records(data, Prompt, loaded, limits, skip_bad_rows, encode_one)
 
 
+def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits) -> EncodedPrompt | None:
+    """A prompt within the limits; None if it is dropped. Token ids in the data are read as they are.
+
+    Raises:
+        UserError: for a token id that the tokenizer does not have.
+    """
+    if record.ids is None:
+        kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
+        return None if kept is None else EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
+    tokenizer = loaded.tokenization.tokenizer
+    highest = max(record.ids)
+    if highest >= len(tokenizer):
+        wrong = f"has the id {highest}, but the model's tokenizer has {len(tokenizer)} tokens"
+        raise UnknownTokenError(f"field 'input_ids': {wrong}; tokenize the prompts with the model's own tokenizer")
+    kept = apply_limits(list(record.ids), None)
+    if kept is None:
+        return None
+    text = tokenizer.decode(kept.prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return EncodedPrompt(user_turn(str(text)), kept.prompt, record.category, record.id, given_as_ids=True)
+
+
 def encode_response(
-    prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str
+    prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str, counts: OverlongCounts
 ) -> PromptResponse | None:
     """A prompt and its response within the limits; None if they are dropped.
 
     Args:
         where: names them in an error.
+        counts: counts what exceeds the limits.
 
     Raises:
         UserError: if they exceed the limits, or spell a special token.
@@ -264,7 +317,9 @@ def encode_response(
         ids = tokenization.prompt_ids(prompt), tokenization.response_ids(response)
     except SpecialTokenError as error:
         raise UserError(f"{where}: {error}") from error
-    return limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
+    kept = limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
+    counts.add(limits.exceeded(*ids), kept is not None)
+    return kept
 
 
 def _apply_limits(

@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from accelerate import Accelerator
 
+from align.batches.encoding import Limits
+from align.batches.overlong import EncodedRow, OverlongCounts
 from align.data.sources import RawRow, SourceRow, iter_raw_rows
 from align.errors import UserError
 from align.runtime.distributed import map_across_processes
@@ -28,30 +30,35 @@ class ExampleStream(Generic[Item, Example]):
 
     Args:
         source: a file, folder or hub name.
-        encode: makes zero or more items from a row.
+        encode: makes zero or more items from a row; an `EncodedRow` also names the limits that the row exceeds.
         arrange: makes examples from the items of a block.
         block: rows in memory at once.
         key: the run's seed, and numbers that distinguish the streams of one run.
         skip_bad_rows: leave out bad rows, and log how many a pass had.
+        limits: of the rows, if they have any. How many exceed them is logged after the first block and after each pass.
 
     Raises:
-        UserError: if the source is not there, or for a bad row in its first block.
+        UserError: if the source is not there, for a bad row in its first block, and if the limits leave hardly any row of
+            that block.
     """
 
     def __init__(
         self,
         source: str,
-        encode: Callable[[SourceRow], Sequence[Item]],
+        encode: Callable[[SourceRow], Sequence[Item] | EncodedRow[Item]],
         arrange: Callable[[list[Item]], list[Example]],
         block: int,
         key: tuple[int, ...],
         accelerator: Accelerator,
         skip_bad_rows: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         self.source, self.encode, self.arrange, self.block, self.key = source, encode, arrange, block, key
-        self.accelerator, self.skip_bad_rows = accelerator, skip_bad_rows
+        self.accelerator, self.skip_bad_rows, self.limits = accelerator, skip_bad_rows, limits
         self.load_state({"start": 0, "number": 0, "place": 0})
         self._read_block()  # so that a mistake in its first rows stops the run before training
+        if self.counts:
+            self.counts.report(f"{source}: first block", "row")
 
     def take(self, count: int) -> list[Example]:
         """The next examples.
@@ -77,6 +84,7 @@ class ExampleStream(Generic[Item, Example]):
         self.start, self.number = state["start"], state["number"]
         self._rows = islice(iter_raw_rows(self.source), self.start, None)
         self.gives_any, self.bad = self.start > 0, 0
+        self.counts = OverlongCounts(self.limits) if self.limits else None
         self.size, self.place = 0, 0
         self.examples: list[Example] = []
         if state["place"]:
@@ -97,7 +105,11 @@ class ExampleStream(Generic[Item, Example]):
         if problems and not self.skip_bad_rows:
             raise UserError(problems[0])
         self.bad += len(problems)
-        examples = self.arrange(list(chain.from_iterable(each for each in outcomes if not isinstance(each, str))))
+        rows = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+        if self.counts:
+            for row in rows:
+                self.counts.add(row.over, len(row.items))
+        examples = self.arrange(list(chain.from_iterable(row.items for row in rows)))
         order = generator(self.key[0], Stream.STREAM_ORDER, *self.key[1:], self.number).permutation(len(examples))
         self.examples, self.place = [examples[number] for number in order.tolist()], 0
         self.gives_any |= bool(examples)
@@ -107,15 +119,19 @@ class ExampleStream(Generic[Item, Example]):
             raise UserError(f"{self.source}: a pass through it gave no example within the limits; raise them, or check it")
         if self.bad:
             logger.warning("%s: skipped %d bad rows", self.source, self.bad)
+        if self.counts:
+            self.counts.log(f"{self.source}: pass", "row")
+            self.counts = OverlongCounts(self.counts.limits)
         self._rows = islice(iter_raw_rows(self.source), 0, None)
         self.start, self.gives_any, self.bad = 0, False, 0
 
-    def _encode_rows(self, rows: list[RawRow]) -> list[Sequence[Item] | str]:
+    def _encode_rows(self, rows: list[RawRow]) -> list[EncodedRow[Item] | str]:
         """Each row's items, or its error message: raising here would leave the other processes waiting."""
-        outcomes: list[Sequence[Item] | str] = []
+        outcomes: list[EncodedRow[Item] | str] = []
         for raw in rows:
             try:
-                outcomes.append(self.encode(raw.read()))
+                found = self.encode(raw.read())
+                outcomes.append(found if isinstance(found, EncodedRow) else EncodedRow(found))
             except UserError as error:
                 outcomes.append(str(error))
         return outcomes

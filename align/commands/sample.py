@@ -108,6 +108,9 @@ def primed(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedP
         return list(prompts)
     primer, found = config.primer(), []
     for prompt in prompts:
+        if prompt.given_as_ids:
+            remedy = "give prompts as text"
+            raise UserError(f"{config.prompts}: holds token ids (input_ids), which cannot follow examples; {remedy}")
         ids = loaded.tokenization.prompt_ids(primer.before(prompt.conversation))
         loaded.backbone.require_fit(
             len(ids), config.max_new_tokens, f"{config.prompts}: a prompt after {config.shots} shots"

@@ -82,13 +82,20 @@ def describe(source: str | os.PathLike[str], kind: type[Record], split: str = "t
         ("records", f"{len(records)} from {_format_rows(scanned.rows)}"),
         ("multi-turn", _format_share(sum(map(_is_multi_turn, records)), len(records))),
         *_kind_facts(records),
-        ("words in the prompt", _describe_lengths(_count_words(record.prompt) for record in records)),
+        *_prompt_facts(records),
         *_response_facts(records),
         ("categories", _list_most_common(record.category for record in records)),
         ("repeated prompts", _format_share(_count_repeated(records), len(records))),
     ]
+    if scanned.unused:
+        facts.append(("columns not used", _list_unused(scanned)))
     lines = [f"{name + ':':<23}{value}" for name, value in facts]
     return "\n".join(lines + _problem_lines(scanned))
+
+
+def _list_unused(scanned: Scan[Record]) -> str:
+    good = scanned.rows - len(scanned.problems)
+    return ", ".join(name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
 
 
 def _problem_lines(scanned: Scan[Record]) -> list[str]:
@@ -104,6 +111,13 @@ def _is_multi_turn(record: Record) -> bool:
     """Whether an earlier answer is part of the prompt, or there are several answers to learn from."""
     answers = [turn for turn in record.prompt if turn["role"] == "assistant"]
     return bool(answers) or (isinstance(record, Demonstration) and len(record.continuation) > 1)
+
+
+def _prompt_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    texts = [record for record in records if record.prompt]
+    ids = [record.ids for record in records if isinstance(record, Prompt) and record.ids is not None]
+    words = [("words in the prompt", _describe_lengths(_count_words(record.prompt) for record in texts))] if texts else []
+    return words + ([("tokens in the prompt", _describe_lengths(map(len, ids)))] if ids else [])
 
 
 def _kind_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -145,8 +159,9 @@ def _count_words(conversation: Conversation) -> int:
 
 def _count_repeated(records: Sequence[Record]) -> int:
     """How many records have the prompt of an earlier one."""
-    prompts = {tuple((turn["role"], turn["content"]) for turn in record.prompt) for record in records}
-    return len(records) - len(prompts)
+    prompts = {tuple((turn["role"], turn["content"]) for turn in record.prompt) for record in records if record.prompt}
+    ids = {record.ids for record in records if isinstance(record, Prompt) and record.ids is not None}
+    return len(records) - len(prompts) - len(ids)
 
 
 def _describe_lengths(values: Iterable[int]) -> str:

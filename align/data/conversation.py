@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from align.data.fields import check_list, check_text, field_error, short_repr
+from align.data.meaning import check_turn
 
 ROLES = ("system", "user", "assistant")
 
@@ -53,6 +54,7 @@ def _check_message(value: object, field: str) -> Message:
     role = value.get("role")
     if role not in ROLES:
         raise field_error(f"{field}.role", f"is {short_repr(role)}", "use system, user or assistant")
+    check_turn(value, field)
     content = check_text(value.get("content"), f"{field}.content", may_be_empty=role == "system")
     return {"role": role, "content": content}
 

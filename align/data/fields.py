@@ -73,8 +73,8 @@ def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
         UserError: with the known name.
     """
     names = list(known)
-    for field in row:
-        if field in names or row[field] is None:
+    for field, value in row.items():
+        if field in names or value is None:
             continue
         nearest = nearest_name(str(field), names, SPELLING_SIMILARITY)
         if nearest is not None:
@@ -132,6 +132,26 @@ def check_whole_numbers(value: object, field: str, count: int, low: int, high: i
         if not whole or entry < low or (high is not None and entry > high):
             raise field_error(f"{field}[{i}]", f"is {short_repr(entry)}", f"use a whole number {allowed}")
     return tuple(entries)
+
+
+def check_token_ids(value: object, field: str) -> tuple[int, ...]:
+    """Token ids, at least one; which of them exist depends on the tokenizer."""
+    ids = check_list(value, field)
+    if not ids:
+        raise field_error(field, "is empty", "write the ids, or remove the row")
+    return check_whole_numbers(ids, field, len(ids), 0, None)
+
+
+def attended_ids(ids: object, mask: object) -> tuple[Any, ...]:
+    """Token ids without those that an attention mask leaves out, which are padding; no mask (None) leaves out none."""
+    given = check_list(ids, "input_ids")
+    if mask is None:
+        return tuple(given)
+    kept = check_list(mask, "attention_mask")
+    if len(kept) != len(given) or any(entry not in (0, 1) for entry in kept):
+        wrong = f"does not hold a 0 or 1 for each of {len(given)} input_ids"
+        raise field_error("attention_mask", wrong, "correct it, or remove the field")
+    return tuple(token for token, is_read in zip(given, kept, strict=True) if is_read)
 
 
 def check_attributes(value: object) -> dict[str, float]:

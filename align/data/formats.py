@@ -1,14 +1,17 @@
 """The table of layouts that can be read. The layout of a row is recognized by its fields, given the kind of record."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from align.data.conversation import check_conversation
-from align.data.fields import check_row, id_or_none, text_or_none
+from align.data.fields import check_row, field_error, id_or_none, text_or_none
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.layouts import instructions, pairs, sampled, votes
 from align.data.layouts import open_assistant as oasst
+from align.data.layouts.transcripts import parse_prompt_transcript
+from align.data.meaning import check_meaning, check_scores, turns_before
 from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.errors import UserError
 
@@ -62,11 +65,26 @@ def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
     return lambda row: [kind.from_row(row)]
 
 
+def _demonstrations(row: Row) -> list[Record]:
+    return list(Demonstration.all_from_row(row))
+
+
 def _prompt_from_messages(row: Row) -> list[Record]:
+    """All turns up to the user's last one: an answer behind it is not read."""
     turns = check_conversation(row["messages"], "messages")
-    first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), len(turns))
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
     category = text_or_none(row.get("category"))
-    return [Prompt(prompt=turns[:first], id=id_or_none(row.get("id")), category=category)]
+    return [Prompt(prompt=turns[: last + 1], id=id_or_none(row.get("id")), category=category)]
+
+
+def _prompt_from_ids(row: Row) -> list[Record]:
+    """A prompt that was tokenized before, as TRL's PPO reads it."""
+    text = next((f for f in FORMATS if f.kind is Prompt and f.name != "token ids" and f.matches(row)), None)
+    if text is not None:
+        raise field_error("input_ids", f"is given beside a prompt in text ({text.fields})", "remove one of them")
+    if row.get("labels") is not None:
+        raise field_error("labels", "marks tokens to learn, so input_ids is more than a prompt", "give the prompts alone")
+    return [Prompt.from_row(row)]
 
 
 _is_ultrafeedback = _has("instruction", "completions")
@@ -83,8 +101,8 @@ _is_stack_pair = _has("question", "response_j")
 FORMATS: tuple[Format, ...] = (
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
-    Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _own(Demonstration)),
-    Format("messages", Demonstration, "messages", _has("messages"), _own(Demonstration)),
+    Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _demonstrations),
+    Format("messages", Demonstration, "messages", _has("messages"), _demonstrations),
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, sampled.demonstrations),
     Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, instructions.alpaca),
     Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, instructions.dolly),
@@ -113,6 +131,7 @@ FORMATS: tuple[Format, ...] = (
         "attribute judgment", AttributeJudgment, "prompt, response, attributes", _has("attributes"), _own(AttributeJudgment)
     ),
     # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
+    Format("token ids", Prompt, "input_ids", _has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
     Format("pair", Prompt, "chosen (turns)", _is_whole_pair, pairs.pair_prompt),
     Format("prompt", Prompt, "prompt", _has("prompt"), _own(Prompt)),
@@ -145,21 +164,76 @@ def find_format(row: Row, kind: type[Record]) -> Format | None:
     return next((known for known in FORMATS if known.kind is kind and known.matches(row)), None)
 
 
-def convert_row(row: object, kind: type[Record]) -> tuple[Format, list[Record]]:
+def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = None) -> tuple[Format, list[Record]]:
     """The layout of a row and its records (usually one).
 
     Args:
         row: the decoded row.
         kind: the kind of record to read it as.
+        unused: counts the fields that were given and not read.
 
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
-    row = pairs.parse_prompt_transcript(check_row(row))
+    row = parse_prompt_transcript(_as_plain_values(check_row(row)))
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)
-    return layout, layout.convert(row)
+    watched = _WatchedRow(row)
+    check_meaning(watched, learned=kind is not Prompt, demonstration=kind is Demonstration)
+    if kind is Ranking:
+        check_scores(watched)
+    records = layout.convert(watched)
+    before = turns_before(watched, has_history=layout.name != "SHP")
+    if any(before):
+        records = [_with_turns_before(record, *before) for record in records]
+    if unused is not None:
+        unused.update(watched.unread())
+    return layout, records
+
+
+def _as_plain_values(row: Row) -> Row:
+    """The row with lists and numbers in place of NumPy arrays and tensors, which formatted `datasets` give."""
+    arrays = {field: value.tolist() for field, value in row.items() if hasattr(value, "tolist")}
+    return {**row, **arrays} if arrays else row
+
+
+class _WatchedRow(Mapping[str, Any]):
+    """A row that knows which of its fields were read."""
+
+    def __init__(self, row: Row) -> None:
+        self.row, self.read = row, set[str]()
+
+    def __getitem__(self, field: str) -> Any:
+        self.read.add(field)
+        return self.row[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.row)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def items(self) -> ItemsView[str, Any]:
+        """All fields, which count as read only by name."""
+        return self.row.items()
+
+    def unread(self) -> list[str]:
+        """The fields that hold a value and were not read."""
+        return [str(field) for field, value in self.row.items() if field not in self.read and value is not None]
+
+
+def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:
+    if not record.prompt:
+        raise field_error("system" if system else "history", "cannot precede token ids", "tokenize the whole prompt")
+    turns: list[Any] = [*record.prompt]
+    own = [turns.pop(0)] if turns[0]["role"] == "system" else []
+    if own and system is not None and own[0]["content"] != system:
+        raise field_error("system", "differs from the system turn of the conversation", "keep one of them")
+    if system is not None:
+        own = [{"role": "system", "content": system}]
+    prompt = check_conversation([*own, *history, *turns], "history" if history else "prompt")
+    return replace(record, prompt=prompt)  # type: ignore[type-var]  # every record is a dataclass
 
 
 def _unrecognized(row: Row, kind: type[Record]) -> UserError:

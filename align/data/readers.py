@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Generic, TypeVar
 
 from align.data.formats import convert_row, kind_name
-from align.data.records import Record
+from align.data.records import Prompt, Record
 from align.data.sources import iter_rows
 from align.errors import UserError
 from align.files import new_file
@@ -27,10 +27,19 @@ LISTED_PROBLEMS = 5
 
 @dataclass(slots=True)
 class Scan(Generic[R]):
-    """What a source contains: records, rows by layout, the number of rows, and one line for each bad row."""
+    """What a source contains.
+
+    Attributes:
+        records: those of all good rows.
+        formats: rows by layout.
+        unused: rows in which a field was given and not read, by the field's name.
+        rows: number of rows.
+        problems: a line for each bad row.
+    """
 
     records: list[R] = field(default_factory=list)
     formats: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -53,7 +62,7 @@ def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = F
         try:
             if row.error is not None:
                 raise UserError(row.error)
-            layout, records = convert_row(row.row, kind)
+            layout, records = convert_row(row.row, kind, scanned.unused)
         except UserError as error:
             problem = f"{row.where}: {error}"
             if stop_at_bad:
@@ -66,16 +75,22 @@ def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = F
 
 
 def read_records(
-    source: str | os.PathLike[str], kind: type[R], *, skip_bad_rows: bool = False, split: str = "train"
+    source: str | os.PathLike[str],
+    kind: type[R],
+    *,
+    skip_bad_rows: bool = False,
+    split: str = "train",
+    token_ids: bool = False,
 ) -> list[R]:
     """All records of one kind in a source.
 
     Args:
-        source: a .jsonl, .json, .jsonl.gz, .json.gz or .parquet file; a folder of such files or one saved by `datasets`;
-            or, if there is no such path, the name of a hub data set.
+        source: a .jsonl, .json, .csv (these also as .gz) or .parquet file; a folder of such files or one saved by
+            `datasets`; or, if there is no such path, the name of a hub data set.
         kind: Demonstration, Ranking, RuleJudgment or Prompt; the layout is recognized row by row (`align.data.formats`).
         skip_bad_rows: log the number of bad rows and the first five, and return the others.
         split: for folders and hub names.
+        token_ids: accept prompts as token ids (`Prompt.ids`), which have no text.
 
     Raises:
         UserError: in one line, for a bad row ("FILE:LINE: field 'ranks': what is wrong; what to do", or
@@ -83,6 +98,8 @@ def read_records(
     """
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
     require_records(scanned, source, kind)
+    if not token_ids and any(isinstance(record, Prompt) and record.ids is not None for record in scanned.records):
+        raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
         logger.warning("%s: skipped %d bad rows of %d:", source, len(scanned.problems), scanned.rows)
         for problem in scanned.problems[:LISTED_PROBLEMS]:

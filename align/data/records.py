@@ -21,6 +21,7 @@ from align.data.conversation import (
     to_json,
 )
 from align.data.fields import (
+    attended_ids,
     check_flags,
     check_id,
     check_margin,
@@ -29,11 +30,13 @@ from align.data.fields import (
     check_row,
     check_spelling,
     check_texts,
+    check_token_ids,
     check_whole_numbers,
     field_error,
     required_field,
     short_repr,
 )
+from align.data.meaning import learned_turns
 
 __all__ = ["Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record"]
 
@@ -111,15 +114,44 @@ class Demonstration(Record):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn)."""
+        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn).
+
+        Raises:
+            UserError: for a bad row, and if turns between learned ones are excluded from the loss (`all_from_row`).
+        """
+        records = cls.all_from_row(row)
+        if len(records) > 1:
+            raise field_error("messages", "excludes turns between learned ones", "read the row with all_from_row")
+        return records[0]
+
+    @classmethod
+    def all_from_row(cls, row: Mapping[str, Any]) -> list[Self]:
+        """Records that learn each assistant turn of a row once, but those that `weight` 0 or `train` false excludes.
+
+        A record holds adjacent learned turns. Excluded turns before them are part of its prompt.
+
+        Raises:
+            UserError: if the row is bad, or all of its turns are excluded.
+        """
         row = check_row(row)
-        if row.get("completion") is not None:
+        field = "messages" if row.get("completion") is None else "completion"
+        if field == "completion":
             prompt = check_prompt(required_field(row, "prompt", "write the text that the completion answers"))
             continuation = check_continuation(row["completion"], "completion")
         else:
             messages = required_field(row, "messages", "a demonstration has messages, or prompt and completion")
             prompt, continuation = _split_messages(check_conversation(messages, "messages"))
-        return cls(prompt=prompt, continuation=continuation, id=row.get("id"), category=row.get("category"))
+        given = [{"role": "assistant"}] if isinstance(row[field], str) else row[field]
+        learned = learned_turns(given, field)[len(given) - len(continuation) :]
+        if not any(learned):
+            raise field_error(field, "has no turn to learn from: all are excluded from the loss", "remove the row")
+        ends = [i for i in range(0, len(learned), 2) if learned[i] and not any(learned[i + 2 : i + 3])]
+        starts = [i for i in range(0, len(learned), 2) if learned[i] and not (i and learned[i - 2])]
+        known = {"id": row.get("id"), "category": row.get("category")}
+        return [
+            cls(prompt=(*prompt, *continuation[:start]), continuation=continuation[start : end + 1], **known)
+            for start, end in zip(starts, ends, strict=True)
+        ]
 
     def to_row(self) -> dict[str, Any]:
         """`prompt` and `completion`, or `messages` if all of several assistant turns are learned from."""
@@ -247,7 +279,8 @@ class Prompt(Record):
     """A conversation that waits for an answer: what PPO and sampling start from.
 
     Attributes:
-        prompt: ends with a user turn.
+        prompt: ends with a user turn; empty if the prompt is given as token ids.
+        ids: token ids of a prompt that was tokenized before, for the model's own tokenizer; None: `prompt` holds its text.
         id: the row's id, if it has one.
         category: its category, if it has one.
         check: what an answer has to obey, as it stands in the row (`align.eval.instructions.constraints`), if anything.
@@ -256,18 +289,35 @@ class Prompt(Record):
         UserError: for an empty prompt or another last turn.
     """
 
-    prompt: Conversation
+    prompt: Conversation = ()
+    ids: tuple[int, ...] | None = None
     id: str | None = None
     category: str | None = None
     check: object = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         category = check_optional_text(self.category, "category")
-        set_fields(self, prompt=check_prompt(self.prompt), id=check_id(self.id), category=category)
+        if self.ids is None:
+            set_fields(self, prompt=check_prompt(self.prompt))
+        elif self.prompt:
+            raise field_error("input_ids", "is given beside a prompt in text", "remove one of them")
+        else:
+            set_fields(self, ids=check_token_ids(self.ids, "input_ids"))
+        set_fields(self, id=check_id(self.id), category=category)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, and `id`, `category` and `check` if given; other fields are ignored."""
+        """From `prompt` or `input_ids`, and `id`, `category` and `check` if given; other fields are ignored."""
         row = check_row(row)
-        prompt = required_field(row, "prompt", "write the text that is to be answered")
-        return cls(prompt=prompt, id=row.get("id"), category=row.get("category"), check=row.get("check"))
+        more: dict[str, Any] = {name: row.get(name) for name in ("id", "category", "check")}
+        if row.get("input_ids") is not None and row.get("prompt") is None:
+            return cls(ids=attended_ids(row["input_ids"], row.get("attention_mask")), **more)
+        return cls(prompt=required_field(row, "prompt", "write the text that is to be answered"), **more)
+
+    def to_row(self) -> dict[str, Any]:
+        """The row of a file (docs/data.md); missing fields are left out."""
+        row = Record.to_row(self)
+        ids = row.pop("ids", None)
+        if ids is None:
+            return row
+        return {"input_ids": list(ids)} | {name: value for name, value in row.items() if name != "prompt"}

@@ -1,4 +1,4 @@
-"""Reads rows from JSON and Parquet files, folders, `datasets` folders and the hub. Nothing here knows a layout.
+"""Reads rows from JSON, CSV and Parquet files, folders, `datasets` folders and the hub. Nothing here knows a layout.
 
 A row that cannot be decoded is returned as a bad row, so that the caller decides whether to stop; a file that cannot
 be read at all is a UserError at once.
@@ -6,6 +6,7 @@ be read at all is a UserError at once.
 
 import codecs
 import gzip
+import io
 import json
 import re
 import zlib
@@ -14,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from align.data.csv_rows import csv_rows
 from align.errors import UserError, first_line
 from align.shipped import resolve_path
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
-ENDINGS = (*JSON_ENDINGS, ".parquet")
+CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".parquet")
 # What a `datasets` folder or a clone of a hub repository keeps next to its rows.
 NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-OTHER_ENDINGS = (".gz", ".csv", ".tsv", ".txt", ".zip", ".zst", ".yaml")  # files that cannot be read here
+OTHER_ENDINGS = (".gz", ".txt", ".xlsx", ".zip", ".zst", ".yaml")  # files that cannot be read here
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test", "eval"}
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -41,7 +44,7 @@ class RawRow:
 
     Attributes:
         where: its location, as in `SourceRow`.
-        content: a line of JSON, or the row itself from a file of another kind.
+        content: a line of JSON, or the row itself from a file of another kind, as a `SourceRow` if it is broken.
     """
 
     where: str
@@ -49,6 +52,8 @@ class RawRow:
 
     def read(self) -> SourceRow:
         """The row, parsed."""
+        if isinstance(self.content, SourceRow):
+            return self.content
         if not isinstance(self.content, bytes):
             return SourceRow(self.where, row=self.content)
         try:
@@ -105,7 +110,8 @@ def _file_rows(path: Path, label: str) -> Iterator[RawRow]:
             yield from _parquet_rows(path, label)
         else:
             with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as stream:
-                yield from _json_rows(stream, label)  # type: ignore[arg-type]
+                read = _csv_file_rows if name.endswith(CSV_ENDINGS) else _json_rows
+                yield from read(stream, label)  # type: ignore[arg-type]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{label}: broken gzip file ({error}); copy or compress it again") from error
     except OSError as error:
@@ -127,6 +133,16 @@ def _json_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
             return
         seen_content = True
         yield RawRow(f"{label}:{number}", line)
+
+
+def _csv_file_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
+    try:
+        for number, row in enumerate(csv_rows(text, label), 1):
+            where = f"{label}: row {number}"
+            yield RawRow(where, SourceRow(where, error=row) if isinstance(row, str) else row)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
 
 
 def _array_rows(text: bytes, label: str, number_of_first_line: int) -> Iterator[RawRow]:

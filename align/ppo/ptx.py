@@ -13,6 +13,7 @@ from torch import Tensor
 from align.batches import texts
 from align.batches.encoding import Limits, encode_demonstration_row, encode_demonstrations
 from align.batches.micro_batches import micro_batches
+from align.batches.overlong import EncodedRow
 from align.batches.streams import ExampleStream
 from align.data.sources import SourceRow
 from align.data.texts import Text, read_texts
@@ -74,13 +75,15 @@ class Demonstrations:
 
     def __init__(self, config: PPOConfig, loaded: LoadedModel) -> None:
         self.config, self.loaded = config, loaded
-        self.limits = Limits(config.max_prompt_tokens, config.max_prompt_tokens, "truncate")
+        setting = "max_prompt_tokens"
+        self.limits = Limits(config.max_prompt_tokens, config.max_prompt_tokens, "truncate", (setting, setting))
 
     def read(self) -> list[EncodedDemonstration]:
         return encode_demonstrations(self.config.ptx_data, self.loaded, self.limits, self.config.skip_bad_rows)
 
     def stream(self, accelerator: Accelerator) -> ExampleStream[EncodedDemonstration, EncodedDemonstration]:
-        return _stream(self.config, partial(encode_demonstration_row, self.loaded, self.limits), list, accelerator)
+        encode = partial(encode_demonstration_row, self.loaded, self.limits)
+        return _stream(self.config, encode, list, accelerator, self.limits)
 
     def example(self, item: EncodedDemonstration, random: numpy.random.Generator) -> PtxExample:
         return PtxExample(item.prompt, [item.response], [item.loss_mask])
@@ -164,13 +167,14 @@ def _document_row(loaded: LoadedModel, row: SourceRow) -> list[list[int]]:
 
 def _stream(
     config: PPOConfig,
-    encode: Callable[[SourceRow], Sequence[Read]],
+    encode: Callable[[SourceRow], Sequence[Read] | EncodedRow[Read]],
     arrange: Callable[[list[Read]], list[Item]],
     accelerator: Accelerator,
+    limits: Limits | None = None,
 ) -> ExampleStream[Read, Item]:
     """The data of `ptx_data`, block by block; several sources come one after the other."""
     block, key = config.ptx_stream_block, (config.seed, 0)
-    return ExampleStream(config.ptx_data, encode, arrange, block, key, accelerator, config.skip_bad_rows)
+    return ExampleStream(config.ptx_data, encode, arrange, block, key, accelerator, config.skip_bad_rows, limits)
 
 
 def _denoising(config: PPOConfig, loaded: LoadedModel) -> texts.Denoising:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from align.batches.encoding import Data, Limits, encode_response, records_of
+from align.batches.overlong import OverlongCounts
 from align.data.conversation import to_json
 from align.data.judgments import RuleJudgment
 from align.data.records import Conversation
@@ -133,12 +134,13 @@ def encode_judgments(
         UserError: if a text exceeds the limits or what the model can read.
     """
     backbone = loaded.backbone
+    counts = OverlongCounts(limits)
     ids_of_rule = {rule: rule_ids(loaded.tokenization, text) for rule, text in rules.items()}
 
     def encoded() -> Iterator[EncodedJudgments]:
         for number, item in enumerate(judged, start=1):
             where = f"judged response {number} ({item.response[:40]!r})"
-            kept = encode_response(item.prompt, item.response, loaded, limits, where)
+            kept = encode_response(item.prompt, item.response, loaded, limits, where, counts)
             if kept is None:
                 continue
             backbone.require_fit(
@@ -149,4 +151,6 @@ def encode_judgments(
                 [*kept.prompt, *kept.response], responses, tuple(item.targets), tuple(item.targets.values())
             )
 
-    return list(encoded())
+    found = list(encoded())
+    counts.report("rule judgments", "judged response")
+    return found

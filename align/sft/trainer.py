@@ -118,7 +118,8 @@ def stream_of(
             raise UserError("stream_updates is for data on the disk or the hub: records in memory need none")
         encode_row = partial(encode_demonstration_row, loaded, config.limits, prefix=prefix)
         key = (config.seed, number)
-        streams.append(ExampleStream(source, encode_row, list, config.stream_block, key, accelerator, config.skip_bad_rows))
+        block, skip = config.stream_block, config.skip_bad_rows
+        streams.append(ExampleStream(source, encode_row, list, block, key, accelerator, skip, config.limits))
     return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights)
 
 

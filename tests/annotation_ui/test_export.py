@@ -169,9 +169,11 @@ def test_files_manifest_and_hash(database: Database, judgments: Judgments, tmp_p
     if kind == "jsonl":
         assert json.loads(content)["prompt"] == hostile  # training reads exactly what was there
     elif kind == "csv":
-        with path.open(newline="") as file:
+        assert content.startswith(b"\xef\xbb\xbf")  # without it, Excel reads another encoding
+        with path.open(newline="", encoding="utf-8-sig") as file:
             (row,) = csv.DictReader(file)
         assert row["prompt"] == f"'{hostile}"
+        assert list(row) == sorted(row)
 
 
 def test_parquet_holds_the_same_rows(database: Database, judgments: Judgments, tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def test_a_bad_row_is_refused_with_its_line_and_nothing_is_kept(
         assert overview.progress(session) == []
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "ü", "responses": ["a", "b"]}\n', encoding="utf-8-sig")
+    assert import_file(database, NewBatch("b", "rank"), path) == 1
+
+
 def test_a_raised_overlap_reaches_those_who_passed_the_item(
     database: Database, leases: Leases, judgments: Judgments
 ) -> None:

@@ -1,10 +1,13 @@
 """Records within the limits: what is too long, what becomes of it, and that an error names the record."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from align.batches.encoding import Limits, encode_demonstrations, encode_prompts
+from align.batches.encoding import Limits, encode_demonstration_row, encode_demonstrations, encode_prompts
+from align.batches.streams import ExampleStream
 from align.errors import UserError
 
 LIMITS = Limits(3, 2)
@@ -72,3 +75,71 @@ def test_nothing_left_is_an_error(load_sharp, write):
         encode_demonstrations(
             write({"prompt": "Hi", "completion": "x" * 50}), load_sharp("tiny-gpt2"), Limits(100, 50, "drop"), False
         )
+
+
+def prompts_of(lengths):
+    return [{"prompt": "x" * length} for length in lengths]
+
+
+def test_what_drop_leaves_out_is_counted_by_limit(load_sharp, write, caplog):
+    rows = [{"prompt": "Hi", "completion": "x" * n} for n in (1, 50, 60)] + [{"prompt": "y" * 90, "completion": "x" * 70}]
+    source = write(*rows)
+    found = encode_demonstrations(source, load_sharp("tiny-gpt2"), Limits(90, 40, "drop"), False)
+    assert len(found) == 1
+    over = "3 over max_response_tokens 40, 1 over max_prompt_tokens 90"
+    assert caplog.messages == [f"{source}: overlong drop left out 3 of 4 demonstrations ({over})"]
+
+
+def test_what_truncate_shortens_is_counted(load_sharp, caplog):
+    loaded = load_sharp("tiny-gpt2")
+    assert len(encode_prompts(prompts_of([1] * 3 + [90] * 97), loaded, Limits(80, 9, "truncate"), False)) == 100
+    assert caplog.messages == [
+        "prompts in memory: overlong truncate shortened 97 of 100 prompts (97 over max_prompt_tokens 80)"
+    ]
+
+
+def test_nothing_is_reported_where_all_records_fit(load_sharp, caplog):
+    encode_prompts(prompts_of([1, 2]), load_sharp("tiny-gpt2"), Limits(80, 9, "drop"), False)
+    assert not caplog.messages
+
+
+def test_drop_that_leaves_less_than_a_tenth_is_an_error(load_sharp):
+    loaded, limits = load_sharp("tiny-gpt2"), Limits(80, 9, "drop")
+    assert len(encode_prompts(prompts_of([1] + [90] * 9), loaded, limits, False)) == 1
+    with pytest.raises(UserError) as error:
+        encode_prompts(prompts_of([1] + [90] * 10), loaded, limits, False)
+    assert str(error.value) == (
+        "prompts in memory: overlong drop leaves 1 of 11 prompts (10 over max_prompt_tokens 80), less than 10%; "
+        "raise the limit, set overlong to truncate, or remove the long rows"
+    )
+
+
+def test_turns_that_drop_takes_from_a_conversation_are_counted(load_sharp, caplog):
+    turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    rows = [{"messages": [*turns, {"role": "assistant", "content": "x" * 50}]}]
+    found = encode_demonstrations(rows, load_sharp("tiny-t5"), Limits(200, 10, "drop"), False)
+    assert len(found) == 1  # the first answer; an encoder-decoder reads each turn apart
+    assert caplog.messages[0].startswith(
+        "demonstrations in memory: overlong drop dropped turns of 1 of 1 demonstrations (1 over max_response_tokens 10)"
+    )
+
+
+def test_what_a_stream_loses_is_counted(load_sharp, write, caplog):
+    loaded, alone = load_sharp("tiny-gpt2"), SimpleNamespace(num_processes=1, process_index=0)
+    source = write(*({"prompt": "Hi", "completion": "x" * n} for n in (1, 50, 60, 2)))
+    limits = Limits(90, 40, "drop")
+    encode = partial(encode_demonstration_row, loaded, limits)
+    stream = ExampleStream(source, encode, list, 4, (0, 0), alone, limits=limits)
+    line = f"{source}: {{}}: overlong drop left out 2 of 4 rows (2 over max_response_tokens 40)"
+    assert caplog.messages == [line.format("first block")]
+    stream.take(3)
+    assert caplog.messages[1:] == [line.format("pass")]
+    tight = Limits(90, 1, "drop")
+    with pytest.raises(UserError, match=r"first block: no row is left within the limits; raise them"):
+        ExampleStream(source, partial(encode_demonstration_row, loaded, tight), list, 4, (0, 0), alone, limits=tight)
+
+
+def test_other_processes_report_nothing(load_sharp, caplog, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    encode_prompts(prompts_of([1, 90]), load_sharp("tiny-gpt2"), Limits(80, 9, "drop"), False)
+    assert not caplog.messages

@@ -68,6 +68,7 @@ ROWS = [
         [AttributeJudgment(prompt=HI, response="a", attributes={"sensible": 1, "depth": 2.5}, labeler="ann")],
     ),
     ("prompt", {"prompt": "Hi", "id": "p1"}, [Prompt(prompt=HI, id="p1")]),
+    ("token ids", {"input_ids": [5, 6], "id": "p1"}, [Prompt(ids=(5, 6), id="p1")]),
     # Other people's
     ("HH-RLHF", HH, [pair(DIALOGUE, "yes", "no")]),
     (

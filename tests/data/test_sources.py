@@ -149,8 +149,8 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
         ("a.jsonl", b"\n \n", "has no rows; write one record per line"),
         ("a.jsonl.gz", gz(b""), "has no rows; write one record per line"),
         ("a.json", b"[]", "has no rows; write one record per line"),
-        ("a.csv", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
-         ".ndjson.gz, .parquet"),
+        ("a.xlsx", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
+         ".ndjson.gz, .csv, .tsv, .csv.gz, .tsv.gz, .parquet"),
         ("a.jsonl.gz", b"plain", "broken gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
         ("a.jsonl.gz", gz(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
          "end-of-stream marker was reached); copy or compress it again"),

@@ -92,7 +92,7 @@ def test_each_example_is_read_as_what_it_promises(rows, kinds, tmp_path):
     readable = []
     for name, kind in KINDS.items():
         with contextlib.suppress(UserError):
-            records = read_records(path, kind)
+            records = read_records(path, kind, token_ids=True)
             assert len(records) == len(rows)
             readable.append(name)
     assert sorted(readable) == sorted(kinds)

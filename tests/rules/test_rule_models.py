@@ -7,6 +7,8 @@ import torch
 from accelerate import Accelerator
 
 from align import cli
+from align.attributes.judgments import RatedResponse, encode_ratings
+from align.attributes.model import Head
 from align.batches.encoding import Limits
 from align.errors import UserError
 from align.examples import SampledResponse
@@ -158,3 +160,15 @@ def test_settings_that_leave_nothing_to_learn_from(tmp_path, align_cache):
         RuleTrainer("tiny-llama", judgments(4), settings(tmp_path / "b", held_out_rules=["no-digits"]))
     with pytest.raises(UserError, match=r"rules is \[\], but must be given"):
         settings(tmp_path / "c", rules=[])
+
+
+def test_judged_responses_that_drop_leaves_out_are_counted(load_sharp, caplog):
+    loaded, prompt = load_sharp("tiny-gpt2"), ({"role": "user", "content": "Hi"},)
+    judged = [JudgedResponse(prompt, "x" * length, {"short": 1.0}) for length in (1, 90, 2)]
+    assert len(encode_judgments(judged, TEXTS, loaded, Limits(64, 64, "drop"))) == 2
+    line = "overlong drop left out 1 of 3 judged responses (1 over max_response_tokens 64)"
+    assert caplog.messages == [f"rule judgments: {line}"]
+    rated = [RatedResponse(prompt, item.response, {"short": 1.0}) for item in judged]
+    caplog.clear()
+    assert len(encode_ratings(rated, [Head("short", "binary")], loaded, Limits(64, 64, "drop"))) == 2
+    assert caplog.messages == [f"attribute judgments: {line}".replace("judged", "rated")]

@@ -1,16 +1,14 @@
 """Pairs of a better and a worse response: TRL's preference form and HH-RLHF's transcripts."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from align.data.conversation import Conversation, check_answer, check_conversation, check_prompt
-from align.data.fields import check_text, field_error, id_or_none, required_field, text_or_none
+from align.data.fields import field_error, id_or_none, required_field, text_or_none
+from align.data.layouts.transcripts import parse_transcript
 from align.data.records import Prompt, Ranking, Record
 
 Row = Mapping[str, Any]
-SPEAKER = re.compile(r"\n\n(Human|Assistant):")
-ROLE_NAMES = {"Human": "user", "Assistant": "assistant"}
 
 
 def make_pair_ranking(
@@ -61,9 +59,6 @@ def pair(row: Row) -> list[Record]:
     Raises:
         UserError: if a field is missing or the two responses have equal scores.
     """
-    scores = (row.get("score_chosen"), row.get("score_rejected"))  # UltraFeedback binarized
-    if scores[0] is not None and scores[0] == scores[1]:
-        raise field_error("score_rejected", "equals score_chosen, so there is nothing to learn", "remove the row")
     chosen = required_field(row, "chosen", "a pair has prompt, chosen and rejected")
     rejected = required_field(row, "rejected", "a pair has prompt, chosen and rejected")
     if is_whole_conversation(chosen) or is_whole_conversation(rejected):
@@ -96,45 +91,7 @@ def pair_prompt(row: Row) -> list[Record]:
     return [Prompt(prompt=turns[:-1], id=id_or_none(row.get("id")), category=text_or_none(row.get("category")))]
 
 
-# --- HH-RLHF transcripts (Bai et al. 2022): "\n\nHuman: ...\n\nAssistant: ..." ---
-
-
-def parse_transcript(text: object, field: str) -> Conversation:
-    """The turns of a transcript, stripped of white space; the last may be empty.
-
-    Turns of one speaker in a row (a model that wrote "Assistant:" again) are joined: roles have to alternate.
-
-    Args:
-        text: the transcript.
-        field: its name, for messages.
-
-    Raises:
-        UserError: if it is no transcript.
-    """
-    text = check_text(text, field)
-    before, *parts = SPEAKER.split(text if text.startswith("\n\n") else f"\n\n{text}")
-    if before.strip() or not parts:
-        wrong = "is neither a transcript that begins with 'Human:' nor an answer to a 'prompt'"
-        raise field_error(field, wrong, "add the field prompt")
-    turns: list[tuple[str, str]] = []
-    for speaker, content in zip(parts[::2], parts[1::2], strict=True):
-        role, content = ROLE_NAMES[speaker], content.strip()
-        if turns and turns[-1][0] == role:
-            turns[-1] = (role, f"{turns[-1][1]}\n\n{content}".strip())
-        else:
-            turns.append((role, content))
-    return tuple({"role": role, "content": content} for role, content in turns)
-
-
-def parse_prompt_transcript(row: Row) -> Row:
-    """The row, with `prompt` parsed if it is a transcript that waits for the assistant, as in Dahoas/rm-static."""
-    prompt = row.get("prompt")
-    if not isinstance(prompt, str) or not prompt.startswith("\n\nHuman:"):
-        return row
-    if not prompt.rstrip().endswith("\n\nAssistant:"):
-        return row
-    turns = parse_transcript(prompt, "prompt")
-    return {**row, "prompt": turns if turns[-1]["content"] else turns[:-1]}
+# --- Pairs of whole transcripts, as in HH-RLHF (Bai et al. 2022) ---
 
 
 def hh_pair(row: Row) -> list[Record]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from align.batches.encoding import ApplyLimits, Limits, encode_records
+from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.builtin.zoo import resolve_model
 from align.data.primer import Primer
 from align.data.records import Prompt
+from align.errors import UserError
 from align.eval.core.evaluated_models import EvaluatedModel, respond
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
@@ -45,13 +46,13 @@ def read_prompts(config: AnsweringTaskConfig, loaded: LoadedModel) -> dict[str, 
     """
     numbers = itertools.count(1)
 
-    def encode_prompt(record: Prompt, apply_limits: ApplyLimits) -> Iterator[NumberedPrompt]:
-        number, kept = next(numbers), apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
-        if kept is not None:
-            yield NumberedPrompt(number, EncodedPrompt(record.prompt, kept[0], record.category, record.id))
+    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[NumberedPrompt]:
+        number, encoded = next(numbers), encode_prompt(record, loaded, apply_limits)
+        if encoded is not None:
+            yield NumberedPrompt(number, encoded)
 
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-    prompts = encode_records(config.prompts, Prompt, loaded, limits, config.skip_bad_rows, encode_prompt)
+    prompts = encode_records(config.prompts, Prompt, loaded, limits, config.skip_bad_rows, encode_one)
     return {str(numbered.number): numbered for numbered in take_evenly(prompts, config.limit)}
 
 
@@ -139,6 +140,8 @@ def _prompt_ids(evaluated: EvaluatedModel, numbered: NumberedPrompt, config: Ans
     """The token ids that the model reads, with its primer; reward models and judges see the prompt without it."""
     if evaluated.primer == Primer():
         return numbered.prompt.ids  # cut to the limits
+    if numbered.prompt.given_as_ids:
+        raise UserError(f"{config.prompts}: holds token ids (input_ids), which cannot follow examples; give prompts as text")
     ids = evaluated.prompt_ids(numbered.prompt.conversation)
     where = f"{config.prompts}: prompt {numbered.number} after its examples"
     evaluated.loaded.backbone.require_fit(len(ids), config.max_new_tokens, where)

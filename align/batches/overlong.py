@@ -1,0 +1,106 @@
+"""Counts of the records that exceed the length limits, reported once per source after it is encoded."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from align.errors import UserError
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+MIN_KEPT = 0.1
+"""Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
+
+
+class LengthLimits(Protocol):
+    """What is reported of the limits, see `align.batches.encoding.Limits`."""
+
+    @property
+    def prompt(self) -> int:
+        """Maximum tokens of a prompt."""
+
+    @property
+    def response(self) -> int:
+        """Maximum tokens of a response."""
+
+    @property
+    def overlong(self) -> str:
+        """What happens to longer ones."""
+
+    @property
+    def settings(self) -> tuple[str, str]:
+        """The settings that hold the two limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRow(Generic[Item]):
+    """The items of one row, and the limits that it exceeded."""
+
+    items: Sequence[Item]
+    over: tuple[str, ...] = ()
+
+
+class OverlongCounts:
+    """Counts records by the limits that they exceed.
+
+    Attributes:
+        records: number of records seen.
+        dropped: records of which nothing is left.
+        cut: records that were shortened, or lost some of their turns.
+        over: records over each limit, by the limit's setting.
+    """
+
+    def __init__(self, limits: LengthLimits) -> None:
+        self.limits = limits
+        self.records = self.dropped = self.cut = 0
+        self.over: Counter[str] = Counter()
+
+    def add(self, over: Collection[str], kept: int) -> None:
+        """Count a record.
+
+        Args:
+            over: the settings of the limits that it exceeds.
+            kept: number of examples that are left of it.
+        """
+        self.records += 1
+        self.over.update(set(over))
+        self.dropped += bool(over and not kept)
+        self.cut += bool(over and kept)
+
+    def report(self, source: str, kind: str) -> None:
+        """Log how many records were dropped or truncated, unless too few are left.
+
+        Args:
+            source: where the records are from.
+            kind: what a record is called, in the singular.
+
+        Raises:
+            UserError: if dropping leaves less than `MIN_KEPT` of the records.
+        """
+        left = self.records - self.dropped
+        if self.dropped and not left:
+            wrong = f"no {kind} is left within the limits; raise them, or set overlong to truncate"
+            raise UserError(f"{source}: {wrong} ({self._over_which()} of {self.records})")
+        if self.dropped and left < MIN_KEPT * self.records:
+            wrong = f"overlong drop leaves {left} of {self.records} {kind}s ({self._over_which()}), less than {MIN_KEPT:.0%}"
+            raise UserError(f"{source}: {wrong}; raise the limit, set overlong to truncate, or remove the long rows")
+        self.log(source, kind)
+
+    def log(self, source: str, kind: str) -> None:
+        """Log how many records were dropped or truncated, on the first process only; nothing if none was."""
+        if self.over and os.environ.get("RANK", "0") == "0":
+            logger.warning("%s: %s (%s)", source, self._what_was_done(kind), self._over_which())
+
+    def _what_was_done(self, kind: str) -> str:
+        if not self.dropped:
+            done = "shortened" if self.limits.overlong == "truncate" else "dropped turns of"
+            return f"overlong {self.limits.overlong} {done} {self.cut} of {self.records} {kind}s"
+        turns = f", and turns of {self.cut} more" if self.cut else ""
+        return f"overlong drop left out {self.dropped} of {self.records} {kind}s{turns}"
+
+    def _over_which(self) -> str:
+        values = dict(zip(self.limits.settings, (self.limits.prompt, self.limits.response), strict=True))
+        return ", ".join(f"{count} over {setting} {values[setting]}" for setting, count in self.over.items())
