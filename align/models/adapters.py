@@ -192,9 +192,10 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
                 f"model '{config.model}' is an adapter with {name} {actual}, which training continues; {name} is {given}: "
                 f"set it to {actual}, or set lora_rank to 0 to merge the adapter and train all weights"
             )
-    if getattr(stored, "bias", "none") != "none":
+    bias = getattr(stored, "bias", "none")
+    if bias != "none":
         raise UserError(
-            f"model '{config.model}' is an adapter with bias {stored.bias}, which holds biases of its base; only adapters "
+            f"model '{config.model}' is an adapter with bias {bias}, which holds biases of its base; only adapters "
             "with bias none can be continued: set lora_rank to 0 to merge the adapter and train all weights"
         )
 

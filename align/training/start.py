@@ -84,8 +84,8 @@ def long_rows_warning(backbone: Backbone) -> str:
     if settings.get("rope_type") != "longrope" or not original:
         return ""
     return (
-        f"model type '{config.model_type}' has LongRoPE: a row of more than {original} tokens changes the log-probs of every "
-        f"row in its batch; limit prompts and responses to {original} tokens together"
+        f"model type '{config.model_type}' has LongRoPE: a row of more than {original} tokens changes the log-probs of "
+        f"every row in its batch; limit prompts and responses to {original} tokens together"
     )
 
 

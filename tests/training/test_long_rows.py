@@ -10,12 +10,11 @@ from align.training.start import open_run
 SIZES = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 SIZES |= {"pad_token_id": 0, "eos_token_id": 1}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
-LONGROPE |= {"original_max_position_embeddings": 16, "factor": 4.0}
 
 
 @pytest.mark.parametrize("longrope", [True, False])
 def test_longrope_is_named(sharpen, sharp_folders, tmp_path, capsys, longrope):
-    more = {"rope_parameters": LONGROPE} if longrope else {}
+    more = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16} if longrope else {}
     model = sharpen(AutoModelForCausalLM.from_config(Phi3Config(**SIZES, **more, max_position_embeddings=64)))
     long = torch.arange(5, 25)[None]
     with torch.no_grad():
