@@ -17,6 +17,18 @@ MAX_PADDING_PER_BATCH = {"cpu": 64, "cuda": 4096}
 batch is faster."""
 
 
+class GroupedRows(list[int]):
+    """The rows of a micro-batch, of which some stay together.
+
+    Attributes:
+        starts: the first row of each group.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__(row for group in groups for row in group)
+        self.starts = frozenset(group[0] for group in groups)
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Rows for one forward and backward pass.
@@ -58,14 +70,14 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
 def group_batches(
     groups: Sequence[Sequence[int]], costs: Sequence[int], budget: int, accelerator: Accelerator
 ) -> list[MicroBatch]:
-    """`micro_batches` of rows of which some must stay together.
+    """`micro_batches` of rows of which some must stay together; their rows are `GroupedRows`.
 
     Args:
         groups: rows that stay together; every row of the global batch is in one.
         costs: tokens of each group.
     """
     plan = micro_batches(range(len(groups)), costs, budget, accelerator)
-    return [MicroBatch([row for group in batch.rows for row in groups[group]], batch.weight) for batch in plan]
+    return [MicroBatch(GroupedRows([groups[group] for group in batch.rows]), batch.weight) for batch in plan]
 
 
 def map_rows(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from align.batches.micro_batches import GroupedRows
 from align.models.backbone import Backbone
 from align.tensor_ops import Padded
 
@@ -61,15 +62,17 @@ def pack_groups(
     """Some rows as `Backbone.hidden` takes them: distinct prompts, responses in the order of `rows`, and `prompt_index`.
 
     Args:
-        rows: the rows of a group are next to each other.
+        rows: of a micro-batch that was cut into groups, which stay apart: two groups of one prompt are two prompts here. Of
+            other rows, neighbors with equal prompts share theirs.
 
     Returns:
         Prompts, responses, and the prompt of each response [R]; None if every row has its own prompt.
     """
     distinct: list[Ids] = []
     prompt_index: list[int] = []
+    starts = rows.starts if isinstance(rows, GroupedRows) else frozenset()
     for row in rows:
-        if not distinct or list(distinct[-1]) != list(prompts[row]):
+        if not distinct or row in starts or list(distinct[-1]) != list(prompts[row]):
             distinct.append(prompts[row])
         prompt_index.append(len(distinct) - 1)
     prompt = Padded.from_lists([list(ids) for ids in distinct]).to(device)

@@ -1,10 +1,13 @@
 """LoRA adapters: loading them from disk whole or not at all, copying them, and comparing their settings."""
 
+import copy
+from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import LoraConfig, PeftConfig, PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
@@ -14,8 +17,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from align.errors import UserError, first_line, reason
-from align.models.backbone import Backbone, linear_layers
-from align.runtime.gathering import whole_weights
+from align.models.backbone import Backbone, disable_dropout, linear_layers, require_deterministic
+from align.runtime.gathering import readable, whole_weights
 from align.runtime.sharding import is_sharded
 from align.settings import ModelConfig
 
@@ -46,34 +49,112 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
         UserError: if it does not fit.
     """
     assert backbone.peft is not None
-    stored = _stored_names(folder)
+    stored, was_training = _stored_names(folder), backbone.model.training
     try:
         backbone.peft.load_adapter(folder, adapter_name=name, autocast_adapter_dtype=False)
     except Exception as error:  # its config is of elsewhere, and PEFT checks little of it
         raise UserError(f"adapter '{folder}': it does not fit this model ({reason(error)})") from error
     _name_local_base(backbone.peft, name)
     _require_all_tensors(backbone.peft, folder, name, stored)
+    disable_dropout(backbone.model)
+    backbone.peft.train(was_training)  # `load_adapter` leaves all of it in evaluation mode, without gradient checkpointing
+    if was_training:
+        with readable(backbone.model):
+            require_deterministic(backbone, name)
+
+
+def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.nn.Parameter]:
+    """The weights of one adapter by their names in `model`.
+
+    Two adapters on the same layers list theirs in the same order. The names alone do not tell an adapter's weights: PEFT
+    writes `lora_A.policy.weight` but `lora_embedding_A.policy`, and a layer of the base may be called `value`.
+    """
+    own: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+            continue
+        for attribute in module.adapter_layer_names:
+            by_adapter = attrgetter(attribute)(module)
+            if adapter in by_adapter:
+                part = by_adapter[adapter]
+                own.update(map(id, part.parameters() if isinstance(part, torch.nn.Module) else [part]))
+    return {name: weight for name, weight in model.named_parameters() if id(weight) in own}
 
 
 def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
     """Add the trainable adapter `target` with the shape and weights of `source`, which stays as it is, frozen."""
-    lora: PeftConfig = peft_model.peft_config[source]
-    lora.inference_mode = False
-    peft_model.add_adapter(target, lora, autocast_adapter_dtype=False)
-    weights = {key: value.clone() for key, value in get_peft_model_state_dict(peft_model, adapter_name=source).items()}
+    settings: PeftConfig = copy.copy(peft_model.peft_config[source])
+    settings.inference_mode = False
+    initialization = getattr(settings, "init_lora_weights", None)
+    if isinstance(settings, LoraConfig):
+        settings.init_lora_weights = True  # others, such as pissa, take the new adapter's share out of the base's weights
+    peft_model.add_adapter(target, settings, autocast_adapter_dtype=False)
+    if isinstance(settings, LoraConfig):
+        settings.init_lora_weights = initialization  # type: ignore[assignment]
+    stored = get_peft_model_state_dict(peft_model, adapter_name=source, save_embedding_layers=False)
+    weights = {key: value.clone() for key, value in stored.items()}
     set_peft_model_state_dict(peft_model, weights, adapter_name=target)
-    for name, weight in peft_model.named_parameters():
-        if f".{source}." in name or f".{target}." in name:
-            weight.requires_grad_(f".{target}." in name)
+    peft_model.set_requires_grad(source, requires_grad=False)
+    peft_model.set_requires_grad(target)
+    disable_dropout(peft_model)
 
 
-def merge_adapter(peft_model: PeftModel) -> PreTrainedModel:
-    """Add an adapter to its base's weights, one layer at a time where these are sharded; returns the base's model."""
-    for layer in peft_model.modules():
-        if isinstance(layer, BaseTunerLayer) and any(map(is_sharded, layer.get_base_layer().parameters())):
-            with whole_weights(layer.get_base_layer().parameters(), changed=True):
-                layer.merge()
-    return cast(PreTrainedModel, peft_model.merge_and_unload())  # of layers that are merged already only the base is left
+def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
+    """Add an adapter to its base's weights, one layer at a time where these are sharded; returns the base's model.
+
+    Args:
+        folder: of the adapter, for the error.
+
+    Raises:
+        UserError: if the adapter cannot be merged.
+    """
+    model = cast(PreTrainedModel, peft_model.get_base_model())
+    _untie_adapted_weights(model, folder)
+    try:
+        for layer in peft_model.modules():
+            if isinstance(layer, BaseTunerLayer) and any(map(is_sharded, layer.get_base_layer().parameters())):
+                with whole_weights(layer.get_base_layer().parameters(), changed=True):
+                    layer.merge()
+        merged = cast(PreTrainedModel, peft_model.merge_and_unload())  # of merged layers only the base is left
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # B has a bias and the base none; kinds of adapters
+        raise UserError(f"adapter '{folder}': PEFT cannot merge it into its base ({reason(error)})") from error
+    embedding, vocabulary = merged.get_input_embeddings(), merged.get_output_embeddings()
+    if vocabulary is not None and merged.config.tie_word_embeddings and vocabulary.weight is not embedding.weight:
+        merged.config.tie_word_embeddings = False
+        merged.all_tied_weights_keys = {}
+    return merged
+
+
+def _untie_adapted_weights(model: PreTrainedModel, folder: str) -> None:
+    """Give each adapted layer a copy of a weight that it shares, such as the embedding that is also the vocabulary matrix.
+
+    The adapter changes one of the layers; merged into the shared weight, it would change the others too.
+
+    Raises:
+        UserError: if the weight cannot be copied.
+    """
+    holders = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    for layer in model.modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        base = layer.get_base_layer()
+        for name, weight in base.named_parameters(recurse=False):
+            if holders[id(weight)] < 2:
+                continue
+            if model.config.is_encoder_decoder or is_sharded(weight):
+                kind = "an encoder-decoder" if model.config.is_encoder_decoder else "a model that ZeRO-3 shards"
+                raise UserError(
+                    f"adapter '{folder}': it adapts one of several layers that share a weight, which cannot be merged into "
+                    f"{kind}; train an adapter on other layers, without the embedding and the vocabulary matrix"
+                )
+            setattr(base, name, torch.nn.Parameter(weight.detach().clone(), weight.requires_grad))
+
+
+def changes_base(settings: PeftConfig) -> bool:
+    """Whether an adapter changes weights of its base when it is loaded: biases, or what its initialization takes out."""
+    initialization = getattr(settings, "init_lora_weights", True)
+    plain = isinstance(initialization, bool) or initialization in ("gaussian", "eva")
+    return not plain or getattr(settings, "bias", "none") != "none" or bool(getattr(settings, "kasa_config", None))
 
 
 def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: PeftConfig) -> None:
@@ -84,7 +165,7 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
         stored: the adapter's own settings.
 
     Raises:
-        UserError: if the config's rank, alpha or targets differ.
+        UserError: if the config's rank, alpha or targets differ, or the adapter holds biases of the base.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     if config.lora_targets == ALL_LINEAR:
@@ -113,6 +194,12 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
                 f"model '{config.model}' is an adapter with {name} {actual}, which training continues; {name} is {given}: "
                 f"set it to {actual}, or set lora_rank to 0 to merge the adapter and train all weights"
             )
+    bias = getattr(stored, "bias", "none")
+    if bias != "none":
+        raise UserError(
+            f"model '{config.model}' is an adapter with bias {bias}, which holds biases of its base; only adapters "
+            "with bias none can be continued: set lora_rank to 0 to merge the adapter and train all weights"
+        )
 
 
 def _name_local_base(peft_model: PeftModel, name: str) -> None:

@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from align.builtin.zoo import published_name, resolve_model
 from align.errors import UserError, first_line, reason
 from align.files import read_json
-from align.models.backbone import is_prefix_lm
+from align.models.backbone import is_dropout_rate, is_prefix_lm
 
 BUILT_IN_BASE = "built_in_base"
 """In the metadata of an adapter's file: the built-in model under it. PEFT's config names the published one."""
@@ -54,8 +54,6 @@ def reads_prompts_whole(source: str) -> bool:
 def load_config(source: str) -> PreTrainedConfig:
     """A model's config with dropout off in every part.
 
-    PPO needs the same log-probs each time a text is read (the N implementation details); the others lose little by it.
-
     Raises:
         UserError: if there is no such model, or the hub cannot be reached.
     """
@@ -71,6 +69,6 @@ def load_config(source: str) -> PreTrainedConfig:
         if isinstance(count := getattr(config, key, 1), int) and not 0 < count <= MOST_LAYERS:
             raise UserError(f"model '{source}': its config says {key} {count}, but a model has 1 to {MOST_LAYERS}")
     for key, value in config.to_dict().items():
-        if isinstance(value, float) and ("dropout" in key or key.endswith(("_pdrop", "jitter_noise"))):
+        if is_dropout_rate(key, value):
             setattr(config, key, 0.0)
     return config

@@ -26,6 +26,7 @@ from align.models.backbone import (
     model_class,
     new_modules,
     prepare_model,
+    require_deterministic,
     require_language_model,
     wrap,
 )
@@ -34,6 +35,7 @@ from align.models.generation_config import end_ids, stored_generation_config, va
 from align.models.lora import faster_lora
 from align.runtime.console import console
 from align.runtime.distributed import computes_on_cpu
+from align.runtime.gathering import readable
 from align.runtime.sharding import Sharder, loading_accelerator, own_part, smallest
 from align.settings import ModelConfig
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
@@ -88,7 +90,7 @@ def load(
         return _with_fresh_adapter(model, tokenization, base, config, adapter)
     peft_model = load_adapter(model, source, "start" if config.lora_rank else "merged")
     if not config.lora_rank:
-        merged = merge_adapter(peft_model).requires_grad_(True)  # PEFT had frozen the base
+        merged = merge_adapter(peft_model, source).requires_grad_(True)  # PEFT had frozen the base
         return _finish(config, LoadedModel(wrap(merged), tokenization, base))
     require_lora_settings(config, model, peft_model.peft_config["start"])
     copy_adapter(peft_model, "start", adapter)
@@ -145,9 +147,6 @@ def from_objects(
     if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
         raise UserError("the model carries PEFT adapters: merge them first, or save the model and give its folder")
     model.eval()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
     model.set_attn_implementation(attention_kernel(model.config))
     if config.prefix_lm:
         make_prefix_lm(model.config, model.config.name_or_path or "in memory")
@@ -219,7 +218,7 @@ def _with_fresh_adapter(
 ) -> LoadedModel:
     """A model of which all weights are trained, or a new adapter on it; `check` as for `wrap`."""
     if not config.lora_rank:
-        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base))
+        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base), check)
     by_default = linear_layers(model) or ALL_LINEAR
     targets = by_default if config.lora_targets == ALL_LINEAR else config.lora_targets.split(",")
     lora = LoraConfig(
@@ -234,19 +233,19 @@ def _with_fresh_adapter(
     except ValueError as error:
         raise UserError(f"lora_targets '{config.lora_targets}': {first_line(error)}") from error
     backbone = wrap(model, faster_lora(peft_model), check)
-    return _finish(config, LoadedModel(backbone, tokenization, base, adapter))
+    return _finish(config, LoadedModel(backbone, tokenization, base, adapter), check)
 
 
-def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
+def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> LoadedModel:
     if config.block_attention:
         if computes_on_cpu():
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
         loaded.backbone.use_block_attention()
     if config.gradient_checkpointing:
-        # transformers recomputes only in training mode, where an adapter made elsewhere would also drop out.
-        for module in loaded.backbone.model.train().modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        if check:
+            with readable(loaded.backbone.model):
+                require_deterministic(loaded.backbone, loaded.adapter)
+        loaded.backbone.model.train()  # transformers recomputes only in training mode
         settings: dict[str, Any] = {"use_reentrant": False}
         if loaded.adapter:
             settings["context_fn"] = loaded.backbone.recompute_contexts

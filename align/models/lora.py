@@ -17,6 +17,7 @@ class LoraLinear(Linear):
         names = self.active_adapters
         name = names[0] if len(names) == 1 else ""
         plain = name in self.lora_A and name not in self.lora_variant and not (args or kwargs)
+        plain = plain and not self.lora_bias[name]  # PEFT scales the bias of B as well
         if not plain or self.disable_adapters or self.merged:
             return super().forward(x, *args, **kwargs)
         result: Tensor = self.base_layer(x)

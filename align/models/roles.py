@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from align.models.adapters import adapter_parameters
 from align.models.backbone import Backbone, new_modules
 from align.models.heads import ScalarHead
 from align.models.vocabulary import predict_tokens
@@ -176,12 +177,11 @@ class ActorCritic(nn.Module):
 
     def critic_weights(self) -> frozenset[str]:
         """The names of the trained weights that serve values alone: not a trunk that the policy shares."""
-        own = ("value_head.", "critic.")
-        adapter = f".{self.critic_adapter}." if self.critic_adapter else None
+        adapter = adapter_parameters(self, self.critic_adapter) if self.critic_adapter else {}
         return frozenset(
             name
             for name, weight in self.named_parameters()
-            if weight.requires_grad and (name.startswith(own) or (adapter and adapter in name))
+            if weight.requires_grad and (name.startswith(("value_head.", "critic.")) or name in adapter)
         )
 
     def forward(

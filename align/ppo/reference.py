@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from align.models.adapters import adapter_parameters
 from align.models.loading import LoadedModel
 from align.models.roles import REFERENCE_ADAPTER
 
@@ -27,13 +28,14 @@ class ReferenceRefresh:
 
     def __init__(self, every: int, loaded: LoadedModel, reference: nn.Module | None) -> None:
         self.every, self.moved = every, False
-        policy: dict[str, Tensor] = dict(loaded.backbone.model.named_parameters())
         if reference is None:
-            own = f".{REFERENCE_ADAPTER}."
-            self.weights = {name: weight for name, weight in policy.items() if own in name}
-            self.sources = {name: policy[name.replace(own, f".{loaded.adapter}.")] for name in self.weights}
+            assert loaded.adapter is not None
+            self.weights = adapter_parameters(loaded.backbone.model, REFERENCE_ADAPTER)
+            trained = adapter_parameters(loaded.backbone.model, loaded.adapter).values()
+            self.sources = dict(zip(self.weights, trained, strict=True))
         else:
             self.weights = {name.removeprefix("backbone.model."): weight for name, weight in reference.named_parameters()}
+            policy = dict(loaded.backbone.model.named_parameters())
             self.sources = {name: policy[name] for name in self.weights}
 
     def after_update(self, update: int) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerate import Accelerator
+from peft import PeftConfig
 from torch import nn
 
 from align.attributes.scoring import AttributeReward, AttributeScorer
-from align.models.adapters import add_adapter
+from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
@@ -40,12 +41,15 @@ def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) 
     """Whether a reward model can be an adapter on the policy's base, so that one base serves both.
 
     It must be an adapter on the same base as the policy's adapter, and read the same token ids: the same tokenizer and chat
-    template.
+    template. Neither adapter may change weights of the base.
     """
     if policy.adapter is None or not is_reward_model(folder, kind):
         return False
     base, is_adapter = base_of(folder)
     same_base = is_adapter and Path(base).resolve() == Path(policy.base).resolve()
+    assert policy.backbone.peft is not None
+    same_base = same_base and not any(map(changes_base, policy.backbone.peft.peft_config.values()))
+    same_base = same_base and not changes_base(PeftConfig.from_pretrained(folder))
     same_base = same_base and layers_read(folder, kind) == "last"
     same_base = same_base and reads_prompts_whole(folder) == is_prefix_lm(policy.backbone.model.config)
     return same_base and load_tokenization(folder).reads_alike(policy.tokenization)

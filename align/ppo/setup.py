@@ -106,9 +106,7 @@ def build_actor_critic(
         critic_adapter = VALUE_ADAPTER
         if from_reward:
             _start_from(from_reward.head, from_reward.mean, value_head)
-        for name, weight in backbone.model.named_parameters():  # adding one adapter must not freeze the other
-            if f".{loaded.adapter}." in name:
-                weight.requires_grad_(True)
+        backbone.peft.set_requires_grad(loaded.adapter)  # adding one adapter must not freeze the other
     elif config.critic == "separate":
         critic = _critic_from_reward(config, loaded, value_head) or copy_backbone(backbone)
         critic.requires_grad_(True)

@@ -38,8 +38,6 @@ def share_sequences(run: Run, backbone: Backbone, size: int) -> None:
         problem = f"the attention of {config.model_type} is its own, and exchanges nothing"
     elif getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None):
         problem = f"{config.model_type} looks back over a window, which parts of a row do not know"
-    elif run.config.router_loss_weight:
-        problem = "router_loss_weight counts what experts get of whole rows"
     if problem:
         raise UserError(f"sequence_parallel is {size}: {problem}; set it to 1")
     ids = torch.arange(2 * size + 1, device=backbone.device) % int(config.vocab_size)

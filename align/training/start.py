@@ -52,10 +52,19 @@ def open_run(
         run.memory.check_before_load(run.config, copies=frozen_copies)
         with sharded_loading(run.accelerator):
             loaded = load(run.config, run.dtype, adapter, allow_reward_model)
-        return run, _savable(run, loaded)
-    if isinstance(model, LoadedModel):
-        run = Run(config, stage)
-        return run, _savable(run, model)
+    elif isinstance(model, LoadedModel):
+        run, loaded = Run(config, stage), model
+    else:
+        run, loaded = _run_from_objects(config, stage, model, tokenizer, adapter)
+    run_on_main(lambda: require_savable(loaded), run.accelerator)
+    run.say(long_rows_warning(loaded.backbone))
+    return run, loaded
+
+
+def _run_from_objects(
+    config: RunConfig, stage: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, adapter: str
+) -> tuple[Run, LoadedModel]:
+    assert isinstance(config, ModelConfig)
     if tokenizer is None:
         raise UserError("a transformers model in memory needs its tokenizer: give tokenizer=...")
     name = model.config.name_or_path or "a model in memory"
@@ -63,13 +72,24 @@ def open_run(
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"the model is in {dtype}: convert it to float32 or bfloat16")
     config = replace(config, model=name, dtype=dtype)  # type: ignore[call-arg]
-    run = Run(config, stage)
-    return run, _savable(run, from_objects(model, tokenizer, config, adapter))
+    return Run(config, stage), from_objects(model, tokenizer, config, adapter)
 
 
-def _savable(run: Run, loaded: LoadedModel) -> LoadedModel:
-    run_on_main(lambda: require_savable(loaded), run.accelerator)
-    return loaded
+def long_rows_warning(backbone: Backbone) -> str:
+    """A line for models whose short texts read differently beside a long one, "" for others.
+
+    LongRoPE (Phi-3.5, arXiv 2402.13753) has other frequencies beyond the original context. transformers chooses them by the
+    longest row of a batch.
+    """
+    config = backbone.model.config
+    settings = getattr(config, "rope_parameters", None) or {}
+    original = settings.get("original_max_position_embeddings")
+    if settings.get("rope_type") != "longrope" or not original:
+        return ""
+    return (
+        f"model type '{config.model_type}' has LongRoPE: a row of more than {original} tokens changes the log-probs of "
+        f"every row in its batch; limit prompts and responses to {original} tokens together"
+    )
 
 
 def say_if_prompts_are_repeated(run: Run, backbone: Backbone, responses: Iterable[int]) -> None:

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
+from align.builtin.tiny import byte_tokenizer
 from tests.launch.launcher import ROOT, launch_in_turn
 from tests.launch.test_launch import metrics
+from tests.models.architectures import make_model
 
 COMMON = "--model tiny-llama --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 48 --learning_rate 1e-3"
 COMMON += " --max_response_tokens 33 --micro_batch_tokens 256"
@@ -19,15 +21,23 @@ WORDS = {
     " --demonstrations data/demonstrations_heldout.jsonl --batch_size 15 --lm_loss_weight 0.5",
     "lora": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --lora_rank 4"
     " --gradient_checkpointing true",
+    "experts": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --router_loss_weight 0.1",
 }
 
 
 def words(name: str, folder: Path, *more: str) -> list[str]:
-    return [*WORDS[name].split(), "--output_dir", str(folder / name), *more]
+    model = save_experts(folder / "mixtral") if name == "experts" else "tiny-llama"
+    return [*WORDS[name].replace("tiny-llama", model).split(), "--output_dir", str(folder / name), *more]
+
+
+def save_experts(folder: Path) -> str:
+    make_model("Mixtral, experts").save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
 
 
 def stage_of(name: str) -> str:
-    return "sft" if name == "lora" else name
+    return "reward" if name == "reward" else "sft"
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from align.models.backbone import attention, wrap
 from align.models.backbone.short_attention import MAX_LENGTH, short_attention
@@ -40,6 +41,22 @@ def test_values_and_gradients_are_those_of_the_formula(groups, masks):
         else:
             keys, values = (each.repeat_interleave(groups, 1) for each in leaves[1:])
             output = (0.3 * leaves[0] @ keys.transpose(2, 3) + bias).softmax(-1) @ values
+        (output * weights.to(dtype)).sum().backward()
+        results += [output, *(leaf.grad for leaf in leaves)]
+    for ours, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), right, atol=1e-5, rtol=1e-5)
+
+
+def test_heads_of_values_may_be_narrower_than_those_of_keys():
+    query, key, value = states(2, 6, 7, 6), states(2, 2, 7, 6), states(2, 2, 7, 4)
+    weights = states(2, 6, 7, 4)
+    found, expected = [], []
+    for results, dtype in ((found, torch.float32), (expected, torch.float64)):
+        leaves = [each.to(dtype, copy=True).requires_grad_() for each in (query, key, value)]
+        if dtype == torch.float32:
+            output = short_attention(*leaves, causal(7), 0.3)
+        else:
+            output = scaled_dot_product_attention(*leaves, is_causal=True, scale=0.3, enable_gqa=True)
         (output * weights.to(dtype)).sum().backward()
         results += [output, *(leaf.grad for leaf in leaves)]
     for ours, right in zip(found, expected, strict=True):
@@ -88,6 +105,19 @@ def test_a_model_in_bfloat16_takes_it_up_to_its_longest_row(sharp_backbones, nam
     backbone.hidden(Padded.from_lists([[5] * 12]), Padded.from_lists([[6] * 8]))
     assert lengths == []
     assert MAX_LENGTH == 256
+
+
+def test_a_model_whose_values_are_narrower_than_its_keys_is_read_in_bfloat16(sharpen):
+    """DeepSeek V3's: of width 8, and keys of 8 + 4."""
+    heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "q_lora_rank": 16, "kv_lora_rank": 16}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 264}
+    config = DeepseekV3Config(**sizes, **heads, first_k_dense_replace=2)
+    model = sharpen(AutoModelForCausalLM.from_config(config, attn_implementation=attention.SDPA))
+    prompt, response = Padded.from_lists([[5, 6, 7]]), Padded.from_lists([[8, 9]])
+    with torch.no_grad():
+        expected = wrap(copy.deepcopy(model)).hidden(prompt, response)
+        found = wrap(model.bfloat16()).hidden(prompt, response).float()
+    torch.testing.assert_close(found, expected, atol=0.05 * expected.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])

@@ -19,6 +19,7 @@ from transformers import (
 
 from align.errors import UserError
 from align.models.backbone import wrap
+from tests.models.architectures import make_model
 
 
 class BothWaysGPT2(GPT2LMHeadModel):
@@ -118,3 +119,12 @@ def test_a_router_that_takes_more_than_states_is_read():
     experts = {"intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
     model = AutoModelForCausalLM.from_config(MiniMaxM2Config(**sizes, **experts))
     assert wrap(model.eval()).shares_prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [("MPT", False), ("Bloom", False), ("Falcon, ALiBi", False), ("Llama 1, 2", True), ("GPT-2", True), ("OPT", True)],
+)
+def test_in_bfloat16_only_models_that_read_positions_share_prompts(name, shares):
+    """Random weights attend so weakly that what ALiBi changes is less than bfloat16 rounds."""
+    assert wrap(make_model(name).bfloat16()).shares_prompts == shares

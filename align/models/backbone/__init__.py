@@ -11,6 +11,7 @@ from align.models.backbone.classifier import (
 )
 from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
+from align.models.backbone.dropout import disable_dropout, is_dropout_rate, require_deterministic
 from align.models.backbone.dry_run import dry_run_states
 from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.kinds import (
@@ -36,9 +37,11 @@ __all__ = [
     "cache_elements_per_token",
     "classifier_adapter",
     "classifier_head",
+    "disable_dropout",
     "dry_run_states",
     "flops_profile",
     "is_classifier",
+    "is_dropout_rate",
     "is_encoder",
     "is_gated",
     "is_prefix_lm",
@@ -49,6 +52,7 @@ __all__ = [
     "prepare_model",
     "reads_last_token",
     "require_classifier",
+    "require_deterministic",
     "require_language_model",
     "save_body",
     "save_classifier",

@@ -78,7 +78,7 @@ class DecoderBackbone(Backbone):
         with self._reading():
             states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
         if self.routing:
-            self.routing.close({"": _read_tokens(prompt, response, rows, owner)})
+            self.routing.close({"": _read_tokens(prompt, response, rows, owner)}, self.sequence)
         return states[rows.row, rows.column]
 
     def _mask(self, rows: PackedRows, blocks: bool, before: int) -> Tensor | BlockMask:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
 
+from align.runtime.sequence import SequenceGroup
+
 
 class Router(NamedTuple):
     """A module that sends tokens to experts."""
@@ -109,15 +111,19 @@ class Routing:
         finally:
             self._reading = False
 
-    def close(self, tokens: Mapping[str, ReadTokens]) -> None:
+    def close(self, tokens: Mapping[str, ReadTokens], sequence: SequenceGroup | None = None) -> None:
         """End a pass.
 
         Args:
             tokens: by what the names of a stack's layers contain.
+            sequence: the processes of which each has read a part of the rows.
         """
         logits, self._logits = self._logits, []
         if not logits:
             return
+        if sequence:
+            rows = next(iter(tokens.values())).rows
+            logits = [(name, sequence.all_tokens(part.reshape(rows, -1, part.shape[-1]))) for name, part in logits]
         layers = [
             _layer_balance(found, next(t for key, t in tokens.items() if key in name), self.top_k) for name, found in logits
         ]

@@ -21,6 +21,7 @@ from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone
+from align.models.backbone.dropout import disable_dropout
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
@@ -31,7 +32,7 @@ from align.runtime.gathering import readable
 
 
 def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: bool = True) -> Backbone:
-    """A backbone around `model`.
+    """A backbone around `model`, whose dropout is switched off.
 
     Args:
         model: a causal or sequence-to-sequence language model from transformers, or a sequence classifier.
@@ -46,6 +47,7 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
             f"model type '{model.config.model_type}' reads images or sound beside text; save the language model in it apart "
             "and give that folder"
         )
+    disable_dropout(model)
     kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
     backbone: Backbone = (EncoderBackbone if is_encoder(model.config) else kind)(model, peft_model)
     if check:

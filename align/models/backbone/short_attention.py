@@ -20,18 +20,18 @@ def short_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, sca
     Args:
         query: [B, Q, T, D]; each group of Q / H query heads shares a head of keys and values.
         key: [B, H, T, D].
-        value: [B, H, T, D].
+        value: [B, H, T, V]; its heads may have another width than those of queries and keys (DeepSeek V3).
         bias: [B or 1, 1, T, T] float32, additive.
 
     Returns:
-        [B, Q, T, D].
+        [B, Q, T, V].
     """
     batch, heads, length, width = query.shape
-    shared = [states.reshape(-1, length, width) for states in (key, value)]
+    shared = [states.reshape(-1, length, states.shape[-1]) for states in (key, value)]
     # The heads of a group are rows of one query: nothing is repeated.
     grouped = query.reshape(len(shared[0]), -1, width)
     output: Tensor = _ShortAttention.apply(grouped, *shared, bias, scale)  # type: ignore[no-untyped-call]
-    return output.view(batch, heads, length, width)
+    return output.view(batch, heads, length, -1)
 
 
 def _probabilities(query: Tensor, key: Tensor, bias: Tensor, scale: float) -> Tensor:

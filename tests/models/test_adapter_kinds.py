@@ -1,0 +1,191 @@
+"""Adapters of every kind that PEFT trains compute here what they compute in PEFT: continued, merged, saved, or refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, BigBirdPegasusConfig
+
+from align.errors import UserError
+from align.models.adapters import adapter_parameters, copy_adapter
+from align.models.checkpoint import save_model, weights_of
+from align.models.loading import from_objects, load
+from align.models.roles import REFERENCE_ADAPTER
+from align.ppo.config import PPOConfig
+from align.ppo.reference import ReferenceRefresh
+from align.ppo.scoring_models import can_share_base
+from align.ppo.setup import build_actor_critic
+from align.reward.checkpoint import save_reward_model
+from align.settings import ModelConfig
+from align.tensor_ops import Padded
+from tests.models.adapters import CARD, states, trainable
+
+IDS = torch.tensor([[9, 10, 11, 20, 21]])
+# GPT-2 has biases and one matrix for both vocabularies; Llama here has neither.
+CONTINUED = {
+    "bias of B": ("tiny-llama", "q_proj", {"lora_bias": True}),
+    "bias of B and of the base": ("tiny-gpt2", "c_attn", {"lora_bias": True}),
+    "embedding": ("tiny-llama", "q_proj,embed_tokens", {}),
+    "tied embedding": ("tiny-gpt2", "c_attn,wte", {}),
+    "pissa": ("tiny-llama", "q_proj", {"init_lora_weights": "pissa"}),
+    "olora": ("tiny-llama", "q_proj", {"init_lora_weights": "olora"}),
+}
+MERGED = {
+    "bias of B and of the base": ("tiny-gpt2", "c_attn", {"lora_bias": True}),
+    "biases of the base": ("tiny-gpt2", "c_attn", {"bias": "all"}),
+    "tied embedding": ("tiny-gpt2", "c_attn,wte", {}),
+    "tied vocabulary matrix": ("tiny-gpt2", "c_attn,lm_head", {}),
+    "both of one weight": ("tiny-gpt2", "wte,lm_head", {}),
+    "whole vocabulary matrix": ("tiny-gpt2", "c_attn", {"modules_to_save": ["lm_head"]}),
+}
+
+
+@pytest.fixture
+def make_adapter(sharp_folders, tmp_path):
+    """Save an adapter with PEFT alone; returns its folder and the logits [1, 5, V] that PEFT computes with it."""
+
+    def make(name, targets, **settings):
+        auto = AutoModelForSeq2SeqLM if name == "tiny-t5" else AutoModelForCausalLM
+        torch.manual_seed(1)
+        settings.setdefault("init_lora_weights", False)
+        lora = LoraConfig(r=2, lora_alpha=8, lora_dropout=0.5, target_modules=targets.split(","), **settings)
+        theirs = get_peft_model(auto.from_pretrained(sharp_folders[name]), lora)
+        for weight in theirs.parameters():
+            if weight.requires_grad:
+                torch.nn.init.normal_(weight, std=0.2)
+        folder = tmp_path / "adapter"
+        theirs.save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(Path(sharp_folders[name]) / file, folder)
+        if name == "tiny-t5":
+            return str(folder), None
+        base = auto.from_pretrained(sharp_folders[name])
+        with torch.no_grad():
+            bare = base(IDS).logits
+            logits = PeftModel.from_pretrained(base, folder).eval()(IDS).logits
+        assert (logits - bare).abs().max() > 0.5
+        return str(folder), logits
+
+    return make
+
+
+def settings_of(folder, targets, rank=2, **more):
+    return ModelConfig(model=folder, lora_rank=rank, lora_alpha=8, lora_targets=targets, **more)
+
+
+def response_logits(backbone, adapter=None):
+    with torch.no_grad(), backbone.adapter(adapter):
+        hidden = backbone.hidden(Padded.from_lists([IDS[0, :3].tolist()]), Padded.from_lists([IDS[0, 3:].tolist()]))
+        return backbone.logits(hidden)[0]
+
+
+@pytest.mark.parametrize("kind", CONTINUED)
+def test_a_continued_adapter_starts_as_peft_computes_it_and_is_trained_whole(make_adapter, kind):
+    name, targets, settings = CONTINUED[kind]
+    folder, expected = make_adapter(name, targets, **settings)
+    loaded = load(settings_of(folder, targets), torch.float32)
+    for adapter in ("start", "policy"):
+        torch.testing.assert_close(response_logits(loaded.backbone, adapter), expected[0, 2:], atol=5e-5, rtol=0)
+    per_layer = 3 if "lora_bias" in settings else 2
+    layers = 1 + 1 + len(targets.split(",")) - 1  # two layers of attention, and the embedding if it is a target
+    assert len(trainable(loaded.backbone)) == per_layer * layers
+    assert trainable(loaded.backbone) == adapter_parameters(loaded.backbone.model, "policy").keys()
+
+
+@pytest.mark.parametrize("kind", MERGED)
+def test_a_merged_adapter_computes_the_same_and_so_does_its_saved_folder(make_adapter, kind, tmp_path):
+    name, targets, settings = MERGED[kind]
+    folder, expected = make_adapter(name, targets, **settings)
+    loaded = load(settings_of(folder, targets, rank=0), torch.float32)
+    torch.testing.assert_close(response_logits(loaded.backbone), expected[0, 2:], atol=5e-5, rtol=0)
+    save_model(tmp_path / "merged", loaded, weights_of(loaded.backbone), CARD)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits, expected, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "settings", "rank", "message"),
+    [
+        ("tiny-gpt2", "c_attn", {"bias": "all"}, 2, "adapter with bias all, which .*: set lora_rank to 0 to merge"),
+        ("tiny-gpt2", "c_attn", {"bias": "lora_only"}, 2, "adapter with bias lora_only, which .*: set lora_rank to 0"),
+        ("tiny-llama", "q_proj", {"lora_bias": True}, 0, "PEFT cannot merge it into its base .*the base layer has no bias"),
+        ("tiny-t5", "q,shared", {}, 0, "layers that share a weight, which cannot be merged into an encoder-decoder"),
+    ],
+)
+def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targets, settings, rank, message):
+    folder, _ = make_adapter(name, targets, **settings)
+    with pytest.raises(UserError, match=message):
+        load(settings_of(folder, targets, rank), torch.float32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("targets", ["q_proj", "q_proj,embed_tokens"])
+def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
+    loaded = load_sharp("tiny-llama", lora_rank=2, lora_targets=targets)
+    build_actor_critic(PPOConfig(reference_refresh=2), loaded)
+    for weight in adapter_parameters(loaded.backbone.model, "policy").values():
+        torch.nn.init.normal_(weight, std=0.3)
+    before = states(loaded.backbone, REFERENCE_ADAPTER)
+    ReferenceRefresh(2, loaded, None).after_update(2)
+    assert torch.equal(states(loaded.backbone, REFERENCE_ADAPTER), states(loaded.backbone, "policy"))
+    assert (states(loaded.backbone, "policy") - before).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "bigbird-pegasus"])
+def test_a_separate_critic_trains_its_adapter_alone_at_its_rate(sharp_folders, load_sharp, name):
+    """BigBird-Pegasus has layers called `value`, as the critic's adapter is, and LoRA on an embedding has no module."""
+    if name == "tiny-llama":
+        loaded = load_sharp(name, lora_rank=2, lora_targets="q_proj,embed_tokens")
+    else:
+        sizes = {
+            "d_model": 32,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "vocab_size": 384,
+            "attention_type": "original_full",
+        }
+        sizes |= {f"{half}_{part}": 2 for half in ("encoder", "decoder") for part in ("layers", "attention_heads")}
+        model = AutoModelForSeq2SeqLM.from_config(BigBirdPegasusConfig(**sizes))
+        assert any(".value." in key for key, _ in model.named_parameters())
+        tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-t5"])
+        loaded = from_objects(model, tokenizer, ModelConfig(lora_rank=2, lora_targets="query,value"))
+    module = build_actor_critic(PPOConfig(critic="separate"), loaded)
+    model = loaded.backbone.model
+    policy, critic = (adapter_parameters(model, adapter) for adapter in ("policy", "value"))
+    assert len(policy) == len(critic) > 0
+    assert trainable(loaded.backbone) == policy.keys() | critic.keys()
+    assert not any("base_layer" in key for key in trainable(loaded.backbone))
+    of_critic = {f"backbone.model.{key}" for key in critic}
+    assert module.critic_weights() == of_critic | {"value_head.linear.weight", "value_head.linear.bias"}
+
+
+def test_adapters_that_change_their_base_are_not_mounted_on_the_policys(load_sharp, tmp_path):
+    """A reward adapter with biases of the base, or one made by PiSSA, would change what the policy computes."""
+    policy = load_sharp("tiny-gpt2", lora_rank=2, lora_targets="c_attn")
+    reward = load_sharp("tiny-gpt2", adapter="reward", lora_rank=2, lora_targets="c_attn")
+    facts = {"mean": 0.0, "mean_over": 1, "base": reward.base}
+    head = torch.zeros(1, reward.backbone.hidden_size)
+    for number, (field, value, shares) in enumerate(
+        [("bias", "none", True), ("bias", "all", False), ("init_lora_weights", "pissa", False)]
+    ):
+        folder = tmp_path / str(number)
+        settings = reward.backbone.peft.peft_config["reward"]
+        kept = getattr(settings, field)
+        save_reward_model(folder, reward, weights_of(reward.backbone), head, facts, CARD | {"stage": "reward"})
+        text = (folder / "adapter_config.json").read_text()
+        old, new = (f'"{field}": {"true" if each is True else chr(34) + each + chr(34)}' for each in (kept, value))
+        (folder / "adapter_config.json").write_text(text.replace(old, new))
+        assert can_share_base(str(folder), policy) == shares
+
+
+def test_a_copy_keeps_its_sources_settings_for_its_file(make_adapter):
+    """A PiSSA adapter fits only a base from which its initialization was taken out: its file must say so."""
+    folder, _ = make_adapter("tiny-llama", "q_proj", init_lora_weights="pissa")
+    peft_model = load(settings_of(folder, "q_proj"), torch.float32).backbone.peft
+    copy_adapter(peft_model, "policy", "value")
+    assert {name: each.init_lora_weights for name, each in peft_model.peft_config.items()} == dict.fromkeys(
+        ("start", "policy", "value"), "pissa"
+    )
