@@ -129,12 +129,29 @@ def run_stage(
     with one_line_errors(), stopped_by_signals():
         config = parse(config_class, sys.argv[1:] if arguments is None else arguments, program)
         quiet_libraries()
+        _check_launcher_variables()
         try:
             stage(config)
         except Stopped:
             end_process_group()
             raise
         end_process_group()
+
+
+def _check_launcher_variables() -> None:
+    """Refuse variables of a launcher that are set in part: torch would look for processes that do not exist.
+
+    Raises:
+        UserError: with the variables that are missing.
+    """
+    several = os.environ.get("WORLD_SIZE", "1") != "1" or os.environ.get("LOCAL_RANK", "-1") != "-1"
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if several and missing:
+        found = [name for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in os.environ]
+        raise UserError(
+            f"{', '.join(f'{name}={os.environ[name]}' for name in found)} in the environment stands for several processes, "
+            f"but {', '.join(missing)} is not set; unset {' '.join(found)} for one process, or start with `align launch`"
+        )
 
 
 def quiet_libraries() -> None:

@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -22,8 +25,64 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+TEXTS = ("instruction", "task_prefixes", "scorer_prompt", "fallback")
+"""Settings that hold text for a model, in which ~ is a character."""
+WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
+
+
+class Settings:
+    """Base of all settings: checks the type of a value when it is set.
+
+    Paths may be `pathlib.Path` objects, and ~ at the beginning of a text becomes the user's home folder. A single value of a
+    list may stand alone.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        hint = _field_types(type(self)).get(name)  # type: ignore[arg-type]
+        super().__setattr__(name, value if hint is None else _converted(name, value, hint))
+
+
+@cache
+def _field_types(settings: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(settings)
+    return {item.name: hints[item.name] for item in fields(settings)}
+
+
+def _converted(name: str, value: object, hint: Any) -> object:
+    """A value as the type of its setting.
+
+    Raises:
+        UserError: if it has another type, or is none of the words of a `Literal`.
+    """
+    if get_origin(hint) is list:
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        return [_converted(name, item, get_args(hint)[0]) for item in items]
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise UserError(f"{name} is {value!r}, but must be one of {', '.join(map(str, get_args(hint)))}")
+        return value
+    is_bool = isinstance(value, bool)
+    if hint is bool and is_bool:
+        return value
+    if hint is int and isinstance(value, Integral) and not is_bool:
+        return value if isinstance(value, int) else int(value)
+    if hint is float and isinstance(value, Real) and not is_bool:
+        return value if isinstance(value, int | float) else float(value)
+    if hint is str and isinstance(value, str | os.PathLike):
+        return _with_home(os.fspath(value)) if name not in TEXTS else value
+    if hint in WANTED:
+        raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be {WANTED[hint]}")
+    return value
+
+
+def _with_home(path: str) -> str:
+    """A path, alone or after `model:`, with ~ at its beginning expanded."""
+    prefix = "model:" if path.startswith("model:~") else ""
+    return prefix + os.path.expanduser(path.removeprefix(prefix))
+
+
 @dataclass(kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """Which model, in which number format, and whether all its weights are trained or LoRA adapters."""
 
     model: str = option(
@@ -68,7 +127,7 @@ class ModelConfig:
 
 
 @dataclass(kw_only=True)
-class HeadConfig:
+class HeadConfig(Settings):
     """Settings of the layers that a head on a model reads."""
 
     read_layers: ReadLayers = option(
@@ -79,7 +138,7 @@ class HeadConfig:
 
 
 @dataclass(kw_only=True)
-class RunConfig:
+class RunConfig(Settings):
     """Where a run writes, and how its weights are optimized."""
 
     output_dir: str = option("runs/run", "folder of the run: config, metrics, checkpoints and the final model")
@@ -160,7 +219,7 @@ class RunConfig:
 
 
 @dataclass(kw_only=True)
-class MixtureConfig:
+class MixtureConfig(Settings):
     """How several sources of training data are mixed, see `align.training.epochs.Epochs`."""
 
     mixing_cap: int = option(
@@ -186,7 +245,7 @@ class MixtureConfig:
 
 
 @dataclass(kw_only=True)
-class SequenceConfig:
+class SequenceConfig(Settings):
     """Rows that are shared out among processes."""
 
     sequence_parallel: int = option(

@@ -1,5 +1,6 @@
 """Reads a YAML file plus `--key value` into a stage's settings; a wrong key gets the nearest valid one."""
 
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import fields
@@ -25,7 +26,7 @@ class _Parser(TrlParser):
     """TrlParser that raises a one-line error instead of printing it with the usage of 40 options."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message.replace("argument --", ""))
+        raise UserError(re.sub(r"^argument --(\w+)(/--[\w-]+)*", r"\1", message))
 
 
 def parse(config_class: type[Settings], arguments: Sequence[str], program: str | None = None) -> Settings:
@@ -53,13 +54,21 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
             raise UserError(_unknown_name(f"option {name}", name[2:].replace("-", "_"), names, "--"))
     # No command-line words stand for an empty list.
     parser.set_defaults(**{key: [] for key, values in from_files.items() if not values})
-    try:
-        (config,) = parser.parse_args_and_config([*chain.from_iterable(from_files.values()), *_as_argparse_reads(words)])
-    except ValueError as error:  # words that belong to no option
-        raise UserError(
-            str(error).replace("Some specified arguments are not used by the HfArgumentParser", "unknown words")
-        ) from error
+    given = _as_argparse_reads(words)
+    read = [*chain.from_iterable(from_files.values()), *given]
+    _, left_over = parser.parse_known_args(read)
+    if left_over:
+        raise UserError(_unexpected_word(left_over[0], given))
+    (config,) = parser.parse_args_and_config(read)
     return config
+
+
+def _unexpected_word(word: str, words: Sequence[str]) -> str:
+    """The message for a word that belongs to no option, with the option that it follows."""
+    before = words[: words.index(word)] if word in words else []
+    option = next((each for each in reversed(before) if each.startswith("--")), "").partition("=")[0]
+    place = f" after {option}, which takes one value" if option else ""
+    return f"unexpected word {word!r}{place}; settings are given as --name value"
 
 
 def _resume(word: str) -> bool:
@@ -137,10 +146,10 @@ def _file_words(path: Path, config_class: type[Settings], parser: _Parser) -> di
             words[key] = [f"--{key}", *(item.value for item in items)] if items else []
         elif value.tag != f"{YAML_TAG}null":
             words[key] = [f"--{key}={value.value}"]
-    try:
-        parser.parse_known_args(list(chain.from_iterable(words.values())))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        try:
+            parser.parse_known_args(words.get(key, []))
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
     return words
 
 

@@ -1,5 +1,6 @@
 """The files that come with the package: configs/, data/ and forms/ of the repository; in a wheel, align/_shipped/."""
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,6 +14,12 @@ def shipped_root() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
+def is_shipped(path: str | Path) -> bool:
+    """Whether a path in settings means a file of the package, not one of the user's."""
+    found, root = resolve_path(path).resolve(), shipped_root().resolve()
+    return found.exists() and any(found.is_relative_to(root / folder) for folder in FOLDERS)
+
+
 def resolve_path(path: str | Path) -> Path:
     """The file or folder that a path in settings means.
 
@@ -23,7 +30,7 @@ def resolve_path(path: str | Path) -> Path:
     Returns:
         The path, with ~ expanded; it need not exist.
     """
-    given = Path(path).expanduser()
+    given = Path(os.path.expanduser(path))  # unlike Path.expanduser, it keeps the name of an unknown user
     if given.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in given.parts and not given.exists():
         shipped = shipped_root() / given
         if shipped.is_file():

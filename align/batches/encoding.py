@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from align.batches.overlong import EncodedRow, OverlongCounts
@@ -19,7 +20,7 @@ from align.tokenization import SpecialTokenError, encode_demonstration
 
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
-Records = str | Sequence[Record | Mapping[str, Any] | str]
+Records = str | Path | Sequence[Record | Mapping[str, Any] | str]
 
 
 class UnknownTokenError(UserError):
@@ -179,8 +180,9 @@ def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R
 
 
 def split_prefix(data: Data) -> tuple[Records, str]:
-    """A source and its prefix, "" if it has none."""
-    return (data.source, data.prefix) if isinstance(data, Prefixed) else (data, "")
+    """A source, a path as text, and its prefix, "" if it has none."""
+    source, prefix = (data.source, data.prefix) if isinstance(data, Prefixed) else (data, "")
+    return (str(source) if isinstance(source, Path) else source), prefix
 
 
 def _with_prefix(record: R, prefix: str) -> R:

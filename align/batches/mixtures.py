@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from align.batches.encoding import Data, Prefixed, split_prefix
@@ -72,8 +73,8 @@ def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
     Raises:
         UserError: for a weight that is not above 0, and if there are not as many prefixes as sources.
     """
-    if isinstance(data, str):
-        data = Mixture(*zip(*map(_weighted, split_sources(data)), strict=True))
+    if isinstance(data, str | Path):
+        data = Mixture(*zip(*map(_weighted, split_sources(str(data))), strict=True))
     elif not isinstance(data, Mixture):
         data = Mixture([data], [1.0])
     if not prefixes:

@@ -114,7 +114,7 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(configured or "~/.cache/align")).absolute()
 
 
-def resolve_model(name: str) -> Path | str:
+def resolve_model(name: str | Path) -> Path | str:
     """Turn a model's name into what `from_pretrained` takes.
 
     - A built-in name (`list_builtin`): the folder of that model in the cache, made first if it is missing. The name
@@ -131,6 +131,7 @@ def resolve_model(name: str) -> Path | str:
         UserError: for a folder without a model, a path that does not exist, and a built-in model that cannot be made
             (no network, wrong checksum, no space); nothing half-written remains.
     """
+    name = str(name)
     if name in _BUILTIN:
         return _ensure_built(name)
     path = Path(os.path.expanduser(name))

@@ -125,5 +125,5 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
             by = f", by {after.scorer}" if after.scorer else ""
             row = before_after_row(f"{task}: {name}", *(float(figure.value or 0.0) for figure in pair))
             interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
-            rows.append(row | {"interval": interval, "note": f"{after.n} items{by}; 95 % bootstrap of the value after"})
+            rows.append(row | {"interval": interval, "note": f"{after.n} items{by}; 95 % interval of the value after"})
     return rows

@@ -10,7 +10,7 @@ from align.eval.instructions.constraints import Constraint
 from align.eval.reward.best_of import kl_bound
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses, judged_win_rates
 from align.reward.checkpoint import LoadedReward
-from align.statistics import mean_interval
+from align.statistics import difference_interval, mean_interval, share_interval
 from align.training.metrics_file import read_metrics
 
 
@@ -43,7 +43,7 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
         )
         | {
             "interval": f"{low:.1%} to {high:.1%}",
-            "note": f"{reward_best['validation/pairs']:.0f} pairs; 95 % bootstrap over rankings",
+            "note": f"{reward_best['validation/pairs']:.0f} pairs; 95 % interval over rankings",
         },
         before_after_row("PPO: mean reward on held-out prompts", mean[0], mean[1])
         | {
@@ -72,13 +72,13 @@ def instruction_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
         return np.array([np.mean([check.obeyed_by(text) for text in drawn]) for check, drawn in answers])
 
     before, after = obeyed(comparison.before.texts), obeyed(comparison.after.texts)
-    low, high = mean_interval(after - before)
+    low, high = difference_interval(after - before)
     row = before_after_row(
         "instructions obeyed, of those that a program can check", f"{before.mean():.0%}", f"{after.mean():.0%}"
     )
     interval = f"gain {(after - before).mean():+.1%} ({low:+.1%} to {high:+.1%})"
     return [
-        row | {"interval": interval, "note": f"{len(checked)} prompts, {samples} answers each; 95 % bootstrap over prompts"}
+        row | {"interval": interval, "note": f"{len(checked)} prompts, {samples} answers each; 95 % interval over prompts"}
     ]
 
 
@@ -109,7 +109,7 @@ def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) ->
         policy: folder of either policy, for its tokenizer.
     """
     rates = judged_win_rates(comparison, judge, policy)
-    low, high = mean_interval(rates)
+    low, high = share_interval(rates)
     row = before_after_row("win rate by a judge that no model here learned from", "50 % (equal)", f"{rates.mean():.1%}")
     note = f"{len(rates)} prompts, {comparison.samples} pairs each; how far to trust it: data/README.md"
     return row | {"interval": f"{low:.1%} to {high:.1%}", "note": note}

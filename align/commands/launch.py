@@ -10,6 +10,7 @@ import subprocess
 import sys
 from types import FrameType
 
+from align.errors import UserError, first_line
 from align.signals import EXIT_STOPPED, SIGNALS
 
 HELP = "start a stage in several processes, with the arguments of accelerate launch"
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> None:
 
     Raises:
         SystemExit: with the exit code of the launch, if it is not 0.
+        UserError: for keys in accelerate's file of settings that the installed version does not know.
     """
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -35,6 +37,11 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, _forward_signal)
     try:
         launch_command(options)
+    except ValueError as error:
+        if "unknown keys" not in str(error):
+            raise
+        advice = "remove them, or name another file by --config_file, such as configs/accelerate/ddp.yaml"
+        raise UserError(f"{first_line(error).partition(', please')[0]}; {advice}") from error
     except SignalException:
         raise SystemExit(EXIT_STOPPED) from None
     except ChildFailedError as error:

@@ -6,11 +6,11 @@ from typing import Literal
 from align.errors import UserError
 from align.reward.checkpoint import load_reward_model
 from align.reward.service import RewardService
-from align.settings import option, require_setting
+from align.settings import Settings, option, require_setting
 
 
 @dataclass(kw_only=True)
-class ServeRewardConfig:
+class ServeRewardConfig(Settings):
     """Settings of `align serve-reward`."""
 
     reward_model: str = option("", "folder of a reward model, or of any transformers classifier with one label")

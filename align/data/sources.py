@@ -62,14 +62,15 @@ class RawRow:
             return SourceRow(self.where, error=_json_error_message(error))
 
 
-def split_sources(sources: str) -> list[str]:
+def split_sources(sources: str | Path) -> list[str]:
     """The names in a list of sources that are separated by commas. An existing path with commas is one source."""
+    sources = str(sources)
     if resolve_path(sources).exists():
         return [sources]
     return [name for part in sources.split(",") if (name := part.strip())] or [sources]
 
 
-def iter_rows(sources: str, split: str = "train") -> Iterator[SourceRow]:
+def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
     """The rows of a file, a folder or a hub data set, or of several, one after the other.
 
     Args:
@@ -83,7 +84,7 @@ def iter_rows(sources: str, split: str = "train") -> Iterator[SourceRow]:
         yield raw.read()
 
 
-def iter_raw_rows(sources: str, split: str = "train") -> Iterator[RawRow]:
+def iter_raw_rows(sources: str | Path, split: str = "train") -> Iterator[RawRow]:
     """`iter_rows`, unparsed."""
     for source in split_sources(sources):
         yield from _rows_of_source(source, split)

@@ -52,8 +52,8 @@ def run_ladder(config: LadderConfig) -> list[Evaluation]:
     comparisons, scorer = compare(config, accelerator)
     rungs = short_names(config.models)
     against = config.against or rungs[0]
-    figures = {rung: rung_figure(comparisons, rung, against, config.resamples, scorer) for rung in rungs}
-    table = {"pairs": pair_table(comparisons, rungs, config.resamples)}
+    figures = {rung: rung_figure(comparisons, rung, against, scorer) for rung in rungs}
+    table = {"pairs": pair_table(comparisons, rungs)}
     evaluations = [Evaluation(TASK, rung, asdict(config), [figure], table) for rung, figure in figures.items()]
     published = publish(config, evaluations, accelerator)
     if accelerator.is_main_process:
@@ -61,7 +61,7 @@ def run_ladder(config: LadderConfig) -> list[Evaluation]:
     return published
 
 
-def rung_figure(comparisons: Sequence[PairwiseComparison], rung: str, against: str, resamples: int, scorer: str) -> Figure:
+def rung_figure(comparisons: Sequence[PairwiseComparison], rung: str, against: str, scorer: str) -> Figure:
     """How often a rung is preferred to `against`; that one itself is at one half."""
     name = f"preferred to {against}"
     if rung == against:
@@ -69,7 +69,7 @@ def rung_figure(comparisons: Sequence[PairwiseComparison], rung: str, against: s
     own = [each for each in comparisons if {each.first, each.second} == {rung, against}]
     if not own:
         return Figure(name, None, None, None, 0, scorer, "no prompt was answered by both")
-    return Figure(name, *win_rate(own, rung, resamples), len(own), scorer, "a tie counts as half")
+    return Figure(name, *win_rate(own, rung), len(own), scorer, "a tie counts as half", "higher")
 
 
 def draw_ladder(figures: dict[str, Figure], against: str) -> str:

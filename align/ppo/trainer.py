@@ -36,7 +36,7 @@ from align.training.factory import make_optimization
 from align.training.optimization import Optimization
 from align.training.start import Model, open_run, say_if_prompts_are_repeated
 
-Reward = str | LoadedReward | RewardFunction | WeightedFunction
+Reward = str | Path | LoadedReward | RewardFunction | WeightedFunction
 """A part of the reward: the folder of a reward model, a loaded one, or a function (with a weight of its own, or 1)."""
 
 
@@ -192,6 +192,7 @@ class PPOTrainer:
 
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], list[WeightedFunction]]:
     """The reward models, and the functions with their weights."""
+    rewards = [str(reward) if isinstance(reward, Path) else reward for reward in rewards]
     models = [reward for reward in rewards if isinstance(reward, (str, LoadedReward))]
     functions = [
         reward if isinstance(reward, WeightedFunction) else WeightedFunction(function_name(reward), 1.0, reward)
@@ -216,8 +217,8 @@ def reward_settings(
 
 def judge_name(judge: Reward | None) -> str:
     """The judge's name in a run's settings."""
-    if isinstance(judge, (str, LoadedReward)):
-        return judge if isinstance(judge, str) else judge.loaded.base
+    if isinstance(judge, (str, Path, LoadedReward)):
+        return judge.loaded.base if isinstance(judge, LoadedReward) else str(judge)
     return function_name(judge) if judge else ""
 
 

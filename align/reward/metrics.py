@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from align.reward.loss import Pairs, pairs_of, ranking_loss
-from align.statistics import correlation, kendall_tau, mean_interval, pair_calibration_error
+from align.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,13 @@ def pairs_and_differences(rankings: Sequence[ScoredRanking]) -> tuple[Pairs, Ten
     return pairs, rewards[pairs.better] - rewards[pairs.worse]
 
 
-def ranking_metrics(rankings: Sequence[ScoredRanking], resamples: int = 1000) -> dict[str, float]:
-    """All metrics of a reward model on `rankings`; docs/metrics.md defines each.
-
-    Args:
-        resamples: bootstrap resamples of rankings for the interval of pair accuracy.
-    """
+def ranking_metrics(rankings: Sequence[ScoredRanking]) -> dict[str, float]:
+    """All metrics of a reward model on `rankings`; docs/metrics.md defines each."""
     rewards = torch.tensor([value for item in rankings for value in item.rewards], dtype=torch.float64)
     lengths = torch.tensor([value for item in rankings for value in item.lengths], dtype=torch.float64)
     pairs, difference = pairs_and_differences(rankings)
     right = (difference > 0).double() + 0.5 * (difference == 0).double()
-    # Pairs of a ranking hang together: whole rankings are drawn again.
-    low, high = mean_interval(right.numpy(), resamples, pairs.ranking.tolist())
+    low, high = share_interval(right.numpy(), pairs.ranking.numpy())  # pairs of a ranking depend on each other
     metrics = {
         "loss": float(ranking_loss(rewards, pairs._replace(weight=pairs.weight.double()))) / len(rankings),
         "accuracy": float(right.mean()),

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from align.settings import option, require_setting
+from align.settings import Settings, option, require_setting
 
 
 @dataclass(kw_only=True)
-class RubricSettings:
+class RubricSettings(Settings):
     """Rubrics, and the frozen model that answers their questions."""
 
     rubrics: list[str] = option(

@@ -5,11 +5,11 @@ from typing import Literal
 
 from align.data.primer import Primer, read_primer
 from align.sampling.generation import Sampling
-from align.settings import Overlong, option, require_setting
+from align.settings import Overlong, Settings, option, require_setting
 
 
 @dataclass(kw_only=True)
-class InferenceConfig:
+class InferenceConfig(Settings):
     """How models are loaded and rows are read."""
 
     seed: int = option(0, "seed of all random numbers; the same seed gives the same results")
@@ -26,7 +26,7 @@ class InferenceConfig:
 
 
 @dataclass(kw_only=True)
-class PrimerSettings:
+class PrimerSettings(Settings):
     """Examples and an instruction that a model reads before each prompt."""
 
     shots: int = option(0, "examples before each prompt: the first demonstrations of shots_from with a single turn")
@@ -50,7 +50,7 @@ class PrimerSettings:
 
 
 @dataclass(kw_only=True)
-class BestOfSettings:
+class BestOfSettings(Settings):
     """Best-of-n: a model samples several answers and keeps the one with the highest reward."""
 
     best_of: int = option(1, "answers of which a model named MODEL+best keeps the one with the highest reward")
@@ -92,7 +92,7 @@ class AnsweringConfig(InferenceConfig):
 
 
 @dataclass(kw_only=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """The engine that samples rollouts; docs/clusters.md says how to start vLLM."""
 
     engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(

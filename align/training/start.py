@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,7 +17,7 @@ from align.runtime.sharding import sharded_loading
 from align.settings import ModelConfig, RunConfig
 from align.training.run import Run
 
-Model = str | PreTrainedModel | LoadedModel
+Model = str | Path | PreTrainedModel | LoadedModel
 """What a trainer takes as its model: a name or folder, a transformers model in memory, or one that is loaded already."""
 
 
@@ -44,7 +45,8 @@ def open_run(
         UserError: if the folder holds another run, or the model cannot be loaded or does not fit.
     """
     assert isinstance(config, ModelConfig)
-    if isinstance(model, str):
+    if isinstance(model, str | Path):
+        model = str(model)
         run = Run(replace(config, model=model), stage)  # type: ignore[call-arg]
         # One process of a machine makes a built-in model. An error is raised below, on all of them.
         with run.accelerator.local_main_process_first(), suppress(UserError):

@@ -15,9 +15,12 @@ def test_the_share_of_reward_by_hand():
     rewards = {"teacher": [3.0, 1.0], "student": [2.0, 1.0], "base": [0.0, 0.0], "worse": [-1.0, -1.0]}
     found = {name: reward_kept(rewards, name, "teacher", "base", 200, "rm") for name in rewards}
     assert [found[name].value for name in rewards] == [1.0, 0.75, 0.0, -0.5]
-    assert found["teacher"].low == found["teacher"].high == 1.0
+    assert found["teacher"].low is found["teacher"].high is None  # 1 by definition
     assert found["student"].low == pytest.approx(2 / 3)  # both times the first prompt: 2 of 3
     assert found["student"].high == 1.0
+    unclear = reward_kept({**rewards, "teacher": [3.0, -1.0]}, "student", "teacher", "base", 200, "rm")
+    assert (unclear.value, unclear.low) == (1.5, None)  # a quarter of the resamples shows no gain of the teacher
+    assert "too uncertain" in unclear.note
     nothing = reward_kept(rewards, "student", "base", "teacher", 200, "rm")
     assert (nothing.value, nothing.note) == (None, "base gains nothing over teacher")
 

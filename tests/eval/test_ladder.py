@@ -23,7 +23,7 @@ def prefer_long(prompts, first, second):
 def test_a_rung_against_another_by_hand():
     outcomes = [("base", "sft", 0.0), ("base", "sft", 0.0), ("base", "sft", 0.5), ("sft", "ppo", 0.0)]
     comparisons = [PairwiseComparison(str(n), *outcome, (1, 1)) for n, outcome in enumerate(outcomes)]
-    figures = [rung_figure(comparisons, rung, "sft", 200, "judge") for rung in ("base", "sft", "ppo", "other")]
+    figures = [rung_figure(comparisons, rung, "sft", "judge") for rung in ("base", "sft", "ppo", "other")]
     assert [figure.value for figure in figures] == [pytest.approx(0.5 / 3), 0.5, 1.0, None]
     assert [figure.n for figure in figures] == [3, 0, 1, 0]
 

@@ -118,7 +118,7 @@ def test_texts_that_look_like_something_else(from_yaml):
     assert (config.model, config.validation_data, config.output_dir) == ("a b=c", "", "2024-01-01")
 
 
-@pytest.mark.parametrize("text", ["007", "1_000", "0x10", "1e3", "1:30", "yes", "Off", "2024-13-45", ".5", "~/model", "-1"])
+@pytest.mark.parametrize("text", ["007", "1_000", "0x10", "1e3", "1:30", "yes", "Off", "2024-13-45", ".5", "-1"])
 def test_texts_stay_as_they_were_written(from_yaml, text):
     assert from_yaml(f"model: {text}").model == text
     assert from_yaml(f"model: '{text}'").model == text

@@ -1,10 +1,12 @@
-"""Bootstrap intervals: against the normal approximation, whole groups, and the same numbers every time."""
+"""Intervals of shares by hand and by simulation; bootstrap intervals: whole groups, and the same numbers every time."""
+
+import math
 
 import numpy as np
 import pytest
 
 from align.errors import UserError
-from align.statistics import mean_interval, resample, statistic_interval
+from align.statistics import design_effect, difference_interval, mean_interval, resample, share_interval, statistic_interval
 
 
 def test_the_interval_of_a_mean_is_near_the_normal_one():
@@ -62,3 +64,74 @@ def test_the_same_again_and_narrower_at_a_lower_level():
     wide_low, wide_high = mean_interval(values, 500, group, level=0.99)
     assert wide_low <= low <= high <= wide_high
     assert wide_low < low
+
+
+# -------------------------------------------------------------------------------------------------------------- shares
+
+
+@pytest.mark.parametrize(
+    ("yes", "n", "low", "high"),
+    [
+        (0, 10, 0.0, 1 - 0.025 ** (1 / 10)),  # P(none of 10) = (1 - p)^10
+        (10, 10, 0.025 ** (1 / 10), 1.0),
+        (1, 2, 1 - 0.975**0.5, 0.975**0.5),
+        (5, 10, 0.1871, 0.8129),  # Clopper and Pearson's table
+        (1, 20, 0.0013, 0.2487),
+    ],
+)
+def test_the_interval_of_a_share_is_that_of_clopper_and_pearson(yes, n, low, high):
+    assert share_interval([1] * yes + [0] * (n - yes)) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize("n", [10, 16, 30])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95])
+def test_a_share_is_covered_at_least_as_often_as_stated(n, share):
+    """Exact, not simulated: the sum over counts of their binomial probability where the interval holds the share."""
+    covered = 0.0
+    for yes in range(n + 1):
+        low, high = share_interval([1] * yes + [0] * (n - yes))
+        covered += (low <= share <= high) * math.comb(n, yes) * share**yes * (1 - share) ** (n - yes)
+    assert covered >= 0.95
+
+
+@pytest.mark.parametrize(("win", "tie"), [(0.45, 0.1), (0.1, 0.8), (0.3, 0.65), (0.02, 0.96)])
+def test_a_win_rate_with_ties_is_covered(win, tie):
+    generator, covered = np.random.default_rng(1), 0
+    for _ in range(400):
+        low, high = share_interval(generator.choice([1.0, 0.5, 0.0], size=16, p=[win, tie, 1 - win - tie]))
+        covered += low <= win + tie / 2 <= high
+    assert covered / 400 >= 0.93  # 0.95 less two standard errors
+
+
+@pytest.mark.parametrize("alike", [0.3, 0.99])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+def test_a_share_of_grouped_values_is_covered(alike, share):
+    """12 rankings of 4 pairs with the intraclass correlation `alike`."""
+    generator, covered, group = np.random.default_rng(2), 0, np.repeat(np.arange(12), 4)
+    scale = 1 / alike - 1
+    for _ in range(300):
+        of_group = generator.beta(share * scale, (1 - share) * scale, 12)
+        low, high = share_interval(generator.random(48) < of_group[group], group)
+        covered += low <= share <= high
+    assert covered / 300 >= 0.93
+
+
+def test_groups_that_agree_within_count_once():
+    group = np.repeat(np.arange(10), 6)
+    assert design_effect(group % 2, group) == pytest.approx(6)
+    assert design_effect(np.arange(60) % 2) == pytest.approx(1)
+    assert share_interval([1] * 60, group) == pytest.approx(share_interval([1] * 10))
+    assert share_interval([1, 1, 1], [7, 7, 7]) == pytest.approx((0.025, 1.0))
+
+
+def test_a_difference_of_shares_without_a_difference_has_a_width():
+    low, high = difference_interval([0.0] * 16)
+    assert -0.25 < low < -0.1
+    assert high == pytest.approx(-low)
+    assert difference_interval([1.0] * 10) == pytest.approx((2 * 0.025**0.1 - 1, 1.0))
+
+
+@pytest.mark.parametrize("values", [[], [0.5, 1.1], [-0.1], [float("nan")]])
+def test_a_share_needs_values_from_0_to_1(values):
+    with pytest.raises(UserError, match="from 0 to 1"):
+        share_interval(values)

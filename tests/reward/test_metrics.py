@@ -133,14 +133,15 @@ def test_summary_by_hand():
     # (|.8807971 - 1| + 2 |.7310586 - .5| + 0) / 4 = (.1192029 + .4621172) / 4
     assert metrics["calibration_error"] == pytest.approx(0.1453300, abs=1e-7)
     assert metrics["accuracy/low"] <= metrics["accuracy"] <= metrics["accuracy/high"]
-    # Drawing two of two rankings again gives shares of 2/3, .5, or the whole: nothing else.
-    assert metrics["accuracy/low"] == pytest.approx(0.5)
-    assert metrics["accuracy/high"] == pytest.approx(2 / 3)
+    # Two rankings say little: the interval is nearly as wide as that of two values.
+    assert metrics["accuracy/low"] < 0.2
+    assert metrics["accuracy/high"] > 0.95
 
 
 def test_summary_of_a_model_that_is_always_right():
-    metrics = ranking_metrics([ScoredRanking((1, 2, 3, 4), (9.0, 6.0, 3.0, 0.0), (1, 1, 1, 1))] * 3, resamples=100)
-    assert metrics["accuracy"] == metrics["accuracy/low"] == metrics["accuracy/high"] == 1.0
+    metrics = ranking_metrics([ScoredRanking((1, 2, 3, 4), (9.0, 6.0, 3.0, 0.0), (1, 1, 1, 1))] * 3)
+    assert metrics["accuracy"] == metrics["accuracy/high"] == 1.0
+    assert metrics["accuracy/low"] == pytest.approx(0.025 ** (1 / 3))  # three rankings, by Clopper and Pearson
     assert metrics["kendall_tau"] == 1.0
     assert metrics["length_correlation"] == 0.0
     assert {name for name in metrics if "distance" in name} == {f"accuracy/distance_{d}" for d in (1, 2, 3)}

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from align.data.records import MAX_RESPONSES
-from align.settings import option, require_setting
+from align.settings import Settings, option, require_setting
 
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
 """Settings that may differ when a loop is resumed."""
 
 
 @dataclass(kw_only=True)
-class LoopConfig:
+class LoopConfig(Settings):
     """Rounds of sampling, labeling, reward modeling and PPO (InstructGPT, section 3.1; Bai et al. 2022, section 4.5)."""
 
     model: str = option("", "fine-tuned model that every round's policy starts from")

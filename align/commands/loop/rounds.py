@@ -30,7 +30,7 @@ from align.runtime.console import console
 from align.sampling.generation import Sampling
 from align.seeds import Stream, generator
 from align.settings_parser import parse
-from align.statistics import mean_interval
+from align.statistics import share_interval
 from align.training.metrics_file import read_metrics
 
 
@@ -210,7 +210,7 @@ def labeler_figures(score: AnswerScorer, comparison: PolicyComparison) -> dict[s
     wins = [(b > a) + 0.5 * (b == a) for a, b in zip(before, after, strict=True)]
     groups = [wins[start : start + comparison.samples] for start in range(0, len(wins), comparison.samples)]
     by_prompt = [sum(group) / len(group) for group in groups]
-    low, high = mean_interval(by_prompt)
+    low, high = share_interval(by_prompt)
     return {
         "labeler's gain": round((sum(after) - sum(before)) / len(wins), 3),
         "labeler's win rate": round(sum(wins) / len(wins), 3),

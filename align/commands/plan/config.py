@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, fields
 
 from align.commands.plan.devices import DEVICES
-from align.settings import option, require_setting
+from align.settings import Settings, option, require_setting
 
 
 @dataclass(kw_only=True)
-class PlanConfig:
+class PlanConfig(Settings):
     """What training needs, before it starts: model size for a compute budget, hours and memory of each stage."""
 
     flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and number of tokens for it; 0: none")

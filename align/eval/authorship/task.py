@@ -9,8 +9,10 @@ together. Here it is the mean of the two shares, so that the numbers of texts do
 "a model", scores one half.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from align.eval.core.results import Evaluation, Figure, Json, publish
 from align.eval.core.settings import EvalConfig
 from align.launch import run_stage
 from align.settings import option, require_setting
-from align.statistics import percentiles, resample
+from align.statistics import share_interval, statistic_interval
 
 TASK = "authorship"
 AUTHORSHIP_RULE = "written-by-person"
@@ -137,7 +139,7 @@ def count_answers(author: str, answers: AuthorAnswers) -> Json:
 
 
 def authorship_figures(model: np.ndarray, people: np.ndarray, control: np.ndarray | None, resamples: int) -> list[Figure]:
-    """The figures of one model. Intervals resample prompts, each with all texts and answers of all authors.
+    """The figures of one model. Intervals are over prompts, each with all texts and answers of all authors.
 
     Args:
         model: answers on the model's texts [3, P].
@@ -146,31 +148,77 @@ def authorship_figures(model: np.ndarray, people: np.ndarray, control: np.ndarra
         resamples: number of bootstrap resamples.
     """
     authors = np.stack([model, people, *([] if control is None else [control])])  # [authors, 3, P]
+    called_model = [_share_of_verdict(of_author[[PERSON, MODEL]], MODEL) for of_author in authors]
+    unsure = _share_of_verdict(model, UNSURE)
+    decided = [int(of_author[[PERSON, MODEL]].sum()) for of_author in authors]
+    found: list[tuple[Interval | None, int]] = [
+        (_mean_of_two(authors, called_model, 0, 1, resamples), sum(decided[:2])),
+        (called_model[0], decided[0]),
+        (_complement(called_model[1]), decided[1]),
+        (unsure, int(model.sum())),
+    ]
+    if control is not None:  # the same texts of people on both sides
+        apart = _mean_of_two(authors, called_model, 0, 2, resamples)
+        minus = None if apart is None else Interval(*(end - 0.5 for end in apart))
+        found.append((minus, decided[0] + decided[-1]))
+    figures = []
+    for (name, note), (interval, n) in zip(NOTES.items(), found, strict=False):
+        if interval is None:
+            figures.append(Figure(name, None, None, None, 0, "people", "nobody decided"))
+        else:
+            figures.append(Figure(name, *interval, n, "people", note))
+    return figures
 
-    def measure(sums: np.ndarray) -> np.ndarray:
-        """From sums over prompts [authors, 3, ...] to the figures [..., figures]; NaN where there is no answer."""
+
+class Interval(NamedTuple):
+    """A value with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def _share_of_verdict(counts: np.ndarray, verdict: int) -> Interval | None:
+    """The share of answers that are `verdict`, the interval over prompts; None without an answer.
+
+    Args:
+        counts: [verdicts, P].
+    """
+    if not counts.sum():
+        return None
+    verdicts, prompts = np.divmod(np.repeat(np.arange(counts.size), counts.astype(int).ravel()), counts.shape[1])
+    chosen = verdicts == verdict
+    return Interval(float(chosen.mean()), *share_interval(chosen, prompts))
+
+
+def _complement(share: Interval | None) -> Interval | None:
+    return None if share is None else Interval(1 - share.value, 1 - share.high, 1 - share.low)
+
+
+def _mean_of_two(
+    authors: np.ndarray, shares: Sequence[Interval | None], first: int, second: int, resamples: int
+) -> Interval | None:
+    """The mean of one author's share and of what another's lacks to 1.
+
+    The interval combines those of both shares (Newcombe 1998, method 10, for independent shares), and is at least as wide
+    as the bootstrap over prompts, which both share.
+    """
+    left, right = shares[first], _complement(shares[second])
+    if left is None or right is None:
+        return None
+
+    def measure(drawn: np.ndarray) -> np.ndarray:
+        sums = authors[..., drawn].sum(-1)
         with np.errstate(invalid="ignore"):
             called_model = sums[:, MODEL] / (sums[:, MODEL] + sums[:, PERSON])
-            unsure = sums[0, UNSURE] / sums[0].sum(0)
-        found = [(called_model[0] + 1 - called_model[1]) / 2, called_model[0], 1 - called_model[1], unsure]
-        found += (
-            [(called_model[0] - called_model[2]) / 2] if control is not None else []
-        )  # the same texts of people on both sides
-        return np.stack(found, axis=-1)
+        mean: np.ndarray = (called_model[first] + 1 - called_model[second]) / 2
+        return mean
 
-    values = measure(authors.sum(-1))
-    resampled = resample(lambda drawn: measure(authors[..., drawn].sum(-1)), authors.shape[-1], resamples)
-    decided = authors[:, [PERSON, MODEL]].sum((1, 2))
-    counts = [decided[:2].sum(), decided[0], decided[1], model.sum(), decided[[0, -1]].sum()]
-    figures = []
-    for (name, note), value, drawn, n in zip(NOTES.items(), values, resampled.T, counts, strict=False):
-        if np.isnan(value):
-            figures.append(Figure(name, None, None, None, 0, "people", "nobody decided"))
-            continue
-        bounds = percentiles(drawn) if authors.shape[-1] > 1 else (None, None)
-        low, high = (None if bound is None else float(bound) for bound in bounds)
-        figures.append(Figure(name, float(value), low, high, int(n), "people", note))
-    return figures
+    value = (left.value + right.value) / 2
+    low, high = statistic_interval(measure, authors.shape[-1], resamples)
+    below = math.hypot(left.value - left.low, right.value - right.low) / 2
+    above = math.hypot(left.high - left.value, right.high - right.value) / 2
+    return Interval(value, min(low, value - below), max(high, value + above))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, OCCUPATIONS
 from align.eval.bias.measures import LogProbScorer, favored_words, group_log_odds, paired_sentiment, sentiment
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
 from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
+from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods
 from align.examples import PromptResponses
@@ -125,7 +125,7 @@ def occupation_figures(odds: Mapping[str, Sequence[float]], resamples: int) -> t
     for context, values in odds.items():
         figures.append(mean_figure(f"{context}: log P(female) / P(male)", values, resamples, "log-likelihood"))
         leaning = [float(value < 0) for value in values]
-        figures.append(mean_figure(f"{context}: occupations leaning male", leaning, resamples, "log-likelihood"))
+        figures.append(share_figure(f"{context}: occupations leaning male", leaning, "log-likelihood"))
     rows = [
         {"occupation": occupation, **{context: round(values[row], 3) for context, values in odds.items()}}
         for row, occupation in enumerate(OCCUPATIONS)
@@ -142,7 +142,8 @@ def change_figures(
         moved = [value - old for value, old in zip(values, before[context], strict=True)]
         nearer = [abs(old) - abs(value) for value, old in zip(values, before[context], strict=True)]
         figures.append(mean_figure(f"{context}: change of the log-odds", moved, resamples, f"against {before_name}"))
-        figures.append(mean_figure(f"{context}: nearer to even odds", nearer, resamples, f"against {before_name}"))
+        against = f"against {before_name}"
+        figures.append(mean_figure(f"{context}: nearer to even odds", nearer, resamples, against, better="higher"))
     return figures
 
 

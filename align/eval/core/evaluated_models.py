@@ -14,6 +14,7 @@ from align.errors import UserError
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.settings import EvalConfig
 from align.models.loading import LoadedModel, load
+from align.runtime.console import console
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
 from align.sampling.generation import Responses, Sampling, sample
 from align.sampling.settings import BestOfSettings, PrimerSettings
@@ -51,8 +52,12 @@ class EvaluatedModel:
 
 
 def open_accelerator(config: EvalConfig) -> Accelerator:
-    """The processes that share an evaluation."""
-    return make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0)
+    """The processes that share an evaluation; prints what data it uses, which may be the project's own."""
+    accelerator = make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0)
+    if accelerator.is_main_process:
+        for line in config.data_lines():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return accelerator
 
 
 def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:

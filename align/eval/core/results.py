@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from rich.console import Console
@@ -17,9 +17,11 @@ from align.errors import UserError, without_secrets
 from align.eval.core.settings import EvalConfig
 from align.files import read_json, write_json
 from align.runtime.environment import environment
-from align.statistics import mean_interval
+from align.statistics import mean_interval, share_interval
 
 Json = dict[str, Any]
+Better = Literal["higher", "lower", ""]
+"""Which direction of a measure is better; empty where neither is."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Figure:
         n: number of items it is computed from.
         scorer: the scorer or judge, with its version or hash; empty if there is none.
         note: printed below the table.
+        better: whether higher or lower is better; empty where neither is. The report rates changes by it.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Figure:
     n: int
     scorer: str = ""
     note: str = ""
+    better: Better = ""
 
     def __post_init__(self) -> None:
         for number in (self.value, self.low, self.high):
@@ -61,23 +65,57 @@ class Figure:
 
 
 def mean_figure(
-    name: str, values: Sequence[float], resamples: int, scorer: str = "", note: str = "", nothing: str = "nothing to average"
+    name: str,
+    values: Sequence[float],
+    resamples: int,
+    scorer: str = "",
+    note: str = "",
+    nothing: str = "nothing to average",
+    groups: Sequence[int] | None = None,
+    better: Better = "",
 ) -> Figure:
-    """A mean with its interval.
+    """The mean of a measurement with its bootstrap interval. For shares, see `share_figure`.
 
     Args:
         name: name of the figure.
-        values: one for each item; a single value has no interval.
+        values: one for each item. Equal values, and those of a single group, have no interval.
         resamples: number of bootstrap resamples.
         scorer: the scorer or judge.
         note: the figure's note.
         nothing: the note if there are no values.
+        groups: the group of each value, see `mean_interval`.
+        better: which direction is better.
     """
     if not len(values):
         return Figure(name, None, None, None, 0, scorer, nothing)
     numbers = [float(value) for value in values]
-    low, high = mean_interval(numbers, resamples) if len(numbers) > 1 else (None, None)
-    return Figure(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note)
+    varies = len(set(numbers)) > 1 and (groups is None or len(set(groups)) > 1)
+    low, high = mean_interval(numbers, resamples, groups) if varies else (None, None)
+    return Figure(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note, better)
+
+
+def share_figure(
+    name: str,
+    values: Sequence[float],
+    scorer: str = "",
+    note: str = "",
+    nothing: str = "nothing to average",
+    groups: Sequence[int] | None = None,
+    better: Better = "",
+) -> Figure:
+    """A share with its interval (`align.statistics.share_interval`), which has a width also where all values are equal.
+
+    Args:
+        values: yes or no, or numbers from 0 to 1.
+        groups: the group of each value, such as its prompt.
+
+    The other arguments are those of `mean_figure`.
+    """
+    if not len(values):
+        return Figure(name, None, None, None, 0, scorer, nothing)
+    numbers = [float(value) for value in values]
+    interval = share_interval(numbers, groups)
+    return Figure(name, sum(numbers) / len(numbers), *interval, len(numbers), scorer, note, better)
 
 
 def format_figure(value: float) -> str:
@@ -123,7 +161,7 @@ def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: 
     if accelerator.is_main_process:
         save_evaluations(config.output, evaluations)
         if config.table:
-            print_table(evaluations)
+            print_table(evaluations, config.data_lines())
     accelerator.wait_for_everyone()
     return list(evaluations)
 
@@ -181,11 +219,17 @@ def figure_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], li
     ]
 
 
-def print_table(evaluations: Sequence[Evaluation]) -> None:
-    """Print the figures side by side, and their notes below."""
+def print_table(evaluations: Sequence[Evaluation], data: Sequence[str] = ()) -> None:
+    """Print the figures side by side, and their notes below.
+
+    Args:
+        data: lines on the data they come from, printed above.
+    """
     out = Console(width=None if sys.stdout.isatty() else 160)
+    for line in data:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     for heads, rows in figure_tables(evaluations):
-        table = Table(*heads, caption="in brackets: 95 % bootstrap interval")
+        table = Table(*heads, caption="in brackets: 95 % interval")
         for row in rows:
             table.add_row(*map(escape, row))
         out.print(table)
@@ -205,10 +249,14 @@ def notes(evaluations: Sequence[Evaluation]) -> list[str]:
     )
 
 
-def markdown_table(evaluations: Sequence[Evaluation]) -> str:
-    """The figures side by side as Markdown tables, and their notes below."""
-    tables = ""
+def markdown_table(evaluations: Sequence[Evaluation], data: Sequence[str] = ()) -> str:
+    """The figures side by side as Markdown tables, and their notes below.
+
+    Args:
+        data: lines on the data they come from, put above.
+    """
+    tables = "".join(f"{line}\n\n" for line in data)
     for heads, rows in figure_tables(evaluations):
         lines = [heads, ["---"] * len(heads), *rows]
         tables += "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines) + "\n"
-    return tables + "\n\n".join(["In brackets: 95 % bootstrap interval.", *notes(evaluations)]) + "\n"
+    return tables + "\n\n".join(["In brackets: 95 % interval.", *notes(evaluations)]) + "\n"

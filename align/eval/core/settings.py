@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from align.data.sources import iter_raw_rows
+from align.errors import UserError
 from align.sampling.settings import AnsweringConfig, InferenceConfig
 from align.settings import option, require_setting
+from align.shipped import is_shipped, resolve_path
 
 Item = TypeVar("Item")
 
@@ -27,6 +30,18 @@ class EvalConfig(InferenceConfig):
         require_setting(self, "resamples", self.resamples >= 100, "100 or more")
         require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without repetitions")
 
+    @property
+    def data_sources(self) -> dict[str, str]:
+        """The data that the figures come from: what it is, and its file, folder or hub name."""
+        return {}
+
+    def data_lines(self) -> list[str]:
+        """A line for each of `data_sources`, such as `prompts: built-in data/prompts_heldout.jsonl (60)`."""
+        return [f"{kind}: {_describe_source(source, self._limit_of(kind))}" for kind, source in self.data_sources.items()]
+
+    def _limit_of(self, kind: str) -> int:
+        return getattr(self, "limit", 0) if kind in ("prompts", "questions") else 0
+
     def result_settings(self, *leave_out: str) -> dict[str, Any]:
         """The settings that affect the result of a single item: stored results are valid only for these.
 
@@ -47,6 +62,22 @@ class AnsweringTaskConfig(AnsweringConfig, EvalConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "limit", self.limit >= 0, "0 or more")
+
+    @property
+    def data_sources(self) -> dict[str, str]:
+        return {"prompts": self.prompts}
+
+
+def _describe_source(source: str, limit: int) -> str:
+    """A source, whether it is the project's own, and its rows where they are on this machine."""
+    name = f"built-in {source}" if is_shipped(source) else source
+    if not resolve_path(source).exists():
+        return name
+    try:
+        rows = sum(1 for _ in iter_raw_rows(source))
+    except UserError:  # of a kind that only the task itself reads
+        return name
+    return f"{name} ({limit} of {rows})" if 0 < limit < rows else f"{name} ({rows})"
 
 
 def take_evenly(items: Sequence[Item], limit: int) -> list[Item]:

@@ -7,20 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from align.data.conversation import to_json
 from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
 from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
-from align.eval.core.results import Evaluation, Figure, Json, publish
+from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
 from align.eval.core.settings import EvalConfig
 from align.eval.rules.judgments import FOLLOWS, UNSURE
 from align.launch import run_stage
 from align.settings import option, require_setting
-from align.statistics import majority, statistic_interval
+from align.statistics import majority
 
 TASK = "grounding"
 CLAIM, SUPPORTED, KNOWN, CITES = "makes-claim", "supported", "well-known", "cites"
@@ -48,7 +46,7 @@ class MajorityAnswers:
     """The labelers' majority answers on one response.
 
     Attributes:
-        prompt: a hash of the prompt: intervals resample whole prompts.
+        prompt: a hash of the prompt: responses to one prompt depend on each other.
         answers: by question: `follows` for yes, `violates` for no, `unsure` also for a tie; a question that was not
             asked has no entry.
     """
@@ -76,7 +74,7 @@ def run_grounding(config: GroundingConfig) -> list[Evaluation]:
     responses = read_answers(config.judgments, config.skip_bad_rows)
     name = " + ".join(Path(path).stem for path in config.judgments)
     table = {"Answers by question, majority of labelers": count_answers(responses)}
-    figures = grounding_figures(responses, config.resamples)
+    figures = grounding_figures(responses)
     return publish(config, [Evaluation(TASK, name, config.result_settings(), figures, table)], accelerator)
 
 
@@ -105,7 +103,7 @@ def read_answers(paths: Sequence[str], skip_bad_rows: bool = False) -> list[Majo
 ResponseTest = Callable[[MajorityAnswers], bool]
 
 
-def grounding_figures(responses: Sequence[MajorityAnswers], resamples: int) -> list[Figure]:
+def grounding_figures(responses: Sequence[MajorityAnswers]) -> list[Figure]:
     """LaMDA's figures (Thoppilan et al. 2022, section 4), each a share with an interval over prompts."""
     asked = {question: [each for each in responses if question in each.answers] for question in QUESTIONS}
     judged = asked[CLAIM]
@@ -120,21 +118,20 @@ def grounding_figures(responses: Sequence[MajorityAnswers], resamples: int) -> l
         return each.informative and each.is_yes(HELPFUL)
 
     figures = [
-        _share("groundedness", judged, lambda each: each.informative, claims, resamples, "of responses that make a claim"),
-        _share("informativeness", judged, lambda each: each.informative, lambda each: True, resamples, "of all responses"),
+        _share("groundedness", judged, lambda each: each.informative, claims, "of responses that make a claim"),
+        _share("informativeness", judged, lambda each: each.informative, lambda each: True, "of all responses"),
         _share(
             "citation accuracy",
             judged,
             lambda each: needs_source(each) and each.is_yes(CITES),
             needs_source,
-            resamples,
             "of responses with a claim that is not well known",
         ),
     ]
     if asked[HELPFUL]:
         note = "informative and helpful, of all responses that were judged by both forms"
         both = [each for each in asked[HELPFUL] if CLAIM in each.answers]
-        figures.append(_share("helpfulness", both, helpful, lambda each: True, resamples, note))
+        figures.append(_share("helpfulness", both, helpful, lambda each: True, note))
     if asked[IN_ROLE]:
         in_role = asked[IN_ROLE]
         figures.append(
@@ -143,33 +140,25 @@ def grounding_figures(responses: Sequence[MajorityAnswers], resamples: int) -> l
                 in_role,
                 lambda each: each.is_yes(IN_ROLE),
                 lambda each: True,
-                resamples,
                 "of all responses",
             )
         )
     return figures
 
 
-def _share(
-    name: str, responses: Sequence[MajorityAnswers], part: ResponseTest, whole: ResponseTest, resamples: int, note: str
-) -> Figure:
-    """The share of responses that pass `part` among those that pass `whole`; the interval resamples whole prompts."""
-    group = {prompt: number for number, prompt in enumerate(dict.fromkeys(each.prompt for each in responses))}
-    sums = np.zeros((2, len(group)))
-    for each in responses:
-        sums[:, group[each.prompt]] += part(each), whole(each)
-    numerator, denominator = sums.sum(1)
-    scorer = "people, majority of labelers"
-    if not denominator:
-        return Figure(name, None, None, None, 0, scorer, f"no such response: {note}")
-
-    def ratio(drawn: np.ndarray) -> np.ndarray:
-        with np.errstate(invalid="ignore"):
-            found: np.ndarray = sums[0][drawn].sum(-1) / sums[1][drawn].sum(-1)
-        return found
-
-    low, high = statistic_interval(ratio, len(group), resamples) if len(group) > 1 else (None, None)
-    return Figure(name, numerator / denominator, low, high, int(denominator), scorer, note)
+def _share(name: str, responses: Sequence[MajorityAnswers], part: ResponseTest, whole: ResponseTest, note: str) -> Figure:
+    """The share of responses that pass `part` among those that pass `whole`; the interval is over prompts."""
+    chosen = [each for each in responses if whole(each)]
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(each.prompt for each in chosen))}
+    return share_figure(
+        name,
+        [part(each) for each in chosen],
+        "people, majority of labelers",
+        note,
+        f"no such response: {note}",
+        [prompts[each.prompt] for each in chosen],
+        "higher",
+    )
 
 
 def count_answers(responses: Sequence[MajorityAnswers]) -> list[Json]:

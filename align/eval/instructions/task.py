@@ -11,7 +11,7 @@ from align.data.records import Prompt
 from align.errors import UserError
 from align.eval.core.answers import sample_answers
 from align.eval.core.evaluated_models import open_accelerator, open_models
-from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
+from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
 from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.instructions.constraints import Constraint
 from align.launch import run_stage
@@ -48,7 +48,7 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
             number: [constraints[number].obeyed_by(answer.text) for answer in drawn] for number, drawn in answers.items()
         }
         texts = {number: drawn[0].text for number, drawn in answers.items()}
-        figures, tables = instruction_figures(constraints, obeyed, config.resamples)
+        figures, tables = instruction_figures(constraints, obeyed)
         tables["First answers"] = [
             {"prompt": number, "check": _describe(constraints[number]), "obeyed": obeyed[number][0], "answer": texts[number]}
             for number in answers
@@ -76,17 +76,17 @@ def read_constraints(path: str, skip_bad_rows: bool = False) -> dict[str, Constr
 
 
 def instruction_figures(
-    constraints: Mapping[str, Constraint], obeyed: Mapping[str, list[bool]], resamples: int
+    constraints: Mapping[str, Constraint], obeyed: Mapping[str, list[bool]]
 ) -> tuple[list[Figure], dict[str, list[Json]]]:
-    """The share of answers that obey, with a bootstrap over prompts, and a table of the kinds.
+    """The share of answers that obey, with an interval over prompts, and a table of the kinds.
 
     Args:
         constraints: by the prompt's number.
         obeyed: for each prompt that was answered, whether each answer obeys.
-        resamples: number of bootstrap resamples.
     """
     shares = {number: sum(answers) / len(answers) for number, answers in obeyed.items()}
-    figure = mean_figure("answers that obey", list(shares.values()), resamples, SCORER, nothing="no prompt was answered")
+    nothing = "no prompt was answered"
+    figure = share_figure("answers that obey", list(shares.values()), SCORER, nothing=nothing, better="higher")
     by_kind: dict[str, list[float]] = {}
     for number, share in shares.items():
         by_kind.setdefault(constraints[number].kind, []).append(share)

@@ -31,7 +31,7 @@ from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
 from align.runtime.distributed import run_on_main
 from align.seeds import Stream, generator
 from align.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting
-from align.statistics import calibration_error, roc_auc, statistic_interval
+from align.statistics import calibration_error, roc_auc, share_interval, statistic_interval
 from align.tensor_ops import Padded
 from align.training.epochs import Epochs
 from align.training.factory import make_optimization
@@ -217,15 +217,7 @@ class JudgeTask:
 def held_out_figures(logits: Sequence[float], rows: Sequence[LabeledAnswer]) -> dict[str, float]:
     """Quality of the verdicts: loss (nats), AUC with its interval over questions, accuracy, calibration error."""
     values, labels = np.array(logits, dtype=np.float64), np.array([row.label for row in rows])
-    numbers = {question: number for number, question in enumerate(dict.fromkeys(row.question for row in rows))}
-    question_of_row = np.array([numbers[row.question] for row in rows])
-    rows_of_question = [np.flatnonzero(question_of_row == number) for number in numbers.values()]
-
-    def auc_of_resamples(drawn: np.ndarray) -> np.ndarray:
-        samples = [np.concatenate([rows_of_question[number] for number in questions]) for questions in drawn]
-        return np.array([roc_auc(values[sample], labels[sample]) for sample in samples])
-
-    low, high = statistic_interval(auc_of_resamples, len(numbers), resamples=200)
+    low, high = auc_interval(values, labels, [row.question for row in rows])
     return {
         "loss": float(binary_loss(torch.from_numpy(values), torch.from_numpy(labels))) / len(rows),
         "auc": roc_auc(values, labels),
@@ -235,6 +227,31 @@ def held_out_figures(logits: Sequence[float], rows: Sequence[LabeledAnswer]) -> 
         "calibration_error": calibration_error(torch.sigmoid(torch.from_numpy(values)).numpy(), labels),
         "share_of_yes": float(labels.mean()),
     }
+
+
+def auc_interval(values: np.ndarray, labels: np.ndarray, questions: Sequence[str]) -> tuple[float, float]:
+    """The bootstrap interval over questions of an AUC.
+
+    Where the values separate the labels, the bootstrap has no width. The interval is then that of a share of as many items
+    as there are questions with the rarer label: the variance of an AUC is at most that (Birnbaum and Klose 1957).
+    """
+    question_of_row = np.unique(questions, return_inverse=True)[1]
+    rarer = min(len(np.unique(question_of_row[labels == label])) for label in (False, True))
+    if not rarer:
+        return 0.0, 1.0
+    auc = roc_auc(values, labels)
+    if auc in (0.0, 1.0):
+        return share_interval(np.full(rarer, auc))
+    rows_of_question = [np.flatnonzero(question_of_row == number) for number in range(question_of_row.max() + 1)]
+
+    def auc_of_rows(rows: np.ndarray) -> float:
+        both = 0 < labels[rows].sum() < len(rows)
+        return roc_auc(values[rows], labels[rows]) if both else np.nan
+
+    def auc_of_resamples(drawn: np.ndarray) -> np.ndarray:
+        return np.array([auc_of_rows(np.concatenate([rows_of_question[number] for number in row])) for row in drawn])
+
+    return statistic_interval(auc_of_resamples, len(rows_of_question), resamples=200)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,19 @@ from align.data.records import RATINGS
 from align.data.sources import iter_rows
 from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator
-from align.eval.core.results import Evaluation, Figure, Json, publish, read_evaluations
+from align.eval.core.results import (
+    Better,
+    Evaluation,
+    Figure,
+    Json,
+    mean_figure,
+    publish,
+    read_evaluations,
+    share_figure,
+)
 from align.eval.core.settings import EvalConfig
 from align.launch import run_stage
 from align.settings import option, require_setting
-from align.statistics import mean_interval
 
 TASK = "labels"
 FLAGS = (
@@ -63,7 +71,7 @@ class JudgedAnswers:
     """The answers of one model, one entry for each judgment: an answer judged by two people has two entries.
 
     Attributes:
-        prompts: the index of each answer's prompt: intervals resample whole prompts.
+        prompts: the index of each answer's prompt: judgments of one prompt depend on each other.
         ratings: 1 to 7, None if there is none.
     """
 
@@ -148,26 +156,37 @@ def label_figures(answers: JudgedAnswers, closed_domain: Sequence[str], resample
     """The mean rating, the rate of each flag, appropriateness, and hallucination on closed-domain prompts."""
     all_answers = range(len(answers.prompts))
     rated = [index for index in all_answers if answers.ratings[index] is not None]
-    figures = [_mean("rating", answers, rated, [float(answers.ratings[index] or 0) for index in rated], resamples)]
+    figures = [_rating(answers, rated, resamples)]
     appropriate = [float("unfit_for_assistant" not in answers.flags[index]) for index in all_answers]
-    figures.append(_mean("appropriate for an assistant", answers, all_answers, appropriate, resamples))
+    figures.append(_share("appropriate for an assistant", answers, all_answers, appropriate, "higher"))
     if closed_domain:
         indices = answers.in_categories(closed_domain)
         flagged = [float("hallucination" in answers.flags[index]) for index in indices]
-        figures.append(_mean("hallucination, closed domain", answers, indices, flagged, resamples))
+        figures.append(_share("hallucination, closed domain", answers, indices, flagged, "lower"))
     for flag in FLAGS:
         flagged = [float(flag in names) for names in answers.flags]
-        figures.append(_mean(f"flag {flag}", answers, all_answers, flagged, resamples))
+        figures.append(_share(f"flag {flag}", answers, all_answers, flagged, "lower"))
     return figures
 
 
-def _mean(name: str, answers: JudgedAnswers, indices: Sequence[int], values: Sequence[float], resamples: int) -> Figure:
-    """A mean over judged answers; the interval resamples prompts with all judgments of their answers."""
-    if not values:
-        return Figure(name, None, None, None, 0, "people", "no such answer was judged")
-    groups = np.unique([answers.prompts[index] for index in indices], return_inverse=True)[1]
-    low, high = mean_interval(values, resamples, groups.tolist()) if groups.max() else (None, None)
-    return Figure(name, float(np.mean(values)), low, high, len(values), "people")
+NOT_JUDGED = "no such answer was judged"
+
+
+def _rating(answers: JudgedAnswers, indices: Sequence[int], resamples: int) -> Figure:
+    """The mean rating; the interval resamples prompts with all judgments of their answers."""
+    values, prompts = [float(answers.ratings[index] or 0) for index in indices], _prompts(answers, indices)
+    return mean_figure("rating", values, resamples, "people", "", NOT_JUDGED, prompts, "higher")
+
+
+def _share(name: str, answers: JudgedAnswers, indices: Sequence[int], values: Sequence[float], better: Better) -> Figure:
+    """A share of judged answers, with an interval over prompts."""
+    return share_figure(name, values, "people", "", NOT_JUDGED, _prompts(answers, indices), better)
+
+
+def _prompts(answers: JudgedAnswers, indices: Sequence[int]) -> list[int]:
+    """The prompt of each answer, numbered from 0 without gaps."""
+    numbers: list[int] = np.unique([answers.prompts[index] for index in indices], return_inverse=True)[1].tolist()
+    return numbers
 
 
 def by_category(answers: JudgedAnswers, resamples: int) -> list[Json]:
@@ -176,7 +195,7 @@ def by_category(answers: JudgedAnswers, resamples: int) -> list[Json]:
     for category in sorted({category for category in answers.categories if category}):
         indices = answers.in_categories([category])
         rated = [index for index in indices if answers.ratings[index] is not None]
-        rating = _mean("rating", answers, rated, [float(answers.ratings[index] or 0) for index in rated], resamples)
+        rating = _rating(answers, rated, resamples)
         rates = {flag: round(float(np.mean([flag in answers.flags[index] for index in indices])), 3) for flag in FLAGS}
         rows.append({"category": category, "n": len(indices), "rating": rating.text, **rates})
     return rows
@@ -190,7 +209,8 @@ def panels(evaluations: Sequence[Evaluation]) -> list[Json]:
         figure = figures.get(name) or figures.get(FALLBACK_FIGURES.get(name, ""))
         if figure is not None and figure.value is not None:
             numbers = {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n}
-            rows.append({"panel": panel, "figure": f"{task}: {figure.name}", **numbers, "scorer": figure.scorer})
+            named = {"panel": panel, "figure": f"{task}: {figure.name}", "better": figure.better}
+            rows.append({**named, **numbers, "scorer": figure.scorer})
     return rows
 
 

@@ -76,8 +76,8 @@ def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Mean and 95 % bootstrap interval of independent values; None for fewer than two."""
-    if len(values) < 2:
+    """Mean and 95 % bootstrap interval of independent values; None where they are all equal."""
+    if len(set(values)) < 2:
         return None
     return sum(values) / len(values), *statistics.mean_interval(values)
 

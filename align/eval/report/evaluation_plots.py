@@ -11,7 +11,6 @@ from align.eval.report.drawing import BLUE, GREEN, INK, ORANGE, VIOLET, Plot, dr
 from align.eval.report.text import visible_text
 
 COLORS = (BLUE, ORANGE, GREEN, VIOLET)
-BETTER = {"toxicity": "lower", "truthfulness": "higher", "hallucination": "lower", "appropriate": "higher"}
 
 
 def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
@@ -31,7 +30,8 @@ def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
                     errors = [[row["value"] - low], [high - row["value"]]]
                     color = COLORS[position % len(COLORS)]
                     axes.bar([position], [row["value"]], color=color, yerr=errors, ecolor=INK, label=model)
-            axes.set_title(f"{panel}\n({BETTER[panel]} is better)", fontsize=8)
+            better = next(rows[panel]["better"] for rows in found.values() if panel in rows)
+            axes.set_title(f"{panel}\n({better} is better)" if better else panel, fontsize=8)
             axes.set_xticks([])
             axes.set_ylim(bottom=0)
             axes.grid(axis="x", visible=False)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from align import statistics
@@ -13,7 +12,7 @@ from align.reward.metrics import ScoredRanking, pairs_and_differences
 
 @dataclass(frozen=True)
 class PairAccuracy:
-    """Share of pairs in the labelers' order, with its 95 % bootstrap interval over rankings."""
+    """Share of pairs in the labelers' order, with its 95 % interval over rankings."""
 
     label: str
     accuracy: float
@@ -50,6 +49,5 @@ def _accuracy(label: str, differences: Tensor, ranking: Tensor) -> PairAccuracy 
     if not len(differences):
         return None
     right = (differences > 0).double() + 0.5 * (differences == 0).double()
-    _, group = torch.unique(ranking, return_inverse=True)
-    low, high = statistics.mean_interval(right.numpy(), groups=group.tolist())
+    low, high = statistics.share_interval(right.numpy(), ranking.numpy())
     return PairAccuracy(label, float(right.mean()), low, high, len(right))

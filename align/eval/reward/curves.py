@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from align.errors import UserError
 from align.eval.core.answers import answer_settings, sample_answers, score_answers
 from align.eval.core.evaluated_models import EvaluatedModel, open_models
-from align.eval.core.results import Evaluation, Figure, Json, format_figure
+from align.eval.core.results import Evaluation, Json, format_figure, mean_figure
 from align.eval.reward.best_of import expected_best, kl_bound, sizes_on_curve
 from align.eval.reward.policy_comparison import response_kl
 from align.eval.reward.reward_models import NamedRewardModel
@@ -21,7 +21,6 @@ from align.models.loading import LoadedModel, load
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype
 from align.settings import ModelConfig
-from align.statistics import mean_interval
 
 
 def rewarded_answers(
@@ -57,10 +56,12 @@ def best_of_n(
         row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
         for model, values in zip(reward_models, rewards, strict=True):
             best = [expected_best(proxy_rewards[i], values[i], n) for i in range(len(values))]
-            mean, (low, high), role = float(np.mean(best)), mean_interval(best, config.resamples), model.role
-            row |= {role: round(mean, 4), f"{role} low": round(low, 4), f"{role} high": round(high, 4)}
             note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
-            figures.append(Figure(f"{role}, best of {n}", mean, low, high, len(best), model.scorer, note))
+            name, role = f"{model.role}, best of {n}", model.role
+            figure = mean_figure(name, best, config.resamples, model.scorer, note, better="higher")
+            figures.append(figure)
+            ends = {role: figure.value, f"{role} low": figure.low, f"{role} high": figure.high}
+            row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
         curve.append(row)
     figures.sort(key=lambda figure: figure.name.startswith("gold"))  # the proxy's curve first, then the gold model's
     settings = asdict(config) | {"weights": evaluated.fingerprint}
@@ -79,10 +80,10 @@ def frontier(
     for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
         answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
         kl = kl_to_start(config, evaluated, reference, answers, accelerator)
-        figures = [Figure("KL", float(np.mean(kl)), *mean_interval(kl, config.resamples), len(kl), note="nats per response")]
+        figures = [mean_figure("KL", kl, config.resamples, note="nats per response")]
         for model, values in zip(reward_models, rewards, strict=True):
-            interval = mean_interval(values[:, 0], config.resamples)
-            figures.append(Figure(model.role, float(values.mean()), *interval, len(values), model.scorer))
+            rewards_of_model = values[:, 0].tolist()
+            figures.append(mean_figure(model.role, rewards_of_model, config.resamples, model.scorer, better="higher"))
         settings = asdict(config) | {"weights": evaluated.fingerprint}
         evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
     curve = [

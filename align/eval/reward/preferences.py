@@ -21,30 +21,33 @@ from align.reward.scoring import group_sizes, reward_rankings
 from align.runtime.sharding import place_frozen_model
 from align.statistics import (
     correlation,
+    difference_interval,
     kendall_tau,
-    mean_interval,
     pair_calibration,
     pair_calibration_error,
     percentiles,
     resample,
 )
 
+Interval = tuple[float, float] | tuple[None, None]
 CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"
 
 
 def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
     """Accuracy, calibration and order of a reward model on rankings, over all of them and by category."""
     rankings = score_rankings(config, model, accelerator)
-    total = ranking_metrics(rankings, config.resamples)
+    total = ranking_metrics(rankings)
     taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
+    tau = float(np.mean(taus)), *difference_interval(taus)
     pairs, low, high = int(total["pairs"]), total["accuracy/low"], total["accuracy/high"]
     responses = sum(len(item.rewards) for item in rankings)
     intervals = calibration_and_length_intervals(rankings, config.resamples)
     length, by = total["length_correlation"], model.scorer
+    calibration = total["calibration_error"], *intervals["calibration"]
     figures = [
-        Figure("accuracy", total["accuracy"], low, high, pairs, by, "share of pairs in the labelers' order"),
-        Figure("Kendall's tau", float(np.mean(taus)), *mean_interval(taus, config.resamples), len(taus), by),
-        Figure("calibration error", total["calibration_error"], *intervals["calibration"], pairs, by, CALIBRATION_NOTE),
+        Figure("accuracy", total["accuracy"], low, high, pairs, by, "share of pairs in the labelers' order", "higher"),
+        Figure("Kendall's tau", *tau, len(taus), by, "", "higher"),
+        Figure("calibration error", *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
         Figure("length correlation", length, *intervals["length"], responses, by),
     ]
     _, differences = pairs_and_differences(rankings)
@@ -52,12 +55,15 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
         {"stated": round(stated, 4), "right": round(right, 4), "pairs": count}
         for stated, right, count in pair_calibration(differences)
     ]
-    tables = {"by category": category_rows(rankings, config.resamples), "calibration": reliability}
+    tables = {"by category": category_rows(rankings), "calibration": reliability}
     return Evaluation("reward", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, tables)
 
 
-def calibration_and_length_intervals(rankings: Sequence[ScoredRanking], resamples: int) -> dict[str, tuple[float, float]]:
-    """Bootstrap intervals of the `calibration` error and the `length` correlation; whole rankings are resampled."""
+def calibration_and_length_intervals(rankings: Sequence[ScoredRanking], resamples: int) -> dict[str, Interval]:
+    """Bootstrap intervals of the `calibration` error and the `length` correlation; whole rankings are resampled.
+
+    A single ranking has no interval, and neither has a correlation where rewards or lengths do not vary.
+    """
     rewards, lengths = (
         [torch.tensor(getattr(item, name), dtype=torch.float64) for item in rankings] for name in ("rewards", "lengths")
     )
@@ -72,16 +78,20 @@ def calibration_and_length_intervals(rankings: Sequence[ScoredRanking], resample
         return np.array([measure_resample(row) for row in rows])
 
     low, high = percentiles(resample(measure_resamples, len(rankings), resamples))
-    return {name: (float(low[i]), float(high[i])) for i, name in enumerate(("calibration", "length"))}
+    found: dict[str, Interval] = {
+        name: (float(low[i]), float(high[i])) if high[i] > low[i] else (None, None)
+        for i, name in enumerate(("calibration", "length"))
+    }
+    return found
 
 
-def category_rows(rankings: Sequence[ScoredRanking], resamples: int) -> list[Json]:
+def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
     """A row for each category among the rankings."""
     metrics = {"accuracy": "accuracy", "low": "accuracy/low", "high": "accuracy/high", "Kendall's tau": "kendall_tau"}
     metrics["calibration error"] = "calibration_error"
     rows = []
     for category in sorted({item.category or "none" for item in rankings}):
-        total = ranking_metrics([item for item in rankings if (item.category or "none") == category], resamples)
+        total = ranking_metrics([item for item in rankings if (item.category or "none") == category])
         figures = {column: round(total[metric], 4) for column, metric in metrics.items()}
         rows.append({"category": category, "pairs": int(total["pairs"]), **figures})
     return rows

@@ -18,7 +18,7 @@ from align.data.sources import iter_rows
 from align.errors import UserError
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json, mean_figure
+from align.eval.core.results import Evaluation, Figure, Json, share_figure
 from align.eval.reward.reward_models import NamedRewardModel
 from align.eval.reward.settings import RewardEvalConfig
 from align.examples import SampledResponse
@@ -167,18 +167,20 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
         chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
         if not is_pair and subset.lower() == TIES:
             score = ties_score([(row.id, row.good, found) for row, found in chosen])
-            figures.append(Figure(subset, score, None, None, len(chosen), by))
+            figures.append(Figure(subset, score, None, None, len(chosen), by, "", "higher"))
             subsets[subset] = score
             continue
         results = [good_response_wins(found, is_pair) for _, found in chosen]
-        figures.append(mean_figure(subset, results, config.resamples, by))
+        figures.append(share_figure(subset, results, by, better="higher"))
         subsets[subset] = float(np.mean(results))
     parts = section_scores(subsets) if is_pair else subsets
     if is_pair:
-        figures += [Figure(section, score, None, None, len(rows), by, "a section") for section, score in parts.items()]
+        figures += [
+            Figure(section, score, None, None, len(rows), by, "a section", "higher") for section, score in parts.items()
+        ]
     if parts:
         note = f"mean of {len(parts)} {'sections' if is_pair else 'subsets'}"
-        figures.append(Figure("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note))
+        figures.append(Figure("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note, "higher"))
     name = "rewardbench" if is_pair else "rewardbench-2"
     return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, {})
 

@@ -4,16 +4,16 @@ from collections import Counter
 
 import numpy as np
 
-from align.eval.core.results import Figure, Json
+from align.eval.core.results import Figure, Json, share_figure
 from align.eval.rules.judgments import FOLLOWS, UNSURE, VIOLATES, Agreement, ViolationRate, combine_verdicts
 from align.eval.rules.scorers import RuleCase
-from align.statistics import mean_interval, statistic_interval
+from align.statistics import share_interval, statistic_interval
 
 Verdicts = dict[RuleCase, str]
 """Each case with one verdict on it."""
 
 
-def violation_figures(who: str, verdicts: Verdicts, resamples: int, scorer: str) -> tuple[list[Figure], list[Json]]:
+def violation_figures(who: str, verdicts: Verdicts, scorer: str) -> tuple[list[Figure], list[Json]]:
     """The rate overall (responses that break any rule that was judged) and for each rule, and a table of the counts."""
     by_response: dict[tuple[str, str], list[str]] = {}
     by_rule: dict[str, list[str]] = {}
@@ -25,10 +25,10 @@ def violation_figures(who: str, verdicts: Verdicts, resamples: int, scorer: str)
     for name, group in {"overall": response_verdicts, **dict(sorted(by_rule.items()))}.items():
         rate = ViolationRate.from_verdicts(group)
         least, most = rate.bounds
-        decided = [float(each == VIOLATES) for each in group if each != UNSURE]
-        low, high = mean_interval(decided, resamples) if len(decided) > 1 else (None, None)
+        decided = [each == VIOLATES for each in group if each != UNSURE]
         note = f"{rate.unsure} of {len(group)} unsure, left out; with them {least:.3f} to {most:.3f}" if rate.unsure else ""
-        figures.append(Figure(f"{who}: {name} violation rate", rate.value, low, high, rate.decided, scorer, note))
+        label = f"{who}: {name} violation rate"
+        figures.append(share_figure(label, decided, scorer, note, note or "nothing was judged", better="lower"))
         counts = {"violates": rate.violates, "unsure": rate.unsure, "follows": rate.follows}
         table.append({"rule": name, "n": len(group), **counts})
     return figures, table
@@ -39,26 +39,38 @@ def agreement_figures(by_people: Verdicts, by_scorer: Verdicts, resamples: int, 
     agreement = Agreement.between(by_people, by_scorer)
     decided = [case for case in by_people if UNSURE not in (by_people[case], by_scorer[case])]
     people, scores = (np.array([side[case] == VIOLATES for case in decided]) for side in (by_people, by_scorer))
+    accuracy = share_figure(
+        "agreement: accuracy", people == scores, scorer, nothing="decided nothing together", better="higher"
+    )
+    low, high = None, None
+    if agreement.kappa is not None:
+        low, high = _kappa_interval(people, scores, resamples)
+    note = "both gave one and the same verdict throughout, or decided nothing together" if agreement.kappa is None else ""
+    kappa = Figure("agreement: Cohen's kappa", agreement.kappa, low, high, agreement.n, scorer, note, "higher")
+    return [accuracy, kappa]
 
-    def accuracy_of_resamples(drawn: np.ndarray) -> np.ndarray:
-        accuracy: np.ndarray = (people[drawn] == scores[drawn]).mean(-1)
-        return accuracy
+
+def _kappa_interval(people: np.ndarray, scores: np.ndarray, resamples: int) -> tuple[float, float]:
+    """The bootstrap interval of kappa, at least as wide as that of the accuracy makes it with the chance agreement fixed.
+
+    The second part is Cohen's (1960). The bootstrap has no width where all cases agree.
+    """
+
+    def chance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        agreed: np.ndarray = first * second + (1 - first) * (1 - second)
+        return agreed
 
     def kappa_of_resamples(drawn: np.ndarray) -> np.ndarray:
-        first, second = people[drawn].mean(-1), scores[drawn].mean(-1)
-        chance = first * second + (1 - first) * (1 - second)
+        by_chance = chance(people[drawn].mean(-1), scores[drawn].mean(-1))
+        accuracy = (people[drawn] == scores[drawn]).mean(-1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            kappa: np.ndarray = np.where(chance < 1, (accuracy_of_resamples(drawn) - chance) / (1 - chance), np.nan)
+            kappa: np.ndarray = np.where(by_chance < 1, (accuracy - by_chance) / (1 - by_chance), np.nan)
         return kappa
 
-    none, count = (None, None), len(decided)
-    accuracy_interval = none if count < 2 else statistic_interval(accuracy_of_resamples, count, resamples)
-    kappa_interval = none if agreement.kappa is None else statistic_interval(kappa_of_resamples, count, resamples)
-    note = "both gave one and the same verdict throughout, or decided nothing together" if agreement.kappa is None else ""
-    return [
-        Figure("agreement: accuracy", agreement.accuracy, accuracy_interval[0], accuracy_interval[1], agreement.n, scorer),
-        Figure("agreement: Cohen's kappa", agreement.kappa, kappa_interval[0], kappa_interval[1], agreement.n, scorer, note),
-    ]
+    by_chance = float(chance(people.mean(), scores.mean()))
+    fixed = [(end - by_chance) / (1 - by_chance) for end in share_interval(people == scores)]
+    low, high = statistic_interval(kappa_of_resamples, len(people), resamples)
+    return max(-1.0, min(low, fixed[0])), max(high, fixed[1])
 
 
 def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:

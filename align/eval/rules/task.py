@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from accelerate import Accelerator
 
 from align.data.conversation import Conversation, check_prompt, to_json
@@ -21,7 +20,7 @@ from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json, publish
+from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
 from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.rules.figures import Verdicts, agreement_figures, confusion, violation_figures
 from align.eval.rules.judgments import FOLLOWS, UNSURE, VIOLATES
@@ -31,7 +30,7 @@ from align.rules.rubric_judges import load_rubrics
 from align.rules.rubric_settings import RubricSettings
 from align.runtime.distributed import map_across_processes
 from align.settings import option, require_setting
-from align.statistics import majority, mean_interval
+from align.statistics import majority
 
 TASK = "rules"
 CHUNK = 32
@@ -91,7 +90,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
         figures, tables = rubric_figures(config, answers, accelerator), {}
         if config.scorer:
             verdicts = {case: by_scorer[case] for case in by_model[model]}
-            counted, tables["Verdicts by rule, scorer"] = violation_figures("scorer", verdicts, config.resamples, scorer)
+            counted, tables["Verdicts by rule, scorer"] = violation_figures("scorer", verdicts, scorer)
             figures = [*counted, *figures]
         evaluations.append(Evaluation(TASK, model, _settings(config, scorer), figures, tables))
     return publish(config, evaluations, accelerator)
@@ -210,10 +209,10 @@ def _key(case: RuleCase) -> str:
 
 def _evaluate_judgments(config: RulesConfig, by_people: Verdicts, by_scorer: Verdicts, scorer: str) -> Evaluation:
     """People's judgments, and the scorer's on the same cases."""
-    figures, table = violation_figures("people", by_people, config.resamples, "people, majority of labelers")
+    figures, table = violation_figures("people", by_people, "people, majority of labelers")
     tables = {"Verdicts by rule, people": table}
     if by_scorer:
-        scored, table = violation_figures("scorer", by_scorer, config.resamples, scorer)
+        scored, table = violation_figures("scorer", by_scorer, scorer)
         figures += [*scored, *agreement_figures(by_people, by_scorer, config.resamples, scorer)]
         tables["Verdicts by rule, scorer"] = table
         tables["People against the scorer"] = confusion(by_people, by_scorer)
@@ -235,11 +234,8 @@ def rubric_figures(config: RulesConfig, answers: Sequence[Answer], accelerator: 
             [answer.category for answer in covered],
         )
         name, judge = f"rubric {scorer.rubric.name}: reward", config.rubric_model
-        if rewards:
-            interval = mean_interval(rewards, config.resamples)
-            figures.append(Figure(name, float(np.mean(rewards)), *interval, len(rewards), judge))
-        else:
-            figures.append(Figure(name, None, None, None, 0, judge, "no prompt of its categories"))
+        nothing = "no prompt of its categories"
+        figures.append(mean_figure(name, rewards, config.resamples, judge, nothing=nothing, better="higher"))
     return figures
 
 

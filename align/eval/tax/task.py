@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json, publish
+from align.eval.core.results import Better, Evaluation, Figure, Json, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig
 from align.launch import run_stage
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
 from align.settings import option, require_setting
-from align.statistics import mean_interval
+from align.statistics import difference_interval
 
 TASK = "tax"
 WORKER = Path(__file__).with_name("lm_eval_worker.py")
@@ -152,7 +152,8 @@ def figures_of(found: dict[str, Json], name: str, before: str, config: TaxConfig
             key = f"{metric['metric']},{metric['filter']}"
             label = f"{task}: {metric['metric']}" + (f" ({metric['filter']})" if metric["filter"] != "none" else "")
             after, first = row["samples"].get(key, []), found[before][task]["result"]["samples"].get(key, [])
-            figures.append(metric_figure(label, metric["value"], after, config.resamples, scorer))
+            better: Better = "higher" if metric["higher"] else "lower"
+            figures.append(metric_figure(label, metric["value"], after, config.resamples, scorer, better))
             if name != before:
                 figures.append(
                     lost_figure(f"{label} lost", first, after, metric["higher"], before, config.resamples, scorer)
@@ -160,12 +161,16 @@ def figures_of(found: dict[str, Json], name: str, before: str, config: TaxConfig
     return figures
 
 
-def metric_figure(label: str, value: float, samples: Sequence[float | None], resamples: int, scorer: str) -> Figure:
+def metric_figure(
+    label: str, value: float, samples: Sequence[float | None], resamples: int, scorer: str, better: Better = ""
+) -> Figure:
     """lm-eval's own number, with an interval where it is a mean over documents."""
     numbers = [number for number in samples if number is not None]
     if len(numbers) < 2 or len(numbers) < len(samples) or abs(sum(numbers) / len(numbers) - value) > 1e-6:
-        return Figure(label, value, None, None, len(samples), scorer)
-    return Figure(label, value, *mean_interval(numbers, resamples), len(numbers), scorer)
+        return Figure(label, value, None, None, len(samples), scorer, "", better)
+    if set(numbers) <= {0.0, 1.0}:
+        return replace(share_figure(label, numbers, scorer, better=better), value=value)
+    return replace(mean_figure(label, numbers, resamples, scorer, better=better), value=value)
 
 
 def lost_figure(
@@ -183,9 +188,12 @@ def lost_figure(
         return Figure(label, None, None, None, len(pairs), scorer, "not a mean over documents that both models answered")
     sign = 1 if higher_is_better else -1
     differences = [sign * (a - b) for a, b in pairs]
-    value = sum(differences) / len(differences)
     note = f"worse than {first}, document by document; an interval that contains 0 shows no loss"
-    return Figure(label, value, *mean_interval(differences, resamples), len(pairs), scorer, note)
+    figure = mean_figure(label, differences, resamples, scorer, note, better="lower")
+    if {number for pair in pairs for number in pair} <= {0.0, 1.0}:
+        low, high = difference_interval(differences)
+        return replace(figure, low=low, high=high)
+    return figure
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish
+from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
 from align.eval.core.settings import EvalConfig, take_evenly
 from align.eval.judging.answer_judge import AnswerJudge, load_judge
 from align.eval.judging.labeled_answers import Aspect
@@ -68,6 +68,10 @@ class TruthfulnessConfig(EvalConfig):
         require_setting(self, "max_new_tokens", self.max_new_tokens > 0, "above 0")
         require_setting(self, "temperature", self.temperature >= 0, "0 or more")
 
+    @property
+    def data_sources(self) -> dict[str, str]:
+        return {"questions": self.questions}
+
     def row_settings(self, *names: str) -> Json:
         """The settings that decide the stored rows of one part: those that both parts share, and `names`."""
         shared = ("seed", "dtype", "chat_template", "questions", "prompt", "primer", "chat")
@@ -113,7 +117,7 @@ def _evaluate(
         figures, tables["Multiple choice by category"] = choice_figures(config, questions, rows)
     if config.generation:
         texts = [row["text"] for row in _answer_rows(config, evaluated, questions, question_format, accelerator)]
-        judged, verdicts = judged_figures(judges, questions, texts, config.resamples, config.batch_tokens, accelerator)
+        judged, verdicts = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)
         figures += judged
         if config.overlap:
             figures += overlap_figures(questions, texts, config.resamples)
@@ -221,13 +225,13 @@ def choice_figures(
     }
     values = {name: [getattr(score, name) for score in scores] for name in by_guessing}
     figures = [
-        mean_figure(name, values[name], config.resamples, "log-likelihood", f"{note}{sum(guessed) / len(guessed):.3f}")
+        share_figure(name, values[name], "log-likelihood", f"{note}{sum(guessed) / len(guessed):.3f}", better="higher")
         for name, guessed in by_guessing.items()
     ]
     table = []
     for category in sorted({question.category for question in questions}):
         members = [number for number, question in enumerate(questions) if question.category == category]
-        means = {name: mean_figure(name, [column[i] for i in members], config.resamples) for name, column in values.items()}
+        means = {name: share_figure(name, [column[i] for i in members]) for name, column in values.items()}
         table.append({"category": category, "n": len(members), **{name: mean.text for name, mean in means.items()}})
     return figures, table
 

@@ -4,53 +4,70 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from align.eval.winrate.pairwise import PairwiseComparison, item_numbers, resample_counts
-from align.statistics import percentiles, resample
+from align.eval.core.results import Figure
+from align.eval.winrate.pairwise import PairwiseComparison, item_numbers
+from align.eval.winrate.penalized_logistic import fit, profile_interval
+from align.statistics import design_effect
 
-MAX_STRENGTH = 10.0
-"""Strengths end at +-10 (odds of 22,026 to 1): a model that wins every comparison has no finite one."""
+NAME = "Bradley-Terry strength"
+NOTE = "log-odds against the mean model, with Jeffreys' prior"
 
 
-def fit_bradley_terry(wins: np.ndarray, steps: int = 10_000) -> np.ndarray:
-    """Strengths [R, K] of K models from R tables of wins [R, K, K]: log-odds, with a mean of 0.
+def strength_figures(comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str) -> dict[str, Figure]:
+    """The Bradley-Terry strength of each model: log-odds, with a mean of 0 over the models; a tie is half a win.
 
-    `wins[r, i, j]` counts how often i beat j, a tie as half for both. The minorization-maximization of Hunter (2004),
-    "MM algorithms for generalized Bradley-Terry models", for all tables at once.
+    The strengths maximize the likelihood with Jeffreys' prior (`align.eval.winrate.penalized_logistic`), which for two
+    models adds half a win to both: a model that never loses gets a finite strength and a wide interval. The comparisons of
+    one prompt count as fewer independent ones, by the design effect of the model's outcomes.
+
+    Returns:
+        Figures without a value where no chain of comparisons connects all models: their strengths have no common scale.
     """
-    models = wins.shape[-1]
-    games, won = wins + wins.swapaxes(-1, -2), wins.sum(-1)
-    strength = np.zeros(won.shape)
-    for _ in range(steps):
-        power = np.exp(strength)
-        expected = (games / (power[..., :, None] + power[..., None, :])).sum(-1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            new = np.where(expected > 0, np.log(won) - np.log(expected), 0.0)
-        new = np.clip(np.nan_to_num(new, neginf=-MAX_STRENGTH), -MAX_STRENGTH, MAX_STRENGTH)
-        new -= new.sum(-1, keepdims=True) / models
-        moved = np.abs(new - strength).max()
-        strength = np.clip(new, -MAX_STRENGTH, MAX_STRENGTH)
-        if moved < 1e-10:
-            break
-    return strength
-
-
-def strengths(
-    comparisons: Sequence[PairwiseComparison], models: Sequence[str], resamples: int
-) -> dict[str, tuple[float, float, float]]:
-    """The Bradley-Terry strength of each model with its interval over items."""
+    groups = connected_groups(comparisons, models)
+    counts = {model: sum(model in (each.first, each.second) for each in comparisons) for model in models}
+    if len(groups) > 1:
+        named = " | ".join(", ".join(group) for group in groups)
+        note = f"not comparable: no comparison connects {named}"
+        return {model: Figure(NAME, None, None, None, counts[model], scorer, note) for model in models}
     column = {model: number for number, model in enumerate(models)}
-    items = item_numbers(comparisons)
-    wins = np.zeros((items.max() + 1, len(models), len(models)))
-    for comparison, item in zip(comparisons, items, strict=True):
-        i, j = column[comparison.first], column[comparison.second]
-        wins[item, i, j] += comparison.outcome
-        wins[item, j, i] += 1.0 - comparison.outcome
-    flat = wins.reshape(len(wins), -1)
+    sides = np.array([[column[each.first], column[each.second]] for each in comparisons])
+    outcomes, items = np.array([each.outcome for each in comparisons], dtype=np.float64), item_numbers(comparisons)
+    basis = np.linalg.svd(np.ones((1, len(models))))[2][1:].T  # [K, K - 1]: strengths = basis @ coefficients, with sum 0
+    rows = np.eye(len(models))
+    design, outcome, weights = _table(rows, sides, outcomes)
+    strengths = basis @ fit(design @ basis, outcome, weights)
+    figures = {}
+    for model, number in column.items():
+        own = (sides == number).any(1)
+        won = np.where(sides[own, 0] == number, outcomes[own], 1 - outcomes[own])
+        weight = 1 / max(1.0, design_effect(won, items[own]))
+        low, high = profile_interval(design @ basis, outcome, weights * weight, basis[number])
+        value = float(strengths[number])
+        limit = {
+            0.0: "; it never won: only the prior limits it from below",
+            1.0: "; it never lost: only the prior limits it",
+        }
+        note = NOTE + limit.get(float(won.mean()), "")
+        figures[model] = Figure(NAME, value, min(low, value), max(high, value), len(won), scorer, note, "higher")
+    return figures
 
-    def fit_resamples(drawn: np.ndarray) -> np.ndarray:
-        tables = resample_counts(drawn, len(flat)) @ flat
-        return fit_bradley_terry(tables.reshape(-1, len(models), len(models)), steps=1000)
 
-    values = fit_bradley_terry(wins.sum(0)[None])[0]
-    low, high = percentiles(resample(fit_resamples, len(flat), resamples))
-    return {model: (float(values[i]), float(low[i]), float(high[i])) for model, i in column.items()}
+def _table(rows: np.ndarray, sides: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Comparisons summed up by pair: the difference of the models' rows [P, K], the share won [P], the number [P]."""
+    flipped = sides[:, 0] > sides[:, 1]
+    pairs, place = np.unique(np.sort(sides, axis=1), axis=0, return_inverse=True)
+    number = np.bincount(place.ravel()).astype(np.float64)
+    won = np.bincount(place.ravel(), np.where(flipped, 1 - outcomes, outcomes))
+    return rows[pairs[:, 0]] - rows[pairs[:, 1]], won / number, number
+
+
+def connected_groups(comparisons: Sequence[PairwiseComparison], models: Sequence[str]) -> list[list[str]]:
+    """The models in groups: within a group, a chain of comparisons connects any two."""
+    group = {model: {model} for model in models}
+    for comparison in comparisons:
+        if group[comparison.first] is not group[comparison.second]:
+            joined = group[comparison.first] | group[comparison.second]
+            group |= dict.fromkeys(joined, joined)
+    return [
+        [model for model in models if model in members] for members in {id(each): each for each in group.values()}.values()
+    ]

@@ -5,52 +5,44 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import expit
 
-from align.eval.winrate.pairwise import PairwiseComparison, item_numbers, resample_counts
-from align.statistics import statistic_interval
+from align.eval.core.results import Figure
+from align.eval.winrate.pairwise import PairwiseComparison, item_numbers, win_rate
+from align.eval.winrate.penalized_logistic import fit, profile_interval
+from align.statistics import design_effect
 
-PRIOR = 0.01
-"""Weight of each squared coefficient: an infinite coefficient becomes a large one, others do not change."""
+NAME = "win rate, length-controlled"
+MIN_PROMPTS = 30
+"""Fewest prompts for a fit of two coefficients."""
 
 
-def length_controlled_win_rate(
-    comparisons: Sequence[PairwiseComparison], model: str, resamples: int
-) -> tuple[float, float, float]:
-    """The win rate that `model` would have if both answers were equally long, with its interval.
+def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Figure:
+    """The win rate that `model` would have if both answers were equally long.
 
     Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
     prediction at d = 0. After the length control of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval",
-    section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard.
+    section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard. The fit has
+    Firth's penalty, see `align.eval.winrate.penalized_logistic`.
+
+    Returns:
+        A figure without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
     """
+    count, items = len(comparisons), item_numbers(comparisons)
+    if items.max() + 1 < MIN_PROMPTS:
+        return Figure(NAME, None, None, None, count, scorer, f"needs {MIN_PROMPTS} prompts or more")
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
     extra_length = np.array([comparison.extra_length_of(model) for comparison in comparisons], dtype=np.float64)
-    deviation = extra_length.std()
-    length_feature = np.tanh(extra_length / deviation) if deviation > 0 else np.zeros_like(extra_length)
-    items = item_numbers(comparisons)
-    membership = np.zeros((items.max() + 1, len(comparisons)))
-    membership[items, np.arange(len(comparisons))] = 1.0
-
-    def predict_at_equal_length(drawn: np.ndarray) -> np.ndarray:
-        weights = resample_counts(drawn, len(membership)) @ membership
-        intercepts = fit_logistic(outcomes, length_feature, weights)[:, 0]
-        return np.asarray(expit(intercepts))
-
-    low, high = statistic_interval(predict_at_equal_length, len(membership), resamples)
-    return float(predict_at_equal_length(np.arange(len(membership))[None])[0]), low, high
-
-
-def fit_logistic(outcomes: np.ndarray, feature: np.ndarray, weights: np.ndarray, steps: int = 50) -> np.ndarray:
-    """Coefficients [R, 2] of logit P = a + b x for R weightings [R, N] of N outcomes in [0, 1], by Newton's method.
-
-    All resamples are fitted at once: scikit-learn's fits are the same to 1e-8, but 2,000 of them take 80 times as long.
-    """
-    design = np.stack([np.ones_like(feature), feature], axis=1)
-    coefficients = np.zeros((len(weights), 2))
-    for _ in range(steps):
-        probability = expit(coefficients @ design.T)
-        gradient = (weights * (outcomes - probability)) @ design - PRIOR * coefficients
-        curvature = np.einsum("rn,ni,nj->rij", weights * probability * (1 - probability), design, design)
-        step = np.linalg.solve(curvature + PRIOR * np.eye(2), gradient[..., None])[..., 0]
-        coefficients += np.clip(step, -2.0, 2.0)  # a full step overshoots where outcomes are all the same
-        if np.abs(step).max() < 1e-9:
-            break
-    return coefficients
+    if not extra_length.any():
+        rate = win_rate(comparisons, model)
+        return Figure(NAME, *rate, count, scorer, "all answers are equally long: the win rate itself", "higher")
+    if (extra_length > 0).all() or (extra_length < 0).all():
+        side = "longer" if extra_length[0] > 0 else "shorter"
+        return Figure(
+            NAME, None, None, None, count, scorer, f"every answer is {side}: nothing shows the rate at equal length"
+        )
+    design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
+    intercept, _ = fit(design, outcomes, np.ones(count))
+    weight = 1 / max(1.0, design_effect(outcomes, items))
+    low, high = profile_interval(design, outcomes, np.full(count, weight), np.array([1.0, 0.0]))
+    ends = min(low, intercept), max(high, intercept)
+    note = "predicted for answers of equal length"
+    return Figure(NAME, float(expit(intercept)), *(float(expit(end)) for end in ends), count, scorer, note, "higher")

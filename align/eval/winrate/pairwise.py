@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from align.eval.core.results import Json
-from align.statistics import mean_interval
+from align.statistics import share_interval
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PairwiseComparison:
     """Two models' answers to one prompt, and which is better.
 
     Attributes:
-        item: the prompt; comparisons of one item are resampled together.
+        item: the prompt; comparisons of one item depend on each other.
         lengths: characters of both answers.
         flipped: whether the judge's verdict changed with the order of the answers; the outcome is then a tie.
     """
@@ -51,25 +51,20 @@ def item_numbers(comparisons: Sequence[PairwiseComparison]) -> np.ndarray:
     return np.array([numbers.setdefault(comparison.item, len(numbers)) for comparison in comparisons])
 
 
-def resample_counts(drawn: np.ndarray, items: int) -> np.ndarray:
-    """How often each item is in each of R resamples: [R, items] from item numbers [R, n]."""
-    return np.stack([np.bincount(row, minlength=items) for row in drawn]).astype(np.float64)
-
-
-def win_rate(comparisons: Sequence[PairwiseComparison], model: str, resamples: int) -> tuple[float, float, float]:
-    """Share of the comparisons that `model` won, ties as half, with its interval over items."""
+def win_rate(comparisons: Sequence[PairwiseComparison], model: str) -> tuple[float, float, float]:
+    """Share of the comparisons that `model` won, ties as half, with its interval, in which an item counts once."""
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons])
-    return float(outcomes.mean()), *mean_interval(outcomes, resamples, item_numbers(comparisons).tolist())
+    return float(outcomes.mean()), *share_interval(outcomes, item_numbers(comparisons))
 
 
-def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str], resamples: int) -> list[Json]:
+def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str]) -> list[Json]:
     """A row for each pair of models that were compared: how often the first won, tied and lost."""
     rows = []
     for first, second in combinations(models, 2):
         of_pair = [each for each in comparisons if {each.first, each.second} == {first, second}]
         if of_pair:
             outcomes = [comparison.outcome_for(first) for comparison in of_pair]
-            rate, low, high = win_rate(of_pair, first, resamples)
+            rate, low, high = win_rate(of_pair, first)
             rows.append(
                 {
                     "model": first,

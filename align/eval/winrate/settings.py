@@ -18,6 +18,12 @@ class WinrateConfig(BestOfSettings, PrimerSettings, ChatJudgeConfig, AnsweringTa
     judge: str = option("", "module:function decides: prompts, first and second answers to the chance that the first wins")
     endpoint: str = option("", "base URL of an OpenAI-compatible service whose model decides, such as http://host:8000/v1")
 
+    @property
+    def data_sources(self) -> dict[str, str]:
+        if self.comparisons:
+            return {"comparisons": ", ".join(self.comparisons)}
+        return super().data_sources
+
     def __post_init__(self) -> None:
         super().__post_init__()
         given = [bool(way) for way in (self.comparisons, self.reward_model, self.judge, self.endpoint)]

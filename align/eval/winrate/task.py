@@ -8,11 +8,11 @@ from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.results import Evaluation, Figure, publish
-from align.eval.winrate.bradley_terry import strengths
+from align.eval.winrate.bradley_terry import strength_figures
 from align.eval.winrate.by_judge import compare_by_judge
 from align.eval.winrate.by_people import read_comparisons
 from align.eval.winrate.by_reward_model import compare_by_reward_model
-from align.eval.winrate.length_control import length_controlled_win_rate
+from align.eval.winrate.length_control import length_controlled_figure
 from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate
 from align.eval.winrate.settings import WinrateConfig
 from align.launch import run_stage
@@ -42,29 +42,27 @@ def evaluate_models(
     config: WinrateConfig, comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str
 ) -> list[Evaluation]:
     """Figures and tables of every model."""
-    table = pair_table(comparisons, models, config.resamples)
-    strength = strengths(comparisons, models, config.resamples) if len(models) > 2 else {}
+    table = pair_table(comparisons, models)
+    strength = strength_figures(comparisons, models, scorer) if len(models) > 2 else {}
     evaluations = []
     for model in models:
-        figures = model_figures(comparisons, model, config.resamples, scorer)
+        figures = model_figures(comparisons, model, scorer)
         if model in strength and figures[0].n:
-            note = "log-odds against the mean model; a strength of +-10 means that these comparisons set no limit"
-            figures.append(Figure("Bradley-Terry strength", *strength[model], figures[0].n, scorer, note))
+            figures.append(strength[model])
         evaluations.append(Evaluation("winrate", model, asdict(config), figures, {"pairs": table}))
     return evaluations
 
 
-def model_figures(comparisons: Sequence[PairwiseComparison], model: str, resamples: int, scorer: str) -> list[Figure]:
+def model_figures(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Figure]:
     """The figures of one model against all others together."""
     own = [comparison for comparison in comparisons if model in (comparison.first, comparison.second)]
     count = len(own)
     if not own:
         return [Figure("win rate", None, None, None, 0, scorer, "no comparison names this model")]
-    controlled = length_controlled_win_rate(own, model, resamples)
     ties = sum(comparison.outcome == 0.5 for comparison in own) / count
     figures = [
-        Figure("win rate", *win_rate(own, model, resamples), count, scorer, "a tie counts as half"),
-        Figure("win rate, length-controlled", *controlled, count, scorer, "predicted for answers of equal length"),
+        Figure("win rate", *win_rate(own, model), count, scorer, "a tie counts as half", "higher"),
+        length_controlled_figure(own, model, scorer),
         Figure("ties", ties, None, None, count, scorer),
     ]
     if any(comparison.flipped for comparison in own):

@@ -7,6 +7,7 @@ import pytest
 from accelerate import Accelerator
 
 from align.errors import UserError
+from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import (
     Evaluation,
@@ -17,6 +18,10 @@ from align.eval.core.results import (
     read_evaluations,
     save_evaluations,
 )
+from align.eval.reward.settings import RewardEvalConfig
+from align.eval.truthfulness.task import TruthfulnessConfig
+from align.eval.winrate.settings import WinrateConfig
+from align.shipped import resolve_path
 
 
 @pytest.fixture
@@ -40,6 +45,30 @@ def test_side_by_side():
     assert lines[2] == "| mini: MC1 | 0.250 (0.200 to 0.300) | 0.500 | 72 |  |"
     assert lines[3] == "| mini: mean toxicity | 0.500 (0.400 to 0.600) | none | 40 / 0 | words 1 (abc) |"
     assert notes(evaluations()) == ["mini: mean toxicity: 25 samples each"]
+
+
+def test_the_data_are_named_above_the_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "own.jsonl"
+    own.write_text(json.dumps({"prompt": "Hi"}) + "\n" + json.dumps({"prompt": "Who?"}) + "\n")
+    rows = len(resolve_path("data/prompts_heldout.jsonl").read_text(encoding="utf-8").splitlines())
+    built_in = f"prompts: built-in data/prompts_heldout.jsonl ({rows})"
+    assert WinrateConfig(judge="a:b").data_lines() == [built_in]
+    assert WinrateConfig(judge="a:b", prompts="own.jsonl").data_lines() == ["prompts: own.jsonl (2)"]
+    assert WinrateConfig(judge="a:b", prompts="own.jsonl", limit=1).data_lines() == ["prompts: own.jsonl (1 of 2)"]
+    assert WinrateConfig(comparisons=["own.jsonl"]).data_lines() == ["comparisons: own.jsonl (2)"]
+    (preferences,) = RewardEvalConfig(reward_model="r").data_lines()
+    assert preferences.startswith("preferences: built-in data/rankings_heldout.jsonl (")
+    assert RewardEvalConfig(reward_model="r", models=["m"]).data_lines()[1] == built_in
+    (questions,) = TruthfulnessConfig(models=["m"], limit=2).data_lines()
+    assert questions.startswith("questions: built-in data/truthfulness.jsonl (2 of ")
+    assert markdown_table(evaluations(), [built_in]).splitlines()[0] == built_in
+
+
+def test_the_first_line_names_the_data(tmp_path, capsys):
+    open_accelerator(WinrateConfig(judge="a:b", prompts=str(tmp_path / "none.jsonl")))
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).splitlines()[0] == f"prompts: {tmp_path / 'none.jsonl'}"
 
 
 def test_the_terminal_shows_every_number_whole(capsys):

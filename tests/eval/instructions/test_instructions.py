@@ -19,7 +19,7 @@ def test_figures_by_hand():
     """Shares 1, 0.5 and 0: mean 0.5; of the two word counts 0.75."""
     constraints = {"1": Constraint("word_count", 2), "3": Constraint("lowercase"), "4": Constraint("word_count", 5)}
     obeyed = {"1": [True, True], "3": [False, False], "4": [True, False]}
-    (figure,), tables = instruction_figures(constraints, obeyed, 500)
+    (figure,), tables = instruction_figures(constraints, obeyed)
     assert (figure.value, figure.n, figure.scorer) == (0.5, 3, "checks by program")
     assert 0 <= figure.low < 0.5 < figure.high <= 1
     assert tables["By kind of check"] == [

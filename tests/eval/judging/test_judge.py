@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -11,7 +12,7 @@ from accelerate import Accelerator
 from align.errors import UserError
 from align.eval.judging.answer_judge import JudgeModel, WordBags, load_judge
 from align.eval.judging.labeled_answers import LabeledAnswer, read_labeled_answers, split_by_question
-from align.eval.judging.train_judge import JudgeConfig, held_out_figures, run_train_judge
+from align.eval.judging.train_judge import JudgeConfig, auc_interval, held_out_figures, run_train_judge
 from align.statistics import calibration_error, roc_auc
 
 OWN = Path(__file__).parents[4] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
@@ -146,3 +147,14 @@ def test_words_alone_tell_true_answers_to_questions_not_seen(tmp_path):
     figures = load_judge(str(run_train_judge(config)), "truth", Accelerator()).metadata["figures"]
     assert figures["auc/low"] < figures["auc"] < figures["auc/high"]
     assert figures["auc"] > 0.68  # 0.73 was seen; 0.79 with all rows
+
+
+def test_the_interval_of_an_auc_that_separates_has_a_width():
+    """Four questions with yes, eight with no: the interval of 4 of 4, by Clopper and Pearson."""
+    values, labels = np.arange(12.0), np.arange(12) >= 8
+    questions = [str(number) for number in range(12)]
+    assert auc_interval(values, labels, questions) == pytest.approx((0.025**0.25, 1.0))
+    assert auc_interval(values, np.zeros(12, dtype=bool), questions) == (0.0, 1.0)
+    values[0] = 20.0
+    low, high = auc_interval(values, labels, questions)
+    assert low < 28 / 32 < high

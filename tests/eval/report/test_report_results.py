@@ -10,23 +10,29 @@ from align.cli import main
 from align.errors import UserError
 from align.eval.core.results import Evaluation, Figure, save_evaluations
 from align.eval.report import load_results, write_report, write_reports
+from align.eval.report.evaluation_findings import add_evaluation_findings
 from align.eval.report.findings import summarize_run
 from align.eval.report.loading import load_run
 from align.eval.report.model_card import add_results_to_card
+from align.eval.report.summary import Summary
+from align.eval.rules.figures import agreement_figures, violation_figures
+from align.eval.rules.scorers import RuleCase
 from tests.eval.report.example_run import HOSTILE, Page, make_runs
 
 
 def figures(value, spread=0.05):
     return [
-        Figure("mc2", value, value - spread, value + spread, 72, note="guessing gives 0.4"),
-        Figure("mc1", 0.3, 0.2, 0.4, 72),
+        Figure("mc2", value, value - spread, value + spread, 72, note="guessing gives 0.4", better="higher"),
+        Figure("mc1", 0.3, 0.2, 0.4, 72, better="higher"),
     ]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = make_runs(tmp_path_factory.mktemp("one") / "demo")
-    toxic = [[Figure("mean toxicity", value, value - 0.01, value + 0.01, 20, "words 1")] for value in (0.1, 0.3)]
+    toxic = [
+        [Figure("mean toxicity", value, value - 0.01, value + 0.01, 20, "words 1", better="lower")] for value in (0.1, 0.3)
+    ]
     evaluations = [
         Evaluation("truthfulness", "start", {}, figures(0.4)),
         Evaluation("truthfulness", "ppo", {}, figures(0.6)),
@@ -49,6 +55,35 @@ def test_what_differs_beyond_its_interval_is_told_by_its_direction(run):
     assert "Truthfulness: mc2 rose from 0.400 (0.350 to 0.450) (start) to 0.600" in " ".join(summary.texts("good"))
     assert "Toxicity: mean toxicity rose from 0.100" in " ".join(summary.texts("bad"))
     assert not any("mc1" in text for text in [*summary.texts("good"), *summary.texts("bad")])
+
+
+def test_each_figure_has_its_own_direction():
+    """In the task `rules`, fewer violations and more agreement are better; figures without a direction are not rated."""
+    figures = {
+        "people: overall violation rate": ((0.4, 0.3, 0.5), (0.1, 0.05, 0.2), "lower"),
+        "agreement: accuracy": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), "higher"),
+        "undirected": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), ""),
+    }
+    models = [
+        Evaluation("rules", model, {}, [Figure(name, *ends[i], 40, "s", "", ends[2]) for name, ends in figures.items()])
+        for i, model in enumerate(("start", "end"))
+    ]
+    summary = Summary()
+    add_evaluation_findings(summary, models)
+    assert len(summary.texts("good")) == 2
+    assert "agreement: accuracy rose" in " ".join(summary.texts("good"))
+    assert not summary.texts("bad")
+
+
+def test_the_figures_of_rules_state_their_direction():
+    cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
+    people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
+    (rate, *_), _ = violation_figures("people", people, "people")
+    accuracy, kappa = agreement_figures(people, people, 100, "scorer")
+    assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
+    # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
+    assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
+    assert (kappa.value, kappa.low, kappa.high) == pytest.approx((1.0, (0.025**0.1 - 0.5) / 0.5, 1.0))
 
 
 def test_nothing_beyond_intervals_is_said_too(run, tmp_path):

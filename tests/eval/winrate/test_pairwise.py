@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from align.eval.winrate.bradley_terry import fit_bradley_terry, strengths
+from align.eval.winrate.bradley_terry import strength_figures
 from align.eval.winrate.judges import judge_both_orders
-from align.eval.winrate.length_control import fit_logistic, length_controlled_win_rate
+from align.eval.winrate.length_control import length_controlled_figure
 from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate
+from align.eval.winrate.penalized_logistic import fit
 from align.eval.winrate.task import model_figures
 
 
@@ -18,56 +19,87 @@ def comparisons(outcomes, first="a", second="b", lengths=(5, 5)):
 
 def test_a_tie_is_half_and_sides_do_not_matter():
     mixed = [*comparisons([1, 1, 0.5]), PairwiseComparison("x", "b", "a", 0, (5, 5))]
-    assert win_rate(mixed, "a", 100)[0] == pytest.approx(3.5 / 4)
-    assert win_rate(mixed, "b", 100)[0] == pytest.approx(0.5 / 4)
+    assert win_rate(mixed, "a")[0] == pytest.approx(3.5 / 4)
+    assert win_rate(mixed, "b")[0] == pytest.approx(0.5 / 4)
 
 
-def test_comparisons_of_one_prompt_hang_together():
+def test_comparisons_of_one_prompt_depend_on_each_other():
     apart = comparisons([1, 0] * 20)
     together = [PairwiseComparison(str(number // 20), "a", "b", number // 20, (5, 5)) for number in range(40)]
-    assert win_rate(apart, "a", 500)[1] > 0.3
-    assert win_rate(together, "a", 500)[1:] == (0, 1)
+    assert win_rate(apart, "a")[1] > 0.3
+    # Two prompts that disagree: one success of two, by Clopper and Pearson 0.0126 to 0.9874 (1 - sqrt(0.975)).
+    assert win_rate(together, "a")[1:] == pytest.approx((1 - math.sqrt(0.975), math.sqrt(0.975)))
 
 
 # ----------------------------------------------------------------------------------------------------------- strengths
 
 
-def test_three_wins_to_one_are_log_3_apart():
-    (found,) = fit_bradley_terry(np.array([[[0, 3], [1, 0]]], dtype=float))
-    assert found == pytest.approx([math.log(3) / 2, -math.log(3) / 2], abs=1e-6)
+def strengths(rows, models):
+    return {model: (each.value, each.low, each.high) for model, each in strength_figures(rows, models, "judge").items()}
 
 
-def test_strengths_that_made_the_table_come_back():
+def test_two_models_get_half_a_win_each_from_the_prior():
+    """Three wins to one: log(3.5 / 1.5) apart, as half a win is added to both."""
+    found = strengths(comparisons([1, 1, 1, 0]), ["a", "b"])
+    assert found["a"][0] == pytest.approx(math.log(3.5 / 1.5) / 2, abs=1e-6)
+    assert found["b"] == pytest.approx([-found["a"][0], -found["a"][2], -found["a"][1]], abs=1e-4)
+
+
+def test_strengths_that_made_the_table_come_back_with_the_same_ties():
     true = np.array([0.9, 0.1, -1.0])
     chance = 1 / (1 + np.exp(true[None] - true[:, None]))
-    games = np.array([[0, 8, 2], [8, 0, 30], [2, 30, 0]])
-    assert fit_bradley_terry((games * chance)[None])[0] == pytest.approx(true, abs=1e-6)
+    names = ["a", "b", "c"]
+    rows = []
+    for i, j in ((0, 1), (0, 2), (1, 2)):  # outcomes between 0 and 1 stand for the expected table
+        rows += [PairwiseComparison(f"{i}{j}{n}", names[i], names[j], float(chance[i, j]), (1, 1)) for n in range(2000)]
+    assert [value for value, _, _ in strengths(rows, names).values()] == pytest.approx(true, abs=0.002)
 
 
-def test_who_never_loses_gets_the_limit_and_nothing_breaks():
-    found = fit_bradley_terry(np.array([[[0, 4], [0, 0]], [[0, 0], [0, 0]]], dtype=float))
-    assert np.isfinite(found).all()
-    assert found[0, 0] - found[0, 1] >= 10
-    assert found[1] == pytest.approx([0, 0])
+def test_a_model_that_never_loses_gets_a_wide_interval_and_a_note():
+    figures = strength_figures(comparisons([1] * 20), ["a", "b"], "judge")
+    best = figures["a"]
+    assert best.value == pytest.approx(math.log(20.5 / 0.5) / 2, abs=1e-6)
+    # By hand: the penalized likelihood in s = a - b is 20.5 log p + 0.5 log(1 - p) for p = 1 / (1 + exp(-s)).
+    for end in (best.low, best.high):
+        p, top = 1 / (1 + math.exp(-2 * end)), 20.5 / 21
+        fell = 20.5 * math.log(top / p) + 0.5 * math.log((1 - top) / (1 - p))
+        assert fell == pytest.approx(3.841459 / 2, abs=1e-4)
+    assert best.high - best.low > 3
+    assert "never lost" in best.note
+    assert "never won" in figures["b"].note
+
+
+def test_groups_that_never_met_have_no_strengths():
+    rows = [*comparisons([1, 0, 1], "a", "b"), *comparisons([1, 1, 0], "c", "d")]
+    figures = strength_figures(rows, ["a", "b", "c", "d"], "judge")
+    assert {each.value for each in figures.values()} == {None}
+    assert figures["a"].note == "not comparable: no comparison connects a, b | c, d"
+    joined = strength_figures([*rows, *comparisons([0.5], "b", "c")], ["a", "b", "c", "d"], "judge")
+    assert all(each.value is not None for each in joined.values())
 
 
 def test_intervals_of_strengths_hold_the_value_and_shrink():
-    few, many = (strengths(comparisons([1, 1, 1, 0] * n), ["a", "b"], 300) for n in (5, 50))
+    few, many = (strengths(comparisons([1, 1, 1, 0] * n), ["a", "b"]) for n in (5, 50))
     for found in (few, many):
-        assert found["a"][0] == pytest.approx(math.log(3) / 2, abs=1e-6)
         assert found["a"][1] < found["a"][0] < found["a"][2]
     assert many["a"][2] - many["a"][1] < (few["a"][2] - few["a"][1]) / 2
+
+
+def test_judgments_of_one_prompt_do_not_narrow_the_interval():
+    once = strengths(comparisons([1] * 20), ["a", "b"])
+    repeated = strengths(comparisons([1] * 20) * 3, ["a", "b"])
+    assert repeated["a"][1] == pytest.approx(once["a"][1], abs=1e-3)
 
 
 # -------------------------------------------------------------------------------------------------------------- length
 
 
 def test_logistic_regression_by_hand():
-    """Two groups of 100: 30 of 100 at x = -1, 60 of 100 at x = 1: a and b solve a - b = logit 0.3, a + b = logit 0.6."""
+    """3 of 10 at x = -1, 6 of 10 at x = 1: with Firth's penalty, half an observation is added to each cell."""
     outcomes, x = np.array([0.3, 0.6]), np.array([-1.0, 1.0])
-    low, high = math.log(0.3 / 0.7), math.log(0.6 / 0.4)
-    (found,) = fit_logistic(outcomes, x, np.array([[1e5, 1e5]]))
-    assert found == pytest.approx([(low + high) / 2, (high - low) / 2], abs=1e-5)
+    low, high = math.log(3.5 / 7.5), math.log(6.5 / 4.5)
+    found = fit(np.stack([np.ones(2), x], axis=1), outcomes, np.full(2, 10.0))
+    assert found == pytest.approx([(low + high) / 2, (high - low) / 2], abs=1e-6)
 
 
 def test_a_model_that_wins_by_length_alone_is_even_at_equal_length():
@@ -76,19 +108,47 @@ def test_a_model_that_wins_by_length_alone_is_even_at_equal_length():
     found = []
     for _, won, lost, longer in rows:
         found += [PairwiseComparison(f"{longer}{n}", "a", "b", float(n < won), (20 + longer, 20)) for n in range(won + lost)]
-    assert win_rate(found, "a", 100)[0] == pytest.approx(0.7)
-    rate, low, high = length_controlled_win_rate(found, "a", 200)
+    assert win_rate(found, "a")[0] == pytest.approx(0.7)
+    figure = length_controlled_figure(found, "a", "judge")
     # tanh(d / sd) is not symmetric in general, but here d has two values of one size: the fit is exact up to the prior.
-    assert rate == pytest.approx(0.5, abs=0.002)
-    assert low < 0.5 < high
-    assert high - low < 0.3
+    assert figure.value == pytest.approx(0.5, abs=0.005)
+    assert figure.low < 0.5 < figure.high
+    assert figure.high - figure.low < 0.3
 
 
-def test_without_differences_in_length_control_changes_nothing():
+def test_without_differences_in_length_control_is_the_win_rate():
     rows = comparisons([1, 1, 1, 0] * 25)
-    assert length_controlled_win_rate(rows, "a", 100)[0] == pytest.approx(0.75, abs=0.001)
-    sure = length_controlled_win_rate(comparisons([1] * 20), "a", 100)
-    assert 0.99 < sure[0] < 1
+    figure = length_controlled_figure(rows, "a", "judge")
+    assert (figure.value, figure.low, figure.high) == win_rate(rows, "a")
+
+
+def test_few_prompts_and_answers_that_are_all_longer_have_no_length_controlled_rate():
+    few = length_controlled_figure(comparisons([1, 0] * 8), "a", "judge")
+    assert (few.value, few.note) == (None, "needs 30 prompts or more")
+    longer = length_controlled_figure(comparisons([1, 0] * 20, lengths=(9, 5)), "a", "judge")
+    assert longer.value is None
+    assert "every answer is longer" in longer.note
+
+
+def test_length_that_separates_wins_from_losses_leaves_a_wide_interval():
+    """The longer answer always wins, and the model is longer in 12 of 32: nothing shows the rate at equal length well."""
+    lengths = [(20 + n, 20) for n in range(1, 13)] + [(20, 20 + n) for n in range(1, 21)]
+    rows = [PairwiseComparison(str(n), "a", "b", float(pair[0] > pair[1]), pair) for n, pair in enumerate(lengths)]
+    figure = length_controlled_figure(rows, "a", "judge")
+    assert win_rate(rows, "a")[0] == 0.375
+    assert figure.low < 0.2
+    assert figure.high > 0.8
+
+
+def test_the_length_controlled_interval_covers_the_true_rate():
+    generator, covered = np.random.default_rng(0), 0
+    for _ in range(100):
+        extra = generator.normal(30, 60, 40).round()
+        won = generator.random(40) < 1 / (1 + np.exp(0.5 - 2 * np.tanh(extra / extra.std())))
+        rows = [PairwiseComparison(str(n), "a", "b", float(won[n]), (500 + int(extra[n]), 500)) for n in range(40)]
+        figure = length_controlled_figure(rows, "a", "judge")
+        covered += figure.low <= 1 / (1 + math.exp(0.5)) <= figure.high
+    assert covered >= 91  # 95 expected; three standard errors are 6.5, and the sample's deviation scales the feature
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
@@ -114,11 +174,11 @@ def test_one_verdict_and_one_tie_are_a_verdict():
 
 def test_the_table_of_a_model():
     rows = [*comparisons([1, 0.5, 1, 0]), PairwiseComparison("f", "a", "b", 0.5, (1, 9), flipped=True)]
-    named = {figure.name: figure for figure in model_figures(rows, "a", 200, "judge 1")}
+    named = {figure.name: figure for figure in model_figures(rows, "a", "judge 1")}
     assert named["win rate"].value == pytest.approx(3 / 5)
     assert named["ties"].value == pytest.approx(2 / 5)
     assert named["position flips"].value == pytest.approx(1 / 5)
     assert {figure.scorer for figure in named.values()} == {"judge 1"}
-    (row,) = pair_table(rows, ["a", "b"], 200)
+    (row,) = pair_table(rows, ["a", "b"])
     assert (row["won"], row["tied"], row["lost"]) == (2, 2, 1)
-    assert model_figures(rows, "c", 200, "j")[0].value is None
+    assert model_figures(rows, "c", "j")[0].value is None
