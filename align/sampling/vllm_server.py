@@ -241,7 +241,10 @@ class VLLMServer:
 
 
 def _is_connection_loss(error: Exception) -> bool:
-    """Whether the server is down: no connection, an answer that breaks off, or a proxy's 502 to 504. A server that is only slow is not retried."""
+    """Whether the server is down: no connection, an answer that breaks off, or a proxy's 502 to 504.
+
+    A server that is only slow is not retried.
+    """
     if isinstance(error, (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)):
         return not _is_timeout(error)
     return bool(re.match(r"Request failed: 50[234]\b", str(error)))

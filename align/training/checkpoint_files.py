@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from align.errors import UserError
-from align.files import PARTIAL, read_json, sync, write_json
+from align.files import PARTIAL, numbered_paths, read_json, sync, write_json
+from align.runtime.distributed import gather_rows, run_on_main
 
 CHECKSUMS = "checksums.json"
 FORMAT, READABLE = 2, (1, 2)
@@ -50,15 +53,20 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fault_of(folder: Path) -> str:
-    """What is wrong with a checkpoint's files; "" if they are as they were written."""
+def fault_of(folder: Path, process: int = 0, processes: int = 1) -> str:
+    """What is wrong with a checkpoint's files; "" if they are as they were written.
+
+    Args:
+        process: of `processes` that share the work: each reads every n-th file, from the largest to the smallest.
+    """
     if not (folder / CHECKSUMS).exists():
         return f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
         stored = read_json(folder / CHECKSUMS)
         if stored["format"] not in READABLE:
             return f"another version of this package wrote it (format {stored['format']}, here {FORMAT})"
-        for name, expected in stored["files"].items():
+        by_size = sorted(stored["files"].items(), key=lambda item: (-item[1]["bytes"], item[0]))
+        for name, expected in by_size[process::processes]:
             path = folder / name
             if path.stat().st_size != expected["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
@@ -71,20 +79,26 @@ def fault_of(folder: Path) -> str:
     return ""
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the newest last."""
-    return sorted((folder / "checkpoints").glob("update-*"))
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """The complete checkpoints in a run's folder by the update after which they were written, in its order."""
+    return numbered_paths(folder / "checkpoints", "update-")
 
 
-def last_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
     """The newest checkpoint of a run that is as it was written, and what is wrong with those after it.
 
+    Args:
+        accelerator: the processes, which share the reading; all must call this. None: this one reads all.
+
     Raises:
-        UserError: if there are checkpoints, and none is whole.
+        UserError: if there are checkpoints, and none is whole; on every process.
     """
     faults: list[str] = []
-    for path in reversed(checkpoints_in(folder)):
-        fault = fault_of(path)
+    paths = list(checkpoints_in(folder).values())
+    if accelerator is not None:
+        paths = run_on_main(lambda: list(checkpoints_in(folder).values()), accelerator)
+    for path in reversed(paths):
+        fault = fault_of(path) if accelerator is None else _fault_on_any(path, accelerator)
         if not fault:
             return path, faults
         faults.append(f"{path}: {fault}")
@@ -93,11 +107,19 @@ def last_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, []
 
 
+def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
+    """What any process finds wrong with its share of a checkpoint's files; the same on all of them."""
+    found = gather_rows([fault_of(path, accelerator.process_index, accelerator.num_processes)], accelerator)
+    return next((fault for fault in found if fault), "")
+
+
 def set_aside(folder: Path, last: Path) -> list[str]:
     """Rename the checkpoints after the one that a run resumes from, which are not whole; says so in lines."""
     messages = []
-    for path in checkpoints_in(folder):
-        if path.name > last.name:
+    checkpoints = checkpoints_in(folder)
+    newest = next(update for update, path in checkpoints.items() if path.name == last.name)
+    for update, path in checkpoints.items():
+        if update > newest:
             new_path = path.with_name(f"broken-{path.name}")
             shutil.rmtree(new_path, ignore_errors=True)
             path.rename(new_path)
@@ -110,7 +132,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
     One that a kill leaves half removed is no checkpoint any more.
     """
-    for path in checkpoints_in(folder)[:-count] if count else ():
+    for path in list(checkpoints_in(folder).values())[:-count] if count else ():
         removed = path.with_name(f".{path.name}{PARTIAL}")
         shutil.rmtree(removed, ignore_errors=True)
         path.rename(removed)

@@ -101,7 +101,9 @@ def test_an_error_of_the_server_is_one_line_that_quotes_it(serve, settings, make
 
 
 @pytest.mark.parametrize("has_id", [True, False], ids=["with an id of its start", "without"])
-def test_a_server_that_was_started_again_between_two_rollouts_is_joined_again(serve, settings, make_engine_of, has_id, capsys):
+def test_a_server_that_was_started_again_between_two_rollouts_is_joined_again(
+    serve, settings, make_engine_of, has_id, capsys
+):
     from vllm.server import Server
 
     first = serve(settings["model"])

@@ -10,7 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from align.training.checkpoint_files import FORMAT, fault_of, keep_newest, last_whole_checkpoint, write_checksums
+from align.training.checkpoint_files import (
+    FORMAT,
+    fault_of,
+    keep_newest,
+    last_whole_checkpoint,
+    set_aside,
+    write_checksums,
+)
 from tests.bad_input.conftest import TINY, write_rows
 
 PLANTED = Path("/tmp/planted-by-a-checkpoint")
@@ -133,6 +140,33 @@ def test_the_newest_are_kept(count, whole, tmp_path):
     kept = [f"update-{update:06d}" for update in range(5)][-count:]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept
     assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "update-000004", [])
+
+
+def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
+    """As text, update-1000000 comes before update-999998."""
+    for update in (999_998, 999_999, 1_000_000):
+        shutil.copytree(whole / "checkpoints" / "update-000004", tmp_path / "checkpoints" / f"update-{update:06d}")
+    (tmp_path / "checkpoints" / "update-000004 (copy)").mkdir()  # a user's
+    keep_newest(tmp_path, 2)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["update-000004 (copy)", "update-1000000", "update-999999"]
+    newest = tmp_path / "checkpoints" / "update-1000000"
+    assert last_whole_checkpoint(tmp_path) == (newest, [])
+    before = tmp_path / "checkpoints" / "update-999999"
+    assert set_aside(tmp_path, newest) == []
+    assert set_aside(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
+
+
+def test_each_file_is_read_by_one_of_the_processes(whole, tmp_path):
+    """A damage is seen by one process alone, whichever file has it."""
+    names = [path.name for path in (whole / "checkpoints" / "update-000004").iterdir() if path.name != "checksums.json"]
+    assert len(names) == 2
+    for name in names:
+        folder = Path(shutil.copytree(whole / "checkpoints" / "update-000004", tmp_path / name))
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[:-3] + b"???")
+        found = [fault_of(folder, process, 3) for process in range(3)]
+        assert sorted(found) == ["", "", f"{name} holds other bytes than were written"]
 
 
 def test_the_next_start_clears_what_killed_processes_left(whole, run, tmp_path):
