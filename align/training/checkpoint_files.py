@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from align.errors import UserError
 from align.files import PARTIAL, numbered_paths, read_json, sync, write_json
-from align.runtime.distributed import gather_rows, run_on_main
+from align.runtime.distributed import gather_rows, run_on_main, share_of_process
 
 CHECKSUMS = "checksums.json"
 FORMAT, READABLE = 2, (1, 2)
@@ -53,30 +53,43 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fault_of(folder: Path, process: int = 0, processes: int = 1) -> str:
-    """What is wrong with a checkpoint's files; "" if they are as they were written.
+def fault_of(folder: Path) -> str:
+    """What is wrong with a checkpoint's files; "" if they are as they were written."""
+    files, fault = _stored_files(folder)
+    return fault or _damage(folder, files)
 
-    Args:
-        process: of `processes` that share the work: each reads every n-th file, from the largest to the smallest.
-    """
+
+def _stored_files(folder: Path) -> tuple[list[tuple[str, str]], str]:
+    """The files of a checkpoint, the largest first, with their SHA-256; and what is wrong that shows without reading them."""
     if not (folder / CHECKSUMS).exists():
-        return f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
+        return [], f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
         stored = read_json(folder / CHECKSUMS)
         if stored["format"] not in READABLE:
-            return f"another version of this package wrote it (format {stored['format']}, here {FORMAT})"
+            return [], f"another version of this package wrote it (format {stored['format']}, here {FORMAT})"
         by_size = sorted(stored["files"].items(), key=lambda item: (-item[1]["bytes"], item[0]))
-        for name, expected in by_size[process::processes]:
-            path = folder / name
-            if path.stat().st_size != expected["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-            if _digest(path) != expected["sha256"]:
-                return f"{name} holds other bytes than were written"
+        for name, expected in by_size:
+            size = (folder / name).stat().st_size
+            if size != expected["bytes"]:
+                return [], f"{name} has {size} bytes instead of {expected['bytes']}"
+        return [(name, expected["sha256"]) for name, expected in by_size], ""
     except OSError as error:
-        return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+        return [], _unreadable(folder, error)
     except (UserError, KeyError, TypeError, AttributeError):
-        return f"{CHECKSUMS} is broken"
-    return ""
+        return [], f"{CHECKSUMS} is broken"
+
+
+def _damage(folder: Path, files: Sequence[tuple[str, str]]) -> str:
+    """The first of some files, given with their SHA-256, that holds other bytes than were written; "" if none does."""
+    try:
+        damaged = (name for name, expected in files if _digest(folder / name) != expected)
+        return next((f"{name} holds other bytes than were written" for name in damaged), "")
+    except OSError as error:
+        return _unreadable(folder, error)
+
+
+def _unreadable(folder: Path, error: OSError) -> str:
+    return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
@@ -108,9 +121,23 @@ def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) 
 
 
 def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
-    """What any process finds wrong with its share of a checkpoint's files; the same on all of them."""
-    found = gather_rows([fault_of(path, accelerator.process_index, accelerator.num_processes)], accelerator)
-    return next((fault for fault in found if fault), "")
+    """What any process finds wrong with its share of a checkpoint's files; the same on all of them.
+
+    Raises:
+        UserError: on every process, if one of them does not find a file that the first one does.
+    """
+    files, fault = run_on_main(lambda: _stored_files(path), accelerator)
+    if fault:
+        return fault
+    own = share_of_process(files, accelerator)
+    missing = next((name for name, _ in own if not (path / name).exists()), "")
+    found = gather_rows([(missing, "" if missing else _damage(path, own))], accelerator)
+    for process, (name, _) in enumerate(found):
+        if name:
+            raise UserError(
+                f"{path}: process {process} does not find {name}, which the first process does; all must see output_dir"
+            )
+    return next((damage for _, damage in found if damage), "")
 
 
 def set_aside(folder: Path, last: Path) -> list[str]:

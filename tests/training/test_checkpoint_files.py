@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from align.training.checkpoint_files import (
     write_checksums,
 )
 from tests.bad_input.conftest import TINY, write_rows
+from tests.launch.launcher import launch
 
 PLANTED = Path("/tmp/planted-by-a-checkpoint")
 
@@ -157,16 +159,17 @@ def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
     assert set_aside(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
 
 
-def test_each_file_is_read_by_one_of_the_processes(whole, tmp_path):
-    """A damage is seen by one process alone, whichever file has it."""
-    names = [path.name for path in (whole / "checkpoints" / "update-000004").iterdir() if path.name != "checksums.json"]
-    assert len(names) == 2
-    for name in names:
-        folder = Path(shutil.copytree(whole / "checkpoints" / "update-000004", tmp_path / name))
-        data = (folder / name).read_bytes()
-        (folder / name).write_bytes(data[:-3] + b"???")
-        found = [fault_of(folder, process, 3) for process in range(3)]
-        assert sorted(found) == ["", "", f"{name} holds other bytes than were written"]
+@pytest.mark.slow
+def test_each_file_is_read_by_one_of_the_processes_and_a_fault_is_known_to_all(whole, run, tmp_path):
+    last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
+    data = (last / "trainer.json").read_bytes()
+    (last / "trainer.json").write_bytes(data[:-3] + b" }}")
+    launch([str(Path(__file__)), str(run), str(tmp_path)], "ddp")
+    seen = [json.loads((tmp_path / f"{process}.json").read_text()) for process in range(2)]
+    fault = f"{last}: trainer.json holds other bytes than were written"
+    assert [(each["path"], each["faults"]) for each in seen] == 2 * [(str(before), [fault])]
+    files = [[str(folder / name) for folder in (last, before)] for name in ("state.safetensors", "trainer.json")]
+    assert [each["read"] for each in seen] == files, "the first process reads the largest file"
 
 
 def test_the_next_start_clears_what_killed_processes_left(whole, run, tmp_path):
@@ -190,3 +193,21 @@ def test_a_folder_that_was_being_replaced_gets_its_name_back(whole, run):
     (run / "model").rename(run / ".model.replaced")
     cli.main(words(whole.parent / "demos.jsonl", run, "--resume"))
     assert (run / "model" / "model.safetensors").exists()
+
+
+def find_and_note(run: Path, output: Path) -> None:
+    """Find the last whole checkpoint with other processes; write what this one found and which files it read."""
+    from accelerate import Accelerator
+
+    from align.training import checkpoint_files
+
+    accelerator, read, digest = Accelerator(cpu=True), [], checkpoint_files._digest
+    checkpoint_files._digest = lambda path: read.append(str(path)) or digest(path)
+    path, faults = last_whole_checkpoint(run, accelerator)
+    found = {"path": str(path), "faults": faults, "read": read}
+    (output / f"{accelerator.process_index}.json").write_text(json.dumps(found))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    find_and_note(Path(sys.argv[1]), Path(sys.argv[2]))
