@@ -60,7 +60,7 @@ def fault_of(folder: Path) -> str:
 
 
 def _stored_files(folder: Path) -> tuple[list[tuple[str, str]], str]:
-    """The files of a checkpoint, the largest first, with their SHA-256; and what is wrong that shows without reading them."""
+    """The files of a checkpoint, the largest first, with their SHA-256; and what is wrong with their names and sizes."""
     if not (folder / CHECKSUMS).exists():
         return [], f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
