@@ -1,8 +1,10 @@
 """Writes files and folders so that a crash or a full disk leaves nothing half-written: temporary name, fsync, rename."""
 
 import errno
+import glob
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -15,15 +17,28 @@ from align.errors import UserError
 
 PARTIAL, REPLACED = ".partial", ".replaced"
 """Endings of hidden names: of what is being written or removed, and of what is being replaced."""
+UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
+"""Errors of file systems that cannot sync a folder, such as CIFS and some FUSE mounts."""
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until a file or a folder's list of names is on disk; some file systems offer this for files only."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED or not path.is_dir():
+            raise
+
+
+def numbered_paths(folder: Path, prefix: str, ending: str = "") -> dict[int, Path]:
+    """The paths in a folder whose names are a prefix, a number and an ending, in the order of their numbers."""
+    form = re.compile(rf"{re.escape(prefix)}([0-9]+){re.escape(ending)}")
+    found = ((form.fullmatch(path.name), path) for path in folder.glob(f"{prefix}*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 @contextmanager
@@ -41,11 +56,11 @@ def new_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror})") from error
     try:
-        temporary.chmod(0o755)  # mkdtemp makes it private; a checkpoint gets the usual permissions
+        _set_mode(temporary, 0o755)  # mkdtemp makes it private; a checkpoint gets the usual permissions
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
-                path.chmod(0o644)  # safetensors lets only the owner read its files
+                _set_mode(path, 0o644)  # safetensors lets only the owner read its files
             sync(path)
         _replace_folder(temporary, target)
     except OSError as error:
@@ -57,6 +72,12 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    """Set permissions, where the file system has any."""
+    with suppress(PermissionError, NotImplementedError):
+        path.chmod(mode)
 
 
 def _replace_folder(temporary: Path, target: Path) -> None:
@@ -72,7 +93,10 @@ def _replace_folder(temporary: Path, target: Path) -> None:
         if old.exists():
             old.rename(target)
         raise
-    sync(target.parent)
+    try:
+        sync(target.parent)
+    except OSError as error:
+        raise UserError(f"{target}: it was written, but the disk does not confirm its name ({error.strerror})") from error
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -92,6 +116,12 @@ def clear_leftovers(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def clear_partial(target: Path) -> None:
+    """Remove what killed processes left of `new_folder(target)`. No other process may be writing to `target`."""
+    for path in target.parent.glob(f".{glob.escape(target.name)}-*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

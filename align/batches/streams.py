@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from accelerate import Accelerator
 
 from align.batches.encoding import Limits
+from align.batches.identity import examples_digest
 from align.batches.overlong import EncodedRow, OverlongCounts
 from align.data.sources import RawRow, SourceRow, iter_raw_rows
 from align.errors import UserError
@@ -75,20 +76,33 @@ class ExampleStream(Generic[Item, Example]):
                 self._read_block()
         return taken
 
-    def state(self) -> dict[str, int]:
-        """The position: rows of the pass before the block, its number over all passes, examples of it that were taken."""
-        return {"start": self.start, "number": self.number, "place": self.place}
+    def state(self) -> dict[str, Any]:
+        """The position: rows of the pass before the block, its number over all passes, examples of it that were taken.
 
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """Go to a position."""
+        The digest of the block's examples is stored too.
+        """
+        return {"start": self.start, "number": self.number, "place": self.place, "digest": self.digest}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a position.
+
+        Raises:
+            UserError: if the source has other examples there.
+        """
         self.start, self.number = state["start"], state["number"]
         self._rows = islice(iter_raw_rows(self.source), self.start, None)
         self.gives_any, self.bad = self.start > 0, 0
         self.counts = OverlongCounts(self.limits) if self.limits else None
         self.size, self.place = 0, 0
         self.examples: list[Example] = []
+        self.digest = ""
         if state["place"]:
             self._read_block()
+            if state.get("digest", self.digest) != self.digest:
+                raise UserError(
+                    f"{self.source}: the rows from {self.start + 1} on are not those that this run read; resume it with the "
+                    "same data, limits and block size, or give another output_dir"
+                )
             self.place = state["place"]
 
     def _read_block(self) -> None:
@@ -112,6 +126,7 @@ class ExampleStream(Generic[Item, Example]):
         examples = self.arrange(list(chain.from_iterable(row.items for row in rows)))
         order = generator(self.key[0], Stream.STREAM_ORDER, *self.key[1:], self.number).permutation(len(examples))
         self.examples, self.place = [examples[number] for number in order.tolist()], 0
+        self.digest = examples_digest(self.examples)
         self.gives_any |= bool(examples)
 
     def _begin_pass(self) -> None:
@@ -171,10 +186,23 @@ class StreamedBatches(Generic[Example]):
         return list(self.current)
 
     def state(self) -> dict[str, Any]:
-        """The position in each source."""
-        return {"streams": [stream.state() for stream in self.streams]}
+        """The position in each source, and their shares."""
+        return {"streams": [stream.state() for stream in self.streams], "shares": self.shares}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the position."""
-        for stream, position in zip(self.streams, state.get("streams", []), strict=False):
+        """Restore the position.
+
+        Raises:
+            UserError: if the checkpoint is of other sources.
+        """
+        if not state:
+            return
+        positions, shares = state.get("streams", []), state.get("shares", self.shares)
+        if len(positions) != len(self.streams) or shares != self.shares:
+            now = f"{len(self.streams)} with shares {', '.join(f'{share:.3g}' for share in self.shares)}"
+            raise UserError(
+                f"the streamed sources of train_data are not those that this run began with ({now} now); resume it with the "
+                "same ones and the same weights, or give another output_dir"
+            )
+        for stream, position in zip(self.streams, positions, strict=True):
             stream.load_state(position)

@@ -86,8 +86,9 @@ class WrittenBatches:
         }
 
     def state(self) -> dict[str, Any]:
-        """Nothing: the update and the weights decide what is written."""
+        """That of the prompts' order: the update and the weights decide what is written."""
         return self.epochs.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Nothing is to be done."""
+        """Check that the prompts are those of a checkpoint. Raises: UserError if they are others."""
+        self.epochs.load_state(state)

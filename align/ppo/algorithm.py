@@ -29,7 +29,7 @@ from align.ppo.metrics import response_kl, rollout_metrics
 from align.ppo.ptx import PtxLoss
 from align.ppo.reference import ReferenceRefresh
 from align.ppo.rewards import Rewards
-from align.ppo.rollout import Rollout, prompts_of_update, sample_rollout, save_if_scoring_fails
+from align.ppo.rollout import PromptIdentity, Rollout, prompts_of_update, sample_rollout, save_if_scoring_fails
 from align.ppo.rollout_files import RolloutWriter
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
@@ -40,7 +40,7 @@ from align.sampling.budget import sampling_tokens
 from align.sampling.engines import SamplingEngine
 from align.sampling.generation import Sampling
 from align.seeds import SeedKey, Stream
-from align.training.checkpoint import load_checkpoint, save_checkpoint
+from align.training.checkpoint import load_checkpoint, restoring, save_checkpoint
 from align.training.loop import stop_on_nan
 from align.training.optimization import NotFiniteError, Optimization
 from align.training.run import Run, StopRequestedError
@@ -121,6 +121,7 @@ class PPOAlgorithm:
             run, config, loaded.backbone, roles, rewards, self.rules, judge, self.save, self.folder
         )
         self.stateful: dict[str, Stateful] = {
+            "prompts": PromptIdentity(prompts),
             "kl": self.controller,
             "rules": self.rules,
             "scores": self.score_shaping,
@@ -134,9 +135,10 @@ class PPOAlgorithm:
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
         done = self.restore()
-        self.rollouts.drop_after(done)
         if not done and self.validation:
             self.run.log(0, self.evaluate(0))
+        self.run.open()  # holds the folder before anything in it is removed
+        self.rollouts.drop_after(done)
         for update in self.run.updates(done + 1, self.config.updates, self._save_checkpoint):
             if self.evaluation.should_stop:
                 break
@@ -156,13 +158,18 @@ class PPOAlgorithm:
         return self.folder
 
     def restore(self) -> int:
-        """Restore the run's checkpoint; returns the update after which it was written, 0 if there is none."""
+        """Restore the run's checkpoint; returns the update after which it was written, 0 if there is none.
+
+        Raises:
+            UserError: if it is broken, of other models or prompts, or lacks state.
+        """
         done, progress = load_checkpoint(self.run, self.optimization)
-        for name, state in progress.items():
-            if name in self.stateful:  # ptx can be switched off
-                self.stateful[name].load_state(state)
-        if self.refresh:
-            self.refresh.load(self.run.checkpoint)
+        with restoring(self.run):
+            for name, state in progress.items():
+                if name in self.stateful:  # ptx can be switched off
+                    self.stateful[name].load_state(state)
+            if self.refresh:
+                self.refresh.load(self.run.checkpoint)
         return done
 
     def _progress(self) -> dict[str, Any]:

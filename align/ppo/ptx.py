@@ -222,11 +222,11 @@ class PtxLoss:
         self.draw(FITTED_EXAMPLES, (0,))
         self.load_state(start)
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, Any]:
         """The position in a stream."""
         return self.stream.state() if self.stream else {}
 
-    def load_state(self, state: Mapping[str, int]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         if self.stream and state:
             self.stream.load_state(state)

@@ -1,12 +1,14 @@
 """Rollouts: the prompts of an update, and the policy's responses to them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from align.batches.identity import examples_digest, require_same_examples
 from align.errors import UserError
 from align.examples import EncodedPrompt, SampledResponse
 from align.ppo.config import PPOConfig
@@ -85,6 +87,21 @@ def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], updat
         order = generator(config.seed, Stream.DATA_ORDER, epoch).permutation(len(prompts)).tolist()
         rows += order[index : index + count - len(rows)]
     return [prompts[row] for row in rows for _ in range(config.samples_per_prompt)]
+
+
+class PromptIdentity:
+    """Recognizes the prompts of a checkpoint, whose order `prompts_of_update` depends on."""
+
+    def __init__(self, prompts: Sequence[EncodedPrompt]) -> None:
+        self.values = {"examples": len(prompts), "digest": examples_digest(prompt.ids for prompt in prompts)}
+
+    def state(self) -> dict[str, Any]:
+        """Their number and digest."""
+        return self.values
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Check that they are those of a checkpoint. Raises: UserError if they are others."""
+        require_same_examples("the prompts", state, self.values)
 
 
 def sample_rollout(

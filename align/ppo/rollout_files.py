@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from align.errors import UserError
-from align.files import new_file
+from align.files import new_file, numbered_paths
 from align.ppo.experience import Experience
 from align.ppo.kl import kl_estimates
 from align.tokenization import Tokenization
@@ -140,8 +140,8 @@ class RolloutWriter:
     def drop_after(self, update: int) -> None:
         """Remove what a killed run wrote after the checkpoint that it resumes from."""
         if self.run.is_main:
-            for path in (self.run.folder / FOLDER).glob("update-*.parquet"):
-                if _update_of(path) > update:
+            for number, path in rollout_paths(self.run.folder).items():
+                if number > update:
                     path.unlink()
 
     def write(self, update: int, experience: Experience, rewards: Tensor, parts: Mapping[str, Tensor]) -> None:
@@ -173,11 +173,7 @@ def rollout_path(run: Path, update: int) -> Path:
 
 def rollout_paths(run: Path) -> dict[int, Path]:
     """The rollouts that a run's folder has, by update."""
-    return {_update_of(path): path for path in sorted((run / FOLDER).glob("update-*.parquet"))}
-
-
-def _update_of(path: Path) -> int:
-    return int(path.stem.removeprefix("update-"))
+    return numbered_paths(run / FOLDER, "update-", ".parquet")
 
 
 def write_rollout(path: Path, rows: Sequence[RolloutRow]) -> None:

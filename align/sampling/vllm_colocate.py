@@ -17,6 +17,7 @@ from align.runtime.distributed import map_across_processes
 from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
+from align.sampling.vllm_answers import require_answer
 from align.sampling.vllm_weights import require_servable, served_weights
 from align.seeds import SeedKey
 from align.training.optimization import Optimization
@@ -108,11 +109,16 @@ class VLLMColocate:
         requests = [{"prompt_token_ids": ids} for ids in prompts]
         with _vllm_errors("cannot sample", "lower rollout_size or raise vllm_memory_share if memory ran out"):
             outputs = self.vllm.llm.generate(requests, sampling_params=settings, use_tqdm=False)
-        rows = [row.outputs[0] for row in outputs]
-        return [
-            (list(row.token_ids), [seen[id].logprob for id, seen in zip(row.token_ids, row.logprobs, strict=True)])
-            for row in rows
-        ]
+        with _vllm_errors("gave a wrong answer", "is this version of vLLM one that this package knows?"):
+            rows = [row.outputs[0] for row in outputs]
+            found = [
+                (list(row.token_ids), [seen[id].logprob for id, seen in zip(row.token_ids, row.logprobs, strict=True)])
+                for row in rows
+            ]
+            vocabulary = int(self.loaded.backbone.model.config.vocab_size)
+            for ids, log_probs in found:
+                require_answer(ids, log_probs, sampling.max_new_tokens, vocabulary, self.loaded.tokenization.end_ids)
+        return found
 
     def weights_changed(self) -> None:
         self.stale = True

@@ -28,6 +28,7 @@ from align.runtime.distributed import run_on_main
 from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
+from align.sampling.vllm_answers import require_answer
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
 from align.seeds import SeedKey, Stream
 from align.training.optimization import Optimization
@@ -82,6 +83,7 @@ class VLLMServer:
             if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
                 break
             self.stale = True
+        self.optimization.run.open()  # on all processes, before the first one writes
         update = 0 if isinstance(seed[-1], Stream) else seed[-1]
         saved = run_on_main(lambda: self._save(prompts, answered, update), self.accelerator)
         raise UserError(f"{gone}{saved}")
@@ -137,7 +139,8 @@ class VLLMServer:
         """Refuse a server with another vocabulary or too short a context."""
         tokenizer = self.loaded.tokenization.tokenizer
         with self._server_errors("asking for its model"):
-            served = self.client.get_server_info()["model_config"]
+            info = self.client.get_server_info()
+            served, self.instance = info["model_config"], info.get("instance_id")
             answer = self.client.session.post(
                 f"{self.url}/tokenize", json={"prompt": TOKENIZER_PROBE, "add_special_tokens": False}
             ).json()
@@ -154,7 +157,12 @@ class VLLMServer:
 
     def _send_weights(self) -> None:
         backbone, adapter = self.loaded.backbone, self.loaded.adapter
-        with self._server_errors("sending it the weights"), self._exit_after_timeout("sending it the weights"):
+        what = "sending it the weights"
+        # A server that was started again has not joined the transfer. Each start of vLLM draws a new id: without that check
+        # the broadcast would wait for a receiver that is gone.
+        with self._server_errors(what, may_have_restarted=True), self._exit_after_timeout(what):
+            if self.client.get_server_info().get("instance_id") != self.instance:
+                raise ConnectionResetError("it was started again since the last rollout")
             self.client.update_named_params(weight_layout(backbone, adapter), served_weights(backbone, adapter))
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
@@ -189,20 +197,27 @@ class VLLMServer:
                 max_tokens=sampling.max_new_tokens,
                 generation_kwargs=parameters,
             )
+            if answer["prompt_ids"][0] != prompt:
+                raise ValueError("it answered another prompt than the one it was sent")
             ids, log_probs = answer["completion_ids"][0], [float(chosen[0]) for chosen in answer["logprobs"][0]]
-            if not ids or len(ids) != len(log_probs):
-                raise ValueError(f"it returned {len(ids)} tokens with {len(log_probs)} log-probs")
+            vocabulary = int(self.loaded.backbone.model.config.vocab_size)
+            require_answer(ids, log_probs, sampling.max_new_tokens, vocabulary, self.loaded.tokenization.end_ids)
         return ids, log_probs
 
     @contextmanager
-    def _server_errors(self, what: str) -> Iterator[None]:
-        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception."""
+    def _server_errors(self, what: str, may_have_restarted: bool = False) -> Iterator[None]:
+        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception.
+
+        Args:
+            may_have_restarted: whether any error but a timeout counts as a lost connection.
+        """
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            kind = ServerGoneError if _is_connection_loss(error) else UserError
+            lost = not _is_timeout(error) if may_have_restarted else _is_connection_loss(error)
+            kind = ServerGoneError if lost else UserError
             raise kind(
                 f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
                 "docs/clusters.md says, then go on with --resume true"
@@ -226,10 +241,17 @@ class VLLMServer:
 
 
 def _is_connection_loss(error: Exception) -> bool:
-    """Whether the server is down: no connection, or a proxy's 502 to 504. A server that is only slow is not retried."""
-    if isinstance(error, requests.ConnectionError):
-        return "timed out" not in str(error)
+    """Whether the server is down: no connection, an answer that breaks off, or a proxy's 502 to 504.
+
+    A server that is only slow is not retried.
+    """
+    if isinstance(error, (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)):
+        return not _is_timeout(error)
     return bool(re.match(r"Request failed: 50[234]\b", str(error)))
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in str(error)
 
 
 def _connection_loss(work: Callable[[], None]) -> str:

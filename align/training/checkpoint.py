@@ -1,8 +1,8 @@
 """Checkpoints to resume from: float32 master weights, the optimizer's state and a stage's own progress."""
 
 import copy
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -146,12 +146,24 @@ def load_checkpoint(run: Run, optimization: Optimization) -> tuple[int, dict[str
     if run.checkpoint is None:
         return 0, {}
     stored = read_json(run.checkpoint / "trainer.json")
-    try:
+    with restoring(run):
         optimization.load_state(StoredState(run.checkpoint), stored["numbers"])
         update, progress = stored["update"], stored["progress"]
-    except UserError as error:
-        raise UserError(f"{run.checkpoint}: {error}") from error
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise UserError(f"{run.checkpoint}: broken ({type(error).__name__}: {error}); remove it to start anew") from error
     run.say(f"resumed from {run.checkpoint}")
     return update, progress
+
+
+@contextmanager
+def restoring(run: Run) -> Iterator[None]:
+    """Turn the errors of restoring state from the run's checkpoint into a UserError that names it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{run.checkpoint}: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{run.checkpoint}: broken ({type(error).__name__}: {error}); remove it to start anew") from error
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{run.checkpoint}: it lacks state that this version needs ({type(error).__name__}: {error}); resume it with "
+            "the version that wrote it (environment.json)"
+        ) from error

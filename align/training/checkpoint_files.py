@@ -3,12 +3,15 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from align.errors import UserError
-from align.files import PARTIAL, read_json, sync, write_json
+from align.files import PARTIAL, numbered_paths, read_json, sync, write_json
+from align.runtime.distributed import gather_rows, run_on_main, share_of_process
 
 CHECKSUMS = "checksums.json"
 FORMAT, READABLE = 2, (1, 2)
@@ -52,39 +55,63 @@ def _digest(path: Path) -> str:
 
 def fault_of(folder: Path) -> str:
     """What is wrong with a checkpoint's files; "" if they are as they were written."""
+    files, fault = _stored_files(folder)
+    return fault or _damage(folder, files)
+
+
+def _stored_files(folder: Path) -> tuple[list[tuple[str, str]], str]:
+    """The files of a checkpoint, the largest first, with their SHA-256; and what is wrong with their names and sizes."""
     if not (folder / CHECKSUMS).exists():
-        return f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
+        return [], f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
         stored = read_json(folder / CHECKSUMS)
         if stored["format"] not in READABLE:
-            return f"another version of this package wrote it (format {stored['format']}, here {FORMAT})"
-        for name, expected in stored["files"].items():
-            path = folder / name
-            if path.stat().st_size != expected["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-            if _digest(path) != expected["sha256"]:
-                return f"{name} holds other bytes than were written"
+            return [], f"another version of this package wrote it (format {stored['format']}, here {FORMAT})"
+        by_size = sorted(stored["files"].items(), key=lambda item: (-item[1]["bytes"], item[0]))
+        for name, expected in by_size:
+            size = (folder / name).stat().st_size
+            if size != expected["bytes"]:
+                return [], f"{name} has {size} bytes instead of {expected['bytes']}"
+        return [(name, expected["sha256"]) for name, expected in by_size], ""
     except OSError as error:
-        return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+        return [], _unreadable(folder, error)
     except (UserError, KeyError, TypeError, AttributeError):
-        return f"{CHECKSUMS} is broken"
-    return ""
+        return [], f"{CHECKSUMS} is broken"
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the newest last."""
-    return sorted((folder / "checkpoints").glob("update-*"))
+def _damage(folder: Path, files: Sequence[tuple[str, str]]) -> str:
+    """The first of some files, given with their SHA-256, that holds other bytes than were written; "" if none does."""
+    try:
+        damaged = (name for name, expected in files if _digest(folder / name) != expected)
+        return next((f"{name} holds other bytes than were written" for name in damaged), "")
+    except OSError as error:
+        return _unreadable(folder, error)
 
 
-def last_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def _unreadable(folder: Path, error: OSError) -> str:
+    return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """The complete checkpoints in a run's folder by the update after which they were written, in its order."""
+    return numbered_paths(folder / "checkpoints", "update-")
+
+
+def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
     """The newest checkpoint of a run that is as it was written, and what is wrong with those after it.
 
+    Args:
+        accelerator: the processes, which share the reading; all must call this. None: this one reads all.
+
     Raises:
-        UserError: if there are checkpoints, and none is whole.
+        UserError: if there are checkpoints, and none is whole; on every process.
     """
     faults: list[str] = []
-    for path in reversed(checkpoints_in(folder)):
-        fault = fault_of(path)
+    paths = list(checkpoints_in(folder).values())
+    if accelerator is not None:
+        paths = run_on_main(lambda: list(checkpoints_in(folder).values()), accelerator)
+    for path in reversed(paths):
+        fault = fault_of(path) if accelerator is None else _fault_on_any(path, accelerator)
         if not fault:
             return path, faults
         faults.append(f"{path}: {fault}")
@@ -93,11 +120,33 @@ def last_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, []
 
 
+def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
+    """What any process finds wrong with its share of a checkpoint's files; the same on all of them.
+
+    Raises:
+        UserError: on every process, if one of them does not find a file that the first one does.
+    """
+    files, fault = run_on_main(lambda: _stored_files(path), accelerator)
+    if fault:
+        return fault
+    own = share_of_process(files, accelerator)
+    missing = next((name for name, _ in own if not (path / name).exists()), "")
+    found = gather_rows([(missing, "" if missing else _damage(path, own))], accelerator)
+    for process, (name, _) in enumerate(found):
+        if name:
+            raise UserError(
+                f"{path}: process {process} does not find {name}, which the first process does; all must see output_dir"
+            )
+    return next((damage for _, damage in found if damage), "")
+
+
 def set_aside(folder: Path, last: Path) -> list[str]:
     """Rename the checkpoints after the one that a run resumes from, which are not whole; says so in lines."""
     messages = []
-    for path in checkpoints_in(folder):
-        if path.name > last.name:
+    checkpoints = checkpoints_in(folder)
+    newest = next(update for update, path in checkpoints.items() if path.name == last.name)
+    for update, path in checkpoints.items():
+        if update > newest:
             new_path = path.with_name(f"broken-{path.name}")
             shutil.rmtree(new_path, ignore_errors=True)
             path.rename(new_path)
@@ -110,7 +159,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
     One that a kill leaves half removed is no checkpoint any more.
     """
-    for path in checkpoints_in(folder)[:-count] if count else ():
+    for path in list(checkpoints_in(folder).values())[:-count] if count else ():
         removed = path.with_name(f".{path.name}{PARTIAL}")
         shutil.rmtree(removed, ignore_errors=True)
         path.rename(removed)

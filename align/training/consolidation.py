@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import torch
-import yaml
 
 from align.errors import UserError
-from align.files import read_json
+from align.files import clear_partial, read_json
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
 from align.settings import ModelConfig
 from align.training.checkpoint_files import fault_of, last_whole_checkpoint
 from align.training.optimization import AVERAGE
+from align.training.resume_settings import read_settings
 from align.training.stored_state import StoredState
 
 PLACE = "backbone.model."
@@ -26,7 +26,7 @@ def consolidate(source: Path, output: Path) -> Path:
 
     Args:
         source: a run's folder, whose last whole checkpoint is taken, or a checkpoint in it.
-        output: the folder to write; replaced in one step.
+        output: the folder to write; replaced in one step. What a killed call left beside it is removed.
 
     Returns:
         The checkpoint.
@@ -57,6 +57,7 @@ def consolidate(source: Path, output: Path) -> Path:
             weight.copy_(stored[value])
     update = read_json(checkpoint / "trainer.json")["update"]
     card = {"title": f"Policy after update {update}", "stage": "checkpoint", "run": run.absolute().name}
+    clear_partial(output)
     save_model(output, loaded, weights_of(loaded.backbone), card)
     return checkpoint
 
@@ -75,8 +76,10 @@ def _checkpoint_of(source: Path) -> Path:
 def _model_settings(run: Path) -> ModelConfig:
     """The settings of a run that say what model it trains."""
     path = run / "config.yaml"
+    found = read_settings(path)
+    if found is None:
+        raise UserError(f"{path}: No such file or directory; it names the model that the run started from")
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
         return ModelConfig(**{name: found[name] for name in ModelConfig.__dataclass_fields__ if name in found})
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+    except TypeError as error:
         raise UserError(f"{path}: not the settings of a run ({error})") from error

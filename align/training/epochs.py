@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy
 
 from align.batches.encoding import Limits
+from align.batches.identity import require_same_examples
 from align.errors import UserError
 from align.seeds import Stream, generator
 from align.settings import MixtureConfig, ModelConfig, RunConfig, option, require_setting
@@ -72,10 +73,14 @@ class Batches(Protocol):
         """The examples of an update, which is counted from 1; called once for each update, in their order."""
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON values; empty if the number of the update is enough to continue."""
+        """State for a checkpoint, as JSON values."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned, or from {}, which earlier versions stored.
+
+        Raises:
+            UserError: if the examples are not those of the checkpoint.
+        """
 
 
 @dataclass(kw_only=True)
@@ -103,6 +108,7 @@ class Epochs:
         sizes: examples of each source; an example's index counts through all of them.
         weights: one for each source.
         ramp: sizes of the first batches, with the updates that each lasts (`parse_ramp`).
+        digest: of the examples (`examples_digest`), by which a resumed run recognizes them.
 
     Raises:
         UserError: if a rate is so low that a source would have no example in an epoch.
@@ -116,12 +122,14 @@ class Epochs:
         weights: Sequence[float] = (1.0,),
         mixing: MixtureConfig | None = None,
         ramp: Sequence[tuple[int, int]] = (),
+        digest: str = "",
     ) -> None:
         self.seed, self.batch_size, self.sizes = seed, batch_size, list(sizes)
         self.examples = sum(sizes)
         self.ramp = list(self._cut_ramp(ramp))
         self.updates_per_epoch = math.ceil(self.examples / batch_size)
         self.counts = _counts(self.sizes, weights, mixing or MixtureConfig())
+        self.digest = digest
 
     def _cut_ramp(self, ramp: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
         """Epoch, first and last place of each batch of the ramp; as always, an epoch's last one may be smaller."""
@@ -163,11 +171,16 @@ class Epochs:
         return rows
 
     def state(self) -> dict[str, Any]:
-        """Nothing: an update's number decides its examples."""
-        return {}
+        """What identifies the examples. An update's number decides which of them it reads."""
+        return {"examples": self.examples, "sizes": self.sizes, "counts": self.counts, "digest": self.digest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Nothing is to be done."""
+        """Check that the examples are those of a checkpoint.
+
+        Raises:
+            UserError: if they are others.
+        """
+        require_same_examples("the training examples", state, self.state())
 
     def _drawn(self, source: int, epoch: int) -> numpy.ndarray:
         """A source's part of an epoch: its whole passes, and parts of passes in an order of their own."""

@@ -10,9 +10,10 @@ from align.batches.micro_batches import micro_batches
 from align.errors import UserError
 from align.files import write_json
 from align.runtime.clock import Clock
+from align.runtime.distributed import run_on_main
 from align.runtime.sequence import sequence_size
 from align.settings import ModelConfig
-from align.training.checkpoint import load_checkpoint, save_checkpoint
+from align.training.checkpoint import load_checkpoint, restoring, save_checkpoint
 from align.training.epochs import Batches, Epochs
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
 from align.training.optimization import NotFiniteError, Optimization, Sums
@@ -59,15 +60,23 @@ def train(run: Run, optimization: Optimization, task: Task, epochs: Batches, eva
     """
     total, evaluate_every = optimization.total, evaluate_every or epochs.updates_per_epoch
     done, progress = load_checkpoint(run, optimization)
-    best = progress.get("best", math.inf)
-    epochs.load_state(progress.get("batches", {}))
+    best, evaluated = progress.get("best", math.inf), progress.get("evaluated")
+    with restoring(run):
+        epochs.load_state(progress.get("batches", {}))
     if not done and task.evaluate_before_training:
         run.log(0, task.evaluate())
 
     place = epochs.state()  # after the last update that has ended
 
     def save(update: int) -> None:
-        save_checkpoint(run, optimization, update, {"best": best, "batches": place})
+        save_checkpoint(run, optimization, update, {"best": best, "evaluated": evaluated, "batches": place})
+
+    def keep_if_best(metrics: dict[str, float], must_keep: bool = False) -> None:
+        nonlocal best
+        loss = metrics.get("validation/loss")
+        if must_keep or loss is None or loss < best:  # without validation data, the newest model counts as the best
+            best = best if loss is None else min(best, loss)
+            task.save(metrics)
 
     for update in run.updates(done + 1, total, save):
         rows = epochs.rows(update)
@@ -88,15 +97,17 @@ def train(run: Run, optimization: Optimization, task: Task, epochs: Batches, eva
             metrics |= {"flops": flops} | run.speed(metrics["tokens/read"], flops, sum(clock.seconds.values()))
         if update % evaluate_every == 0 or update == total:
             metrics |= task.evaluate()
-            loss = metrics.get("validation/loss")
-            if loss is None or loss < best:  # without validation data, the newest model counts as the best
-                best = best if loss is None else loss
-                task.save(metrics)
+            keep_if_best(metrics)
+            evaluated = update
             clock.lap("validate")
         metrics |= clock.shares()
         place = epochs.state()
         run.log(update, metrics)
         run.note(f"loss {metrics['loss']:.3f}" + (f", best validation {best:.3f}" if math.isfinite(best) else ""))
+    has_model = run_on_main((run.folder / "model").exists, run.accelerator)
+    if not has_model or (done >= total and evaluated != done):
+        run.say(f"evaluating the model after update {max(done, total)}, which is kept if it is the best or the only one")
+        keep_if_best(task.evaluate(), must_keep=not has_model)
 
 
 def largest_micro_batch(run: Run, batches: Iterable[tuple[list[int], list[int]]]) -> tuple[list[int], bool]:

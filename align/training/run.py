@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from align.errors import UserError, without_secrets
-from align.files import append_line, clear_leftovers, read_json, write_json, write_text
+from align.files import PARTIAL, append_line, clear_leftovers, read_json, write_json, write_text
 from align.runtime.console import console
 from align.runtime.distributed import (
     compute_dtype,
@@ -27,7 +27,7 @@ from align.runtime.flops import peak_flops
 from align.settings import ModelConfig, RunConfig, dump
 from align.signals import Stopped, StopRequest
 from align.training.background import BackgroundWork
-from align.training.checkpoint_files import keep_newest, last_whole_checkpoint, set_aside
+from align.training.checkpoint_files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside
 from align.training.lock import refuse_other_run, release_lock, take_lock
 from align.training.memory import GIB, Memory
 from align.training.metrics_file import update_of
@@ -36,6 +36,17 @@ from align.training.resume_settings import compare_settings
 
 class StopRequestedError(Exception):
     """A request to stop reached all processes before this update changed a weight: the update before it can be saved."""
+
+
+class _Results(NamedTuple):
+    """What runs have left in a folder."""
+
+    model: bool
+    """Whether there is a result."""
+    metrics_bytes: int
+    """Size of metrics.jsonl."""
+    checkpoints: tuple[int, ...]
+    """The updates after which there are checkpoints."""
 
 
 class Run:
@@ -76,13 +87,12 @@ class Run:
         self.metrics_file = self.folder / "metrics.jsonl"
         run_on_main(lambda: refuse_other_run(self.folder), self.accelerator)
         self.checkpoint: Path | None = None
+        self.results = run_on_main(self._find_results, self.accelerator)
         if config.resume:
-            self.checkpoint, faults = run_on_main(lambda: last_whole_checkpoint(self.folder), self.accelerator)
+            self.checkpoint, faults = last_whole_checkpoint(self.folder, self.accelerator)
             for fault in faults:
                 self.say(f"warning: {fault}: going on from {self.checkpoint}")
-        has_results = (self.folder / "model").exists() or (
-            self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
-        )
+        has_results = self.results.model or self.results.metrics_bytes > 0
         if has_results and not config.resume:
             raise UserError(f"{self.folder} already holds a run; set resume to continue it, or choose another output_dir")
         if self.checkpoint:
@@ -95,30 +105,45 @@ class Run:
         torch.manual_seed(config.seed)
         self.started = time.monotonic()
 
+    def _find_results(self) -> "_Results":
+        """What runs have left in the folder."""
+        metrics_bytes = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+        return _Results((self.folder / "model").exists(), metrics_bytes, tuple(checkpoints_in(self.folder)))
+
     def open(self) -> None:
-        """Write the files that precede all results. Called by whichever method is the first to write into the folder."""
+        """Lock the folder and write the files that precede all results. All processes call this before they write there.
+
+        Raises:
+            UserError: on every process, if another run writes to the folder, or wrote there after this one had looked.
+        """
         if self.opened:
             return
+        run_on_main(self._write_run_files, self.accelerator)
         self.opened = True
-        if self.is_main:
-            self._write_run_files()
         if self.trackers:
             with self._naming_disk_errors(self.folder):
                 self.accelerator.init_trackers(self.stage)
 
     def _write_run_files(self) -> None:
-        take_lock(self.folder)
-        clear_leftovers(self.folder)
-        if self.checkpoint:
-            for line in set_aside(self.folder, self.checkpoint):
-                self.say(line)
-            keep_newest(self.folder, self.config.keep_checkpoints)
-        write_text(self.folder / "config.yaml", dump(self.config))
-        write_json(self.folder / "environment.json", environment())
-        done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1
-        if self.metrics_file.exists():  # updates after the checkpoint will be logged again
-            lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
-            write_text(self.metrics_file, "".join(line for line in lines if update_of(line) <= done))
+        with self._naming_disk_errors(self.folder):
+            take_lock(self.folder)
+            if self._find_results() != self.results:
+                release_lock(self.folder)
+                raise UserError(
+                    f"{self.folder}: another run has written there since this one started; set resume to continue it, or "
+                    "choose another output_dir"
+                )
+            clear_leftovers(self.folder)
+            if self.checkpoint:
+                for line in set_aside(self.folder, self.checkpoint):
+                    self.say(line)
+                keep_newest(self.folder, self.config.keep_checkpoints)
+            write_text(self.folder / "config.yaml", dump(self.config))
+            write_json(self.folder / "environment.json", environment())
+            done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1
+            if self.metrics_file.exists():  # updates after the checkpoint will be logged again
+                lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
+                write_text(self.metrics_file, "".join(line for line in lines if update_of(line) <= done))
 
     @contextmanager
     def _naming_disk_errors(self, path: Path) -> Iterator[None]:
@@ -264,9 +289,18 @@ def _require_writable(folder: Path) -> None:
     """Refuse a folder that cannot be written, before a large model is loaded.
 
     Raises:
-        UserError: if a file is in the way, or there is no permission to write.
+        UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write.
     """
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
+        # The longest path that a run writes, and each name: the system refuses to look for those that are too long.
+        longest = folder / "checkpoints" / f".update-000000-00000000{PARTIAL}" / f"state-00000-of-00000.safetensors{PARTIAL}"
+        for path in (longest, *(nearest / name for name in folder.parts)):
+            path.exists()
+    except OSError as error:
+        raise UserError(f"output_dir {folder}: {error.strerror}") from error
+    if not nearest.exists():
+        raise UserError(f"output_dir {folder}: {nearest} is a link to {os.readlink(nearest)}, which does not exist")
     if not nearest.is_dir():
         raise UserError(f"output_dir {folder}: {nearest} is a file, not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):

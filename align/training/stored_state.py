@@ -72,7 +72,7 @@ class StoredState(Mapping[str, Tensor]):
         folder: with a whole state, or with all files of its parts.
 
     Raises:
-        UserError: if a part is missing.
+        UserError: if a part is missing, or two parts overlap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,7 +90,15 @@ class StoredState(Mapping[str, Tensor]):
                 place = _Place(path, start, math.prod(length))
                 self._places.setdefault(name, []).append(place)
         for name, places in self._places.items():
-            if sum(place.length for place in places) != math.prod(self.shapes[name]):
+            places.sort(key=lambda place: (place.start, place.length))
+            end = 0
+            for place in (place for place in places if place.length):
+                if place.start < end:
+                    raise UserError(f"two parts of '{name}' overlap ({place.file.name} and another file)")
+                if place.start > end:
+                    break
+                end += place.length
+            if end != math.prod(self.shapes[name]):
                 raise UserError(f"a part of '{name}' is missing")
 
     def __getitem__(self, name: str) -> Tensor:
@@ -105,7 +113,7 @@ class StoredState(Mapping[str, Tensor]):
     def part(self, name: str, start: int, count: int) -> Tensor:
         """[count] numbers of a flattened tensor from `start` on."""
         found = []
-        for place in sorted(self._places[name], key=lambda place: place.start):
+        for place in self._places[name]:
             first = max(start, place.start) - place.start
             last = min(start + count, place.start + place.length) - place.start
             if first < last:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from align.batches.identity import examples_digest
 from align.batches.mixtures import MixedExamples, TrainingData, data_name
 from align.models.loading import LoadedModel
 from align.settings import MixtureConfig
@@ -96,7 +97,8 @@ class EpochTrainer:
         say_if_prompts_are_repeated(self.run, self.loaded.backbone, responses)
         mixing = config if isinstance(config, MixtureConfig) else None
         ramp = parse_ramp(config.batch_ramp)
-        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing, ramp)
+        digest = examples_digest(mixed.examples)
+        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing, ramp, digest)
         self.batches = stream or self.epochs
         role_pass = RolePass(self.loaded.backbone, self.loaded.adapter, takes_logits)
         parts = (self.epochs, mixed.examples, held_out, token_counts, batch_shape, teachers)

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from align import cli
+from align.errors import UserError
+from align.training.consolidation import consolidate
 
 from .conftest import SHORT, TINY, snapshot, write_rows
 
@@ -33,6 +35,35 @@ def test_an_existing_run_without_resume(finished, demonstrations, refused):
 def test_resuming_another_model(key, value, old, finished, demonstrations, refused):
     line = refused("sft", *TINY, "--train_data", demonstrations, "--resume", f"--{key}", value, output=finished)
     assert line.startswith(f"error: {finished}/config.yaml: this run has {key} {old}")
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- list\n", "just words", "a: [1,", "key: \x00"])
+def test_settings_of_a_run_that_cannot_be_read(text, finished, demonstrations, refused, tmp_path):
+    run = Path(shutil.copytree(finished, tmp_path / "copy"))
+    (run / "config.yaml").write_text(text)
+    line = refused("sft", *TINY, "--train_data", demonstrations, "--resume", output=run)
+    assert line.startswith(f"error: {run}/config.yaml: not the settings of a run")
+    with pytest.raises(UserError, match=r"config\.yaml: not the settings of a run"):
+        consolidate(run, tmp_path / "out")
+
+
+def test_an_output_dir_that_is_a_link_to_nowhere(demonstrations, refused, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for folder in (tmp_path / "link", tmp_path / "link" / "run"):
+        line = refused("sft", *TINY, "--train_data", demonstrations, output=folder)
+        assert line == f"error: output_dir {folder}: {tmp_path}/link is a link to {tmp_path}/gone, which does not exist"
+
+
+@pytest.mark.parametrize("kind", ["name", "name below a new folder", "path", "path of a file in it"])
+def test_an_output_dir_whose_path_is_too_long(kind, demonstrations, tmp_path, capsys):
+    place = {"name": "x" * 300, "name below a new folder": "new/" + "x" * 300 + "/run", "path": "/".join(["y" * 200] * 22)}
+    room = (4030 - len(str(tmp_path))) // 2  # 4,095 characters are allowed
+    folder = tmp_path / place.get(kind, "/".join("z" * room))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sft", *TINY, "--train_data", str(demonstrations), "--output_dir", str(folder)])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: output_dir {folder}: File name too long\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["demos.jsonl"]
 
 
 def test_resuming_another_architecture_without_its_settings(finished, demonstrations, refused, tmp_path):

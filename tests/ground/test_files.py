@@ -1,5 +1,6 @@
 """Writing that nothing can leave half done: errors, a full disk, a process that dies in the middle."""
 
+import errno
 import json
 import os
 import stat
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from align.errors import UserError
-from align.files import new_folder, read_json, write_json, write_text
+from align.files import new_folder, numbered_paths, read_json, write_json, write_text
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -285,3 +286,43 @@ def test_an_object_that_json_cannot_hold_leaves_the_old_file(tmp_path):
         write_json(tmp_path / "a.json", {"a": os})
     assert json.loads((tmp_path / "a.json").read_text()) == 1
     assert names(tmp_path) == ["a.json"]
+
+
+def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
+    """CIFS and some FUSE mounts refuse it after the folder has got its name; permissions are refused there too."""
+    fsync = os.fsync
+
+    def refusing(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    def refused(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    monkeypatch.setattr(Path, "chmod", refused)
+    for text in ("first", "second"):
+        with new_folder(tmp_path / "model") as folder:
+            (folder / "deep").mkdir()
+            (folder / "deep" / "weights").write_text(text)
+        write_text(tmp_path / "settings", text)
+    assert tree(tmp_path) == {"model/deep/weights": "second", "settings": "second"}
+    assert names(tmp_path) == ["model", "settings"]
+
+
+def test_a_file_that_cannot_be_synced_is_an_error(tmp_path, monkeypatch):
+    def failing(_):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(UserError, match="model: cannot be written"), new_folder(tmp_path / "model") as folder:
+        (folder / "weights").write_text("x")
+    assert not names(tmp_path)
+
+
+def test_numbered_paths_are_in_the_order_of_their_numbers(tmp_path):
+    for name in ("update-1000000.x", "update-999999.x", "update-000002.x", "update-3", "update-.x", "my-update-4.x"):
+        (tmp_path / name).touch()
+    assert list(numbered_paths(tmp_path, "update-", ".x")) == [2, 999_999, 1_000_000]
+    assert list(numbered_paths(tmp_path / "none", "update-")) == []

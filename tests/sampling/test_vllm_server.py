@@ -66,10 +66,10 @@ def test_each_rollout_is_sampled_from_the_weights_of_its_update(serve, settings,
     mismatches = [row["sampling/mismatch"] for row in metrics(folder) if row["update"]]
     assert len(mismatches) == 2
     assert all(0 <= value < 1e-6 for value in mismatches)
-    once = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
-    assert server.paths[-12:] == 3 * once
+    once = ["/server_info", "/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
+    assert server.paths[-15:] == 3 * once
     met = ["/health", "/v1/models", "/server_info", "/tokenize", "/server_info", "/get_world_size"]
-    assert server.paths[:-12] == [*met, "/init_weight_transfer_engine"]
+    assert server.paths[:-15] == [*met, "/init_weight_transfer_engine"]
 
 
 def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings, load_sharp):

@@ -1,5 +1,6 @@
 """A vLLM server that will not do, answers wrongly or not at all: each is one line that names it."""
 
+import math
 import os
 import re
 import time
@@ -93,6 +94,126 @@ def test_an_error_of_the_server_is_one_line_that_quotes_it(serve, settings, make
     with pytest.raises(UserError, match=re.escape(part)) as caught:
         engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
     assert "\n" not in str(caught.value)
+    engine.close()
+
+
+# ------------------------------------------------------------------------------------------- restarts and cut-off answers
+
+
+@pytest.mark.parametrize("has_id", [True, False], ids=["with an id of its start", "without"])
+def test_a_server_that_was_started_again_between_two_rollouts_is_joined_again(
+    serve, settings, make_engine_of, has_id, capsys
+):
+    from vllm.server import Server
+
+    first = serve(settings["model"])
+    engine = make_engine_of(first.url)
+    prompts, sampling = [[9, 10], [11, 12, 13]], Sampling(4)
+    expected = engine.sample(prompts, sampling, (1, Stream.ROLLOUT))
+    first.stop()
+    second = Server(settings["model"], int(first.url.rpartition(":")[2]))
+    if not has_id:
+        second.instance = first.instance
+    engine.weights_changed()
+    try:
+        assert engine.sample(prompts, sampling, (1, Stream.ROLLOUT)) == expected
+        assert len(second.updates) == 1
+        assert second.paths.count("/start_weight_update") == (1 if has_id else 2), "with an id, nothing is sent in vain"
+        printed = capsys.readouterr().err
+        assert re.search(r"warning: vLLM server .*: sending it the weights failed \(.* waiting 30 s at most", printed)
+        assert f"the vLLM server at {first.url} is back" in printed
+    finally:
+        engine.close()
+        second.stop()
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(serve, settings, make_engine_of, capsys):
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    prompts, sampling = [[9, 10], [11, 12, 13], [14]], Sampling(4)
+    expected = engine.sample(prompts, sampling, (1, Stream.ROLLOUT))
+    server.cut_off = True
+    assert engine.sample(prompts, sampling, (1, Stream.ROLLOUT)) == expected
+    assert "sampling failed (" in capsys.readouterr().err
+    engine.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ wrong answers
+
+
+def another_prompt(choice):
+    choice["prompt_token_ids"] = [9, 11]
+
+
+def token_beyond_the_vocabulary(choice):
+    choice["token_ids"][1] = 1_000_000
+
+
+def negative_token(choice):
+    choice["token_ids"][0] = -1
+
+
+def endless_log_prob(choice):
+    give_log_prob(choice, -math.inf)
+
+
+def log_prob_that_is_no_number(choice):
+    give_log_prob(choice, math.nan)
+
+
+def give_log_prob(choice, value):
+    token = choice["logprobs"]["tokens"][2]
+    choice["logprobs"]["token_logprobs"][2] = value
+    choice["logprobs"]["top_logprobs"][2] = {token: value}
+
+
+def more_than_was_asked_for(choice):
+    repeat(choice, 3)
+
+
+def less_without_an_end(choice):
+    choice["token_ids"] = choice["token_ids"][:2]
+    choice["logprobs"] = {name: values[:2] for name, values in choice["logprobs"].items()}
+
+
+def text_after_the_end(choice):
+    choice["token_ids"][1] = 1
+
+
+def repeat(choice, times):
+    choice["token_ids"] *= times
+    choice["logprobs"] = {name: values * times for name, values in choice["logprobs"].items()}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part"),
+    [
+        (another_prompt, "it answered another prompt than the one it was sent"),
+        (token_beyond_the_vocabulary, "it returned token 1000000, but the model has tokens 0 to "),
+        (negative_token, "it returned token -1, but the model has tokens 0 to "),
+        (endless_log_prob, "it returned a log-prob of -inf"),
+        (log_prob_that_is_no_number, "sampling failed ("),
+        (more_than_was_asked_for, "it returned 12 tokens, but at most 4 were asked for"),
+        (less_without_an_end, "it returned 2 tokens without an end, of 4 that were asked for"),
+        (text_after_the_end, "it returned tokens after the token that ends a response"),
+    ],
+)
+def test_an_answer_to_something_else_is_one_line(serve, settings, make_engine_of, monkeypatch, spoil, part):
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    engine.loaded.tokenization.end_ids = frozenset({1})
+    honest = server.complete
+
+    def dishonest(body):
+        answer = honest(body | {"stop_token_ids": []})  # four tokens in any case
+        spoil(answer["choices"][0])
+        return answer
+
+    monkeypatch.setattr(server, "complete", dishonest)
+    with pytest.raises(UserError, match=re.escape(part)) as caught:
+        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+    assert "\n" not in str(caught.value)
+    assert f"vLLM server {server.url}: sampling failed (" in str(caught.value)
     engine.close()
 
 

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,16 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from align.training.checkpoint_files import FORMAT, fault_of, keep_newest, last_whole_checkpoint, write_checksums
+from align.training.checkpoint_files import (
+    FORMAT,
+    fault_of,
+    keep_newest,
+    last_whole_checkpoint,
+    set_aside,
+    write_checksums,
+)
 from tests.bad_input.conftest import TINY, write_rows
+from tests.launch.launcher import launch
 
 PLANTED = Path("/tmp/planted-by-a-checkpoint")
 
@@ -135,6 +144,34 @@ def test_the_newest_are_kept(count, whole, tmp_path):
     assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "update-000004", [])
 
 
+def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
+    """As text, update-1000000 comes before update-999998."""
+    for update in (999_998, 999_999, 1_000_000):
+        shutil.copytree(whole / "checkpoints" / "update-000004", tmp_path / "checkpoints" / f"update-{update:06d}")
+    (tmp_path / "checkpoints" / "update-000004 (copy)").mkdir()  # a user's
+    keep_newest(tmp_path, 2)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["update-000004 (copy)", "update-1000000", "update-999999"]
+    newest = tmp_path / "checkpoints" / "update-1000000"
+    assert last_whole_checkpoint(tmp_path) == (newest, [])
+    before = tmp_path / "checkpoints" / "update-999999"
+    assert set_aside(tmp_path, newest) == []
+    assert set_aside(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
+
+
+@pytest.mark.slow
+def test_each_file_is_read_by_one_of_the_processes_and_a_fault_is_known_to_all(whole, run, tmp_path):
+    last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
+    data = (last / "trainer.json").read_bytes()
+    (last / "trainer.json").write_bytes(data[:-3] + b" }}")
+    launch([str(Path(__file__)), str(run), str(tmp_path)], "ddp")
+    seen = [json.loads((tmp_path / f"{process}.json").read_text()) for process in range(2)]
+    fault = f"{last}: trainer.json holds other bytes than were written"
+    assert [(each["path"], each["faults"]) for each in seen] == 2 * [(str(before), [fault])]
+    files = [[str(folder / name) for folder in (last, before)] for name in ("state.safetensors", "trainer.json")]
+    assert [each["read"] for each in seen] == files, "the first process reads the largest file"
+
+
 def test_the_next_start_clears_what_killed_processes_left(whole, run, tmp_path):
     """Of a checkpoint and a model half written, of one being replaced, of one being removed; nothing of a user's own."""
     places = [".model-ab12cd34.partial", "checkpoints/.update-000009-ab12cd34.partial", "policies/.update-000001.replaced"]
@@ -156,3 +193,21 @@ def test_a_folder_that_was_being_replaced_gets_its_name_back(whole, run):
     (run / "model").rename(run / ".model.replaced")
     cli.main(words(whole.parent / "demos.jsonl", run, "--resume"))
     assert (run / "model" / "model.safetensors").exists()
+
+
+def find_and_note(run: Path, output: Path) -> None:
+    """Find the last whole checkpoint with other processes; write what this one found and which files it read."""
+    from accelerate import Accelerator
+
+    from align.training import checkpoint_files
+
+    accelerator, read, digest = Accelerator(cpu=True), [], checkpoint_files._digest
+    checkpoint_files._digest = lambda path: read.append(str(path)) or digest(path)
+    path, faults = last_whole_checkpoint(run, accelerator)
+    found = {"path": str(path), "faults": faults, "read": read}
+    (output / f"{accelerator.process_index}.json").write_text(json.dumps(found))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    find_and_note(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -57,9 +57,12 @@ def test_the_folder_is_the_trained_model(more, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     run = train(tmp_path / "run", **more)
     in_parts(run, 3)
+    left_over = tmp_path / ".whole-ab12cd34.partial"  # of a call that was killed
+    (left_over / "deeper").mkdir(parents=True)
     capsys.readouterr()
     cli.main(["model", "consolidate", str(run), "--output", str(tmp_path / "whole")])
     assert capsys.readouterr().out.strip() == str(tmp_path / "whole")
+    assert not left_over.exists()
     names = {path.name for path in (run / "model").iterdir()}
     assert {path.name for path in (tmp_path / "whole").iterdir()} == names
     (weights,) = (run / "model").glob("*model.safetensors")

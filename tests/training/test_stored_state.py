@@ -54,6 +54,21 @@ def test_every_run_is_read_from_every_layout(folders, start, count, name):
         assert torch.equal(StoredState(folder).part(name, start, count), flat[start : start + count])
 
 
+def test_two_parts_at_one_place_are_an_error(tmp_path):
+    """Lengths alone add up to the whole: twice the numbers 0 to 3 of 8."""
+    for process in range(2):
+        save_parts(tmp_path / part_file(process, 2), {"a": Part(torch.arange(4.0), 0, (8,))})
+    with pytest.raises(UserError, match="two parts of 'a' overlap"):
+        StoredState(tmp_path)
+
+
+def test_a_gap_that_another_part_makes_up_for_is_an_error(tmp_path):
+    save_parts(tmp_path / part_file(0, 2), {"a": Part(torch.arange(3.0), 0, (8,))})
+    save_parts(tmp_path / part_file(1, 2), {"a": Part(torch.arange(5.0), 4, (8,))})
+    with pytest.raises(UserError, match="a part of 'a' is missing"):
+        StoredState(tmp_path)
+
+
 def test_a_missing_part_is_an_error(tmp_path):
     write(tmp_path, [0, 8, 15])
     (tmp_path / part_file(1, 2)).unlink()

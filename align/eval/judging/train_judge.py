@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from align.batches.identity import examples_digest
 from align.batches.micro_batches import map_rows
 from align.eval.judging.answer_judge import (
     ADAPTER,
@@ -101,7 +102,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
         freeze_unused_lm_head(loaded.backbone)
         loaded.backbone.read_layers(config.read_layers)
     model = JudgeModel(loaded.backbone if loaded else None, loaded.adapter if loaded else None, config.words)
-    epochs = Epochs(config.seed, config.batch_size, [len(training)])
+    epochs = Epochs(config.seed, config.batch_size, [len(training)], digest=examples_digest(training))
     optimization = make_optimization(run, model, epochs.updates(config.epochs))
     run.say(f"judge of {config.asks}: {len(training)} training answers, {len(held_out)} held-out ones to other questions")
     task = JudgeTask(run, config, loaded, optimization, model, training, held_out)

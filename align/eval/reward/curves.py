@@ -17,6 +17,7 @@ from align.eval.reward.policy_comparison import response_kl
 from align.eval.reward.reward_models import NamedRewardModel
 from align.eval.reward.settings import RewardEvalConfig
 from align.examples import SampledResponse
+from align.files import numbered_paths
 from align.models.loading import LoadedModel, load
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype
@@ -100,7 +101,7 @@ def policies_of(run: str) -> tuple[list[str], str]:
         UserError: if the folder is not such a run.
     """
     folder = Path(run)
-    policies = sorted(str(path) for path in folder.glob("policies/update-*"))
+    policies = [str(path) for path in numbered_paths(folder / "policies", "update-").values()]
     if not policies:
         raise UserError(f"frontier {run}: no policies/ in it; train with keep_policies")
     try:

@@ -5,6 +5,7 @@ import math
 import socket
 import threading
 import time
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
@@ -23,6 +24,8 @@ class Server(ThreadingHTTPServer):
         paths: what was asked for, in order; completions are left out.
         answers: path to a (status, body) that is given instead of the true answer.
         dies_after: completions after which nobody is there any more.
+        instance: what identifies this start of the server.
+        cut_off: whether the next completion's answer breaks off.
         silent: a path that is answered only after `seconds_silent`.
     """
 
@@ -33,6 +36,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.model, self.tokenizer = Model(folder), AutoTokenizer.from_pretrained(folder)
         self.folder, self.requests, self.updates, self.paths = folder, [], [], []
+        self.instance, self.cut_off = uuid.uuid4().hex[:5], False
         self.answers, self.dies_after, self.silent, self.channel = {}, math.inf, None, None
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -48,7 +52,8 @@ class Server(ThreadingHTTPServer):
 
     def model_info(self) -> dict:
         config = {"model": self.folder, "max_model_len": self.model.model.config.max_position_embeddings}
-        return {"vllm_config": {"model_config": config, "weight_transfer_config": {"backend": "nccl"}}}
+        info = {"model_config": config, "weight_transfer_config": {"backend": "nccl"}, "instance_id": self.instance}
+        return {"vllm_config": info}
 
     def join(self, init_info: dict) -> None:
         for _ in range(200):
@@ -145,4 +150,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
+        if path == "/v1/completions" and self.server.cut_off:
+            self.server.cut_off = False
+            data = data[: len(data) // 2]
+            self.close_connection = True
         self.wfile.write(data)

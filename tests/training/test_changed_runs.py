@@ -1,0 +1,174 @@
+"""Resuming with other settings or data: what would read other examples is refused, and a model is always saved."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from align import cli
+from tests.bad_input.conftest import TINY, snapshot, write_rows
+
+WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "48", "--learning_rate", "1e-3", "--save_every", "1")
+STAGES = {
+    "sft": "--train_data data/demonstrations_heldout.jsonl --batch_size 10 --max_response_tokens 16",
+    "reward": "--train_data data/rankings_heldout.jsonl --batch_size 30 --max_response_tokens 16",
+    "dpo": "--train_data data/rankings_heldout.jsonl --batch_size 30 --max_response_tokens 16",
+    "rules": "--train_data data/rule_judgments.jsonl --held_out_share 0.9 --batch_size 30 --max_response_tokens 16 --rules "
+    "configs/rules/plain-style.yaml configs/rules/sparrow-dialogue.yaml",
+    "attributes": "--train_data data/attributes_heldout.jsonl --held_out_share 0.5 --batch_size 30 --max_response_tokens 16",
+    "distill": "--train_data data/demonstrations_heldout.jsonl --batch_size 10 --max_response_tokens 16",
+}
+FULL = ("rules", "attributes", "distill")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory) -> Path:
+    """A fine-tuning run of one epoch over eight examples in four updates, and its data."""
+    folder = tmp_path_factory.mktemp("started")
+    rows = [{"prompt": f"Is {i} odd?", "completion": "Yes." if i % 2 else "Not at all."} for i in range(8)]
+    write_rows(folder / "demos.jsonl", *rows)
+    cli.main(sft(folder / "demos.jsonl", folder / "run"))
+    return folder
+
+
+def sft(data: Path, run: Path, *more: str) -> list[str]:
+    words = ["--train_data", str(data), "--output_dir", str(run), "--save_every", "1", "--batch_size", "2"]
+    return ["sft", *TINY, *words, *more]
+
+
+@pytest.fixture
+def refuse(started, tmp_path, capsys):
+    """Resume a copy of that run; gives the one line that refuses it, which changes nothing."""
+
+    def run(*more: str, data: Path = started / "demos.jsonl") -> str:
+        folder = Path(shutil.copytree(started / "run", tmp_path / "copy"))
+        before = snapshot(folder)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(sft(data, folder, "--resume", *more))
+        assert ended.value.code == 2
+        assert snapshot(folder) == before
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "before"), [("batch_size", "4", "2"), ("seed", "1", "0"), ("mixing_cap", "3", "0")]
+)
+def test_settings_that_order_the_examples_must_stay(setting, value, before, refuse):
+    line = refuse(f"--{setting}", value)
+    assert f"config.yaml: this run has {setting} {before}, not {value}; resume it with that, or give another" in line
+
+
+def test_smaller_first_batches_must_stay(refuse):
+    assert "this run has batch_ramp [], not ['1:2']" in refuse("--batch_ramp", "1:2")
+
+
+@pytest.mark.parametrize("change", ["fewer", "more", "reordered", "edited"])
+def test_other_examples_are_refused(change, started, tmp_path, refuse):
+    rows = (started / "demos.jsonl").read_text().splitlines()
+    extra = json.dumps({"prompt": "Is 9 odd?", "completion": "Yes."})
+    edited = [rows[0].replace("odd", "ood"), *rows[1:]]  # the same length in characters
+    changed = {"fewer": rows[:-1], "more": [*rows, extra], "reordered": rows[::-1], "edited": edited}[change]
+    (tmp_path / "other.jsonl").write_text("\n".join(changed) + "\n")
+    how = {"fewer": "then 8, now 7", "more": "then 8, now 9"}.get(change, "others, or in another order")
+    line = refuse(data=tmp_path / "other.jsonl")
+    assert f"update-000004: the training examples are not those that this run began with ({how}); resume it with" in line
+
+
+def test_the_same_examples_at_another_place_are_the_same(started, tmp_path):
+    folder, data = Path(shutil.copytree(started / "run", tmp_path / "run")), tmp_path / "moved.jsonl"
+    shutil.copy(started / "demos.jsonl", data)
+    cli.main(sft(data, folder, "--resume", "--epochs", "2"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows] == list(range(9))
+
+
+def test_a_stream_in_place_of_all_examples_is_refused(refuse):
+    assert "the streamed sources of train_data are not those that this run began with" in refuse("--stream_updates", "9")
+
+
+def stop_before_the_end(run: Path, update: int) -> dict[str, torch.Tensor]:
+    """What a run is that was killed after an update, before any evaluation; returns its trained weights."""
+    shutil.rmtree(run / "model")
+    for path in (run / "checkpoints").iterdir():
+        if int(path.name.removeprefix("update-")) > update:
+            shutil.rmtree(path)
+    stored = load_file(run / "checkpoints" / f"update-{update:06d}" / "state.safetensors")
+    prefix = "master/backbone.model."
+    return {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.full] * (name in FULL)) for name in STAGES])
+def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [stage, "--model", "tiny-llama", "--dtype", "float32", "--log_to", "none", *WORDS, *STAGES[stage].split()]
+    words += ["--keep_checkpoints", "0", "--evaluate_every", "100", "--output_dir", str(tmp_path / "run")]
+    cli.main([*words, "--epochs", "2"])
+    last = int(max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()).removeprefix("update-"))
+    assert last > 2
+    trained = stop_before_the_end(tmp_path / "run", last - 1)
+    cli.main([*words, "--epochs", "1", "--resume"])
+    saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    common = [name for name in saved if name in trained]
+    assert len(common) > 10
+    assert all(torch.equal(saved[name], trained[name]) for name in common)
+
+
+def test_a_finished_run_is_left_as_it_is(started, tmp_path, capsys):
+    folder = Path(shutil.copytree(started / "run", tmp_path / "run"))
+    before = snapshot(folder / "model")
+    cli.main(sft(started / "demos.jsonl", folder, "--resume"))
+    assert "evaluating" not in capsys.readouterr().err
+    assert snapshot(folder / "model") == before
+
+
+# --------------------------------------------------------------------------------------------------------------- PPO
+
+
+@pytest.fixture
+def ppo(tmp_path) -> list[str]:
+    """The words of a run of three updates, whose checkpoints are all kept."""
+    prompts = write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
+    words = "--reward_functions align.ppo.examples:share_of_e --updates 3 --rollout_size 4 --max_new_tokens 4 --epochs 1"
+    words += f" --save_every 1 --keep_checkpoints 0 --prompts {prompts} --output_dir {tmp_path / 'run'}"
+    return ["ppo", *TINY, *words.split()]
+
+
+def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothing_is_left(ppo, tmp_path, capsys):
+    cli.main(ppo)
+    stop_before_the_end(tmp_path / "run", 3)
+    for more, part in (
+        (["--rollout_size", "8"], "this run has rollout_size 4, not 8"),
+        (["--samples_per_prompt", "2"], "this run has samples_per_prompt 1, not 2"),
+        (["--prompts", str(write_rows(tmp_path / "b.jsonl", {"prompt": "Hi."}))], "the prompts are not those that this run"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main([*ppo, "--resume", *more])
+        assert part in capsys.readouterr().err.splitlines()[-1]
+    cli.main([*ppo, "--resume", "--updates", "2"])
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
+    from align.training.checkpoint_files import write_checksums
+
+    cli.main(ppo)
+    checkpoint = tmp_path / "run" / "checkpoints" / "update-000003"
+    stored = json.loads((checkpoint / "trainer.json").read_text())
+    del stored["progress"]["evaluation"]["kept"]
+    (checkpoint / "trainer.json").write_text(json.dumps(stored))
+    (checkpoint / "checksums.json").unlink()
+    write_checksums(checkpoint)
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*ppo, "--resume", "--updates", "4"])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert line.startswith(f"error: {checkpoint}: it lacks state that this version needs (KeyError: 'kept'); resume it with")
+    assert snapshot(tmp_path / "run") == before

@@ -1,0 +1,98 @@
+"""Two runs that start in one folder: the second one removes and replaces nothing, whichever of them is first to write."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from align import cli
+from align.errors import UserError
+from align.ppo.config import PPOConfig
+from align.ppo.trainer import make_trainer
+from align.sft.config import SFTConfig
+from align.sft.trainer import SFTTrainer
+from align.training.run import Run
+from tests.bad_input.conftest import TINY, snapshot, write_rows
+from tests.launch.launcher import launch
+
+ROOT = Path(__file__).parents[2]
+HOLD = "import sys, pathlib; from align.training.lock import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
+HOLD += "print('held', flush=True); sys.stdin.read()"
+
+
+def hold(folder: Path) -> subprocess.Popen:
+    """Another process that writes a run to a folder, until it is killed."""
+    words = [sys.executable, "-c", HOLD, str(folder)]
+    process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    return write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
+
+
+def second_ppo(prompts: Path, folder: Path, **more):
+    """PPO in a folder that no other run has touched so far."""
+    settings = {"model": "tiny-gpt2", "dtype": "float32", "log_to": ["none"], "prompts": str(prompts), **more}
+    rewards = ["align.ppo.examples:share_of_e"]
+    sizes = {"updates": 1, "rollout_size": 4, "max_new_tokens": 4}
+    return make_trainer(PPOConfig(**settings, **sizes, reward_functions=rewards, output_dir=str(folder)))
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_the_rollouts_of_a_run_that_is_going_on_are_not_removed(validation, prompts, tmp_path):
+    folder = tmp_path / "run"
+    second = second_ppo(prompts, folder, validation_prompts=str(prompts) if validation else "")
+    first = hold(folder)
+    try:
+        rollouts = folder / "rollouts"
+        rollouts.mkdir()
+        for update in range(1, 4):
+            (rollouts / f"update-{update:06d}.parquet").write_bytes(b"the first one's")
+        before = snapshot(folder)
+        with pytest.raises(UserError, match=f"process {first.pid} on .* is writing a run there"):
+            second.train()
+        assert snapshot(folder) == before
+    finally:
+        first.kill()
+        first.communicate()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_finished_meanwhile_is_not_replaced(resume, tmp_path):
+    folder, rows = tmp_path / "run", [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]
+    settings = {"model": "tiny-gpt2", "dtype": "float32", "log_to": ["none"], "output_dir": str(folder)}
+    second = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume=resume))
+    data = write_rows(tmp_path / "demos.jsonl", *rows)
+    cli.main(["sft", *TINY, "--train_data", str(data), "--output_dir", str(folder), "--save_every", "1"])
+    before = snapshot(folder)
+    with pytest.raises(UserError, match="another run has written there since this one started; set resume to continue it"):
+        second.train()
+    assert snapshot(folder) == before
+    third = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume=True))
+    third.train()  # the folder is free again
+
+
+@pytest.mark.slow
+def test_every_process_of_the_second_run_ends_with_the_line(tmp_path):
+    printed = launch([str(Path(__file__)), str(tmp_path / "run")], "ddp")
+    lines = [line for line in printed.splitlines() if "is writing a run there" in line]
+    assert sorted(line.split(":")[0] for line in lines) == ["0", "1"]
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    run = Run(SFTConfig(output_dir=str(where), dtype="float32", log_to=["none"]), "sft")
+    holder = hold(where) if run.is_main else None
+    try:
+        run.open()
+    except UserError as refused:
+        print(f"{run.accelerator.process_index}: {refused}", flush=True)
+    run.accelerator.wait_for_everyone()
+    if holder:
+        holder.kill()
+        holder.communicate()
+    run.accelerator.end_training()
