@@ -20,7 +20,7 @@ from align.examples import EncodedDemonstration, ExampleLengths
 from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
-from align.runtime.distributed import sum_across_processes
+from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.tensor_ops import Padded, entropy_of, log_probs_of
@@ -227,9 +227,8 @@ class DistillTask:
             "data": self.config.train_data,
             "parameters": f"{parameter_count(self.student.backbone):,} of {parameter_count(self.teacher.backbone):,}",
         }
-        if self.run.is_main:
-            save_model(self.folder, self.student, state, card | {k: f"{v:.4g}" for k, v in metrics.items()})
-        self.run.accelerator.wait_for_everyone()
+        card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+        run_on_main(lambda: save_model(self.folder, self.student, state, card), self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text, examples = self.teacher.tokenization.text, self.responses.current

@@ -14,7 +14,7 @@ SAME_ON_RESUME = (
 )
 FREE_ON_RESUME = (
     *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
-    *("collective_timeout", "lost_after", "checkpoint_in_background"),
+    *("collective_timeout", "lost_after", "stop_grace", "checkpoint_in_background"),
 )
 
 
