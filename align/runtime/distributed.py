@@ -26,6 +26,9 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 """NCCL's default is 10 minutes, gloo's 30: an exchange may have to wait while one process writes a checkpoint."""
 
 
+_timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+
+
 @cache
 def bfloat16_is_fast() -> bool:
     """Whether this machine multiplies bfloat16 in hardware.
@@ -124,14 +127,13 @@ def limit_collectives(timeout: timedelta | None = None) -> None:
     each step that may have made a group.
 
     Args:
-        timeout: None: that of the world group.
+        timeout: None: that of the last call, which is the run's.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    world = c10d._get_default_group()
-    timeout = timeout or world._get_backend(world._device_types[0]).options._timeout
-    for group in list(c10d._world.pg_names):
-        c10d._set_pg_timeout(timeout, group)
+    global _timeout
+    _timeout = timeout or _timeout
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for group in list(c10d._world.pg_names):
+            c10d._set_pg_timeout(_timeout, group)
 
 
 def watch_other_processes(accelerator: Accelerator, lost_after: float) -> None:

@@ -16,7 +16,7 @@ from align.signals import EXIT_STOPPED, GRACE_SECONDS
 from tests.launch.launcher import free_port, start_processes
 
 ROOT = Path(__file__).parents[2]
-ONE_SIGNAL = Path(__file__).with_name("one_signal.py")
+ONE_SIGNAL, DEAF = (Path(__file__).with_name(name) for name in ("one_signal.py", "deaf.py"))
 WORDS = (
     "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --epochs 500 --batch_size 6"
 )
@@ -121,3 +121,20 @@ def test_the_launcher_reads_how_long_a_save_may_take(words, seconds, tmp_path):
     (tmp_path / "other.yaml").write_text("seed: 1\n")
     named = words.replace("FILE", str(tmp_path / "file.yaml")).replace("OTHER", str(tmp_path / "other.yaml"))
     assert stop_grace(["--model", "tiny-gpt2", *named.split()]) == seconds
+
+
+@pytest.mark.slow
+def test_the_launcher_kills_5_seconds_after_stop_grace(tmp_path):
+    """torch's own limit is 30 seconds; a large model may need more to save, and these processes never end."""
+    words = ["launch", "--config_file", "configs/accelerate/cpu2.yaml", "--main_process_port", str(free_port())]
+    words += [str(DEAF), str(tmp_path), "--stop_grace", "2"]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", "from align.cli import main; main()", *words]
+    process = subprocess.Popen(program, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    printed = process.communicate(timeout=240)[1]
+    assert process.returncode == EXIT_STOPPED, printed
+    assert 6 < time.monotonic() - began < 25
