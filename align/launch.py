@@ -48,8 +48,9 @@ def one_line_errors() -> Iterator[None]:
         print(f"{prefix}error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
     except OtherProcessError as error:
-        print(f"{prefix}error: {without_secrets(str(error))}", file=sys.stderr)
-        liveness.stop_watching(str(error))
+        message = without_secrets(str(error))
+        liveness.stop_watching(message)
+        print(f"{prefix}error: {message}", file=sys.stderr)
         raise SystemExit(1) from None
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS):

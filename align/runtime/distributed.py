@@ -267,7 +267,7 @@ def run_on_all(
         return [work()]
     own, error = _outcome(work, accelerator.process_index)
     outcomes = gather_rows([own], accelerator, group)
-    _result_of(next((outcome for outcome in outcomes if outcome.fault), own), error)
+    _result_of(next((outcome for outcome in outcomes if outcome.fault is not None), own), error)
     return [cast(Item, outcome.result) for outcome in outcomes]
 
 
@@ -275,7 +275,7 @@ class _Outcome(NamedTuple):
     """What a process tells the others of a piece of work: its result, or its error in one line."""
 
     result: Any
-    fault: str = ""
+    fault: str | None = None
     is_users: bool = False
 
 
@@ -291,7 +291,7 @@ def _outcome(work: Callable[[], Any], rank: int) -> tuple[_Outcome, Exception | 
 def _result_of(outcome: _Outcome, own_error: Exception | None) -> Any:
     if own_error:
         raise own_error
-    if outcome.fault:
+    if outcome.fault is not None:
         raise UserError(outcome.fault) if outcome.is_users else OtherProcessError(outcome.fault)
     return outcome.result
 
