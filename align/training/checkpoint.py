@@ -158,7 +158,10 @@ def load_checkpoint(run: Run, optimization: Optimization) -> tuple[int, dict[str
             return stored["update"], stored["progress"]
         except UserError as error:
             raise UserError(f"{checkpoint}: {error}") from error
-        except (OSError, SafetensorError, KeyError, TypeError) as error:
+        except OSError as error:
+            what = error.strerror or reason(error)
+            raise UserError(f"{checkpoint}: cannot be read ({what}), and was whole before; check the disk") from error
+        except (SafetensorError, KeyError, TypeError) as error:
             # Its checksums were right when the run began, so it is no reason to remove it.
             raise UserError(
                 f"{checkpoint}: cannot be loaded ({reason(error)}), although its files are as they were written; keep it, "

@@ -11,9 +11,9 @@ from align.launch import EXIT_LOST
 from tests.launch.launcher import start_processes
 
 SCRIPT = Path(__file__).with_name("stopped_process.py")
-TIMEOUT = 8
-REPORT = 7
-"""Seconds that an error of an exchange waits for the watch to name a lost process, see `align.liveness.wait_for_report`."""
+TIMEOUT = 15
+REPORT, SLACK = 7, 60
+"""Seconds that an error of an exchange waits for the watch to name a lost process, and what a busy machine may need."""
 
 
 @pytest.mark.slow
@@ -29,13 +29,13 @@ def test_a_stopped_process_ends_the_others_after_the_timeout(settings: str, grou
             assert all(process.poll() is None for process in processes), processes[0].communicate()[1]
             time.sleep(0.05)
         began = time.monotonic()
-        printed = processes[0].communicate(timeout=TIMEOUT + REPORT + 15)[1]
+        printed = processes[0].communicate(timeout=TIMEOUT + REPORT + SLACK)[1]
         assert processes[0].returncode == EXIT_LOST, printed
         assert "error: lost another process" in printed
         assert time.monotonic() - began >= TIMEOUT - 1
         assert json.loads((tmp_path / "0.json").read_text()) == groups * [TIMEOUT]
     except subprocess.TimeoutExpired:
-        pytest.fail(f"it still waits after {TIMEOUT + REPORT + 15} s")
+        pytest.fail(f"it still waits after {TIMEOUT + REPORT + SLACK} s")
     finally:
         for process in processes:
             process.kill()  # SIGKILL ends a stopped process as well
