@@ -13,6 +13,10 @@ class UserError(Exception):
     """
 
 
+class OtherProcessError(Exception):
+    """Another process of the run failed, so this one cannot go on either; the message names it and its error."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message: libraries write pages, a user gets one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

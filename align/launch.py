@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from align import liveness
-from align.errors import UserError, first_line, reason, without_secrets
+from align.errors import OtherProcessError, UserError, first_line, reason, without_secrets
+from align.liveness import EXIT_LOST
 from align.signals import EXIT_STOPPED, Stopped, stopped_by_signals
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 
 
-LOST_PROCESS = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL error", "Broken pipe")
+LOST_PROCESS = (
+    *("Connection closed by peer", "Connection reset by peer", "Socket closed", "Broken pipe"),
+    *("Timed out waiting", "Application timeout", "Read timeout", "NCCL error"),
+)
 """Messages of gloo and NCCL about a process that has gone, or whose machine cannot be reached."""
 
 
@@ -69,8 +73,8 @@ def _reader_has_gone(stream: TextIO | None) -> bool:
 def one_line_errors() -> Iterator[None]:
     """Print a UserError as one line and exit with code 2; after Ctrl-C, print one line and exit with code 130.
 
-    A run that stopped because it was asked to, and can go on, exits with code 75; one that lost another process with 1. A
-    command whose output is no longer read exits with code 141.
+    A run that stopped because it was asked to, and can be resumed, exits with code 75; one that lost another process with
+    76. Any other error exits with code 1. A command whose output is no longer read exits with code 141.
     """
     with quiet_closed_pipes(), _one_line_errors():
         yield
@@ -84,20 +88,26 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except UserError as error:
         message = without_secrets(" ".join(str(error).splitlines()))
-        liveness.stop_watching(message)
+        liveness.stop_watching(message, 2)
         print(f"{prefix}error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
+    except OtherProcessError as error:
+        message = without_secrets(str(error))
+        liveness.stop_watching(message)
+        print(f"{prefix}error: {message}", file=sys.stderr)
+        raise SystemExit(1) from None
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS):
             liveness.stop_watching(reason(error))
             raise
         liveness.wait_for_report()
         print(f"{prefix}error: lost another process: {first_line(error)}", file=sys.stderr)
-        liveness.stop_watching(first_line(error))
-        raise SystemExit(1) from None
+        liveness.stop_watching(first_line(error), EXIT_LOST)
+        raise SystemExit(EXIT_LOST) from None
     except Stopped as stopped:
-        if rank == "0":
-            print(stopped, file=sys.stderr)
+        if rank == "0" or not stopped.everywhere:
+            print(f"{prefix}{stopped}", file=sys.stderr)
+        liveness.stop_watching("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
         raise SystemExit(EXIT_STOPPED) from None
     except BrokenPipeError:
         raise
@@ -105,7 +115,7 @@ def _one_line_errors() -> Iterator[None]:
         liveness.stop_watching(reason(error))
         raise
     except KeyboardInterrupt:
-        liveness.stop_watching()
+        liveness.stop_watching("interrupted", EXIT_INTERRUPTED)
         print(f"{prefix}interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
 
@@ -132,8 +142,8 @@ def run_stage(
         _check_launcher_variables()
         try:
             stage(config)
-        except Stopped:
-            end_process_group()
+        except Stopped as stopped:
+            end_process_group("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
             raise
         end_process_group()
 
@@ -182,10 +192,14 @@ def _report_thread_failure(failure: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failure)
 
 
-def end_process_group() -> None:
-    """End the process group of a launched stage: one that is left open can make the process abort at exit."""
+def end_process_group(reason: str = "", code: int = 1) -> None:
+    """End the process group of a launched stage: one that is left open can make the process abort at exit.
+
+    Args:
+        reason: as for `liveness.stop_watching`, and so is the code.
+    """
     import torch.distributed
 
-    liveness.stop_watching()
+    liveness.stop_watching(reason, code)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

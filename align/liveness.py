@@ -3,7 +3,8 @@
 NCCL and gloo wait in vain for such a process until their timeout, half an hour by default, and then do not say which one
 it was. Here each process keeps a connection to the first one. The kernel closes it when a process dies, and the kernel's
 keep-alive probes notice a machine that is silent, also while Python is busy for minutes. The first process tells all
-others which process is lost; each prints a line and ends with exit code 1.
+others which process is lost; each prints a line and ends with exit code 76, or with that of a process that ended by an error
+which it could still tell.
 """
 
 import errno
@@ -18,6 +19,8 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
+EXIT_LOST = 76
+"""Exit code of a run that lost a process, or waited in vain for one: EX_PROTOCOL of sysexits.h."""
 GRACE_SECONDS = 5.0
 """From the loss of a process to the end of the others. A launcher ends the processes of its machine sooner, and an error of
 their own is printed first."""
@@ -51,8 +54,8 @@ class Peer:
         self.connection, self.rank, self.lost_after = connection, rank, lost_after
         self.address = connection.getpeername()[0].removeprefix("::ffff:")
         self.unread = b""
-        self.lost = ""
-        """Why the connection has ended; empty while it has not."""
+        self.lost, self.code = "", EXIT_LOST
+        """Why the connection has ended; empty while it has not. And the exit code of a process that ended by an error."""
         interval = max(1, round(lost_after / (2 * PROBES)))
         options = {
             "TCP_KEEPIDLE": max(1, round(lost_after) - PROBES * interval),
@@ -81,6 +84,14 @@ class Peer:
             return []
         *lines, self.unread = (self.unread + found).split(b"\n")
         return [line.decode(errors="replace").split(" ", 1) for line in lines if b" " in line]
+
+    def note_end(self, message: str) -> None:
+        """Take the message of a process that ends: empty, or its exit code and the reason."""
+        code, _, reason = message.partition(" ")
+        if code.isdecimal():
+            self.lost, self.code = f"it ended: {reason}", int(code)
+        else:
+            self.lost = ENDED
 
     def send(self, word: str, rest: str) -> None:
         """Send a line, if that is still possible."""
@@ -111,14 +122,19 @@ class Watch(ABC):
         for peer in self.peers():
             peer.send(word, rest)
 
-    def end(self, lost: str) -> NoReturn:
+    def leave(self, message: str) -> None:
+        """Tell the others that this process ends, and with what; from now on no loss ends it."""
+        self.finished = True
+        self.broadcast("ended", message)
+
+    def end(self, code: int, lost: str) -> NoReturn:
         """Print which process is lost, and end this one: it may wait for that one in a call that nothing interrupts."""
         time.sleep(GRACE_SECONDS)
         if self.finished:
             sys.exit()  # only this thread: the run has ended by itself
         prefix = f"[process {self.rank}] " if self.rank else ""
         print(f"{prefix}error: lost {lost}; --resume auto goes on from the last checkpoint", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(code)
 
 
 class FirstProcess(Watch):
@@ -135,25 +151,36 @@ class FirstProcess(Watch):
         self.selector.register(self.socket, selectors.EVENT_READ)
         self.peer_of_rank: dict[int, Peer] = {}
         """Replaced, never changed in place: the main thread reads it too."""
+        self.lost: list[Peer] = []
 
     def peers(self) -> list[Peer]:
         return list(self.peer_of_rank.values())
 
     def watch(self) -> None:
         while not self.finished:
-            lost = self._wait_for_losses(1.0)
-            if lost:
-                lost += self._wait_for_losses(SAME_MACHINE_SECONDS)
-                names = ", ".join(str(peer) for peer in sorted(lost, key=lambda peer: peer.rank or 0))
-                self.broadcast("lost", names)
-                self.end(names)
+            self._listen(1.0)
+            if self.lost:
+                self._listen(SAME_MACHINE_SECONDS)
+                self.broadcast("lost", " ".join(map(str, self._loss())))
+                self.end(*self._loss())
         for key in list(self.selector.get_map().values()):
             self.selector.unregister(key.fileobj)
             key.fileobj.close()  # type: ignore[union-attr]
 
-    def _wait_for_losses(self, seconds: float) -> list[Peer]:
-        """Listen for some seconds; returns the processes that were lost meanwhile."""
-        lost: list[Peer] = []
+    def leave(self, message: str) -> None:
+        if message and self.lost:  # why this process ends: the others are to learn of the first cause
+            self.finished = True
+            self.broadcast("lost", " ".join(map(str, self._loss())))
+        else:
+            super().leave(message)
+
+    def _loss(self) -> tuple[int, str]:
+        """The exit code and the names of the processes that are lost: a mistake (2) of one may end others (76)."""
+        lost = sorted(self.lost, key=lambda peer: peer.rank or 0)
+        return min(peer.code for peer in lost), ", ".join(map(str, lost))
+
+    def _listen(self, seconds: float) -> None:
+        """Listen for some seconds; the processes that are lost meanwhile join `lost`."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
@@ -167,8 +194,7 @@ class FirstProcess(Watch):
                     self.selector.unregister(key.fileobj)
                     key.data.connection.close()
                     self.peer_of_rank = {rank: peer for rank, peer in self.peer_of_rank.items() if peer is not key.data}
-                    lost += [key.data] if key.data.lost not in (UNKNOWN, ENDED) else []
-        return lost
+                    self.lost += [key.data] if key.data.lost not in (UNKNOWN, ENDED) else []
 
     def _read(self, peer: Peer) -> None:
         for word, rest in peer.receive():
@@ -179,7 +205,7 @@ class FirstProcess(Watch):
                 peer.rank = int(rest)
                 self.peer_of_rank = self.peer_of_rank | {peer.rank: peer}
             elif word == "ended":
-                peer.lost = f"it ended: {rest}" if rest else ENDED
+                peer.note_end(rest)
         if peer.lost and peer.rank is None:
             peer.lost = UNKNOWN
 
@@ -205,12 +231,12 @@ class OtherProcess(Watch):
         while not self.first.lost:
             for word, rest in self.first.receive():
                 if word == "lost":
-                    self.end(rest)
+                    code, _, names = rest.partition(" ")
+                    self.end(int(code), names)
                 if word == "ended":
-                    if not rest:
-                        return
-                    self.first.lost = f"it ended: {rest}"
-        self.end(str(self.first))
+                    self.first.note_end(rest)
+        if self.first.lost != ENDED:
+            self.end(self.first.code, str(self.first))
 
 
 _watch: Watch | None = None
@@ -254,16 +280,16 @@ def connect(rank: int, host: str, listener: Listener, lost_after: float) -> None
     _watch = other
 
 
-def stop_watching(reason: str = "") -> None:
+def stop_watching(reason: str = "", code: int = 1) -> None:
     """Tell the others that this process ends, and stop watching them.
 
     Args:
-        reason: of an end before theirs, in one line; empty: the run is over, or all of them were asked to stop.
+        reason: of an end before theirs, in one line; empty: the run is over, or all of them end by the same request to stop.
+        code: the exit code that goes with it. The others end with it too.
     """
     global _watch, _started
     if _watch is not None:
-        _watch.finished = True
-        _watch.broadcast("ended", reason)
+        _watch.leave(f"{code} {reason}" if reason else "")
     _watch, _started = None, False
 
 

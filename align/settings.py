@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from align.errors import UserError, without_secrets
+from align.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 ReadLayers = Literal["last", "last_four", "mix"]
@@ -196,6 +197,11 @@ class RunConfig(Settings):
     collective_timeout: float = option(
         1800.0, "seconds that a process waits for the others in one exchange before the run ends (gloo's default: 1800)"
     )
+    stop_grace: float = option(
+        GRACE_SECONDS,
+        "seconds that a run may take to save and end after a request to stop, then it ends without saving; set it below the "
+        "time after which your cluster kills (align launch gives its processes 5 s more than this)",
+    )
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read instead of stopping at the first")
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
 
@@ -212,6 +218,7 @@ class RunConfig(Settings):
         lost = self.lost_after == 0 or self.lost_after >= 5
         require_setting(self, "lost_after", lost, "0, or 5 or more: the probes that find out take whole seconds")
         require_setting(self, "collective_timeout", 1 <= self.collective_timeout <= 86_400, "1 to 86,400 (a day)")
+        require_setting(self, "stop_grace", 1 <= self.stop_grace <= 86_400, "1 to 86,400 (a day)")
         for name in (*counts, *weights, "memory_limit", "peak_flops"):
             require_setting(self, name, getattr(self, name) >= 0, "0 or more")
         unknown = set(self.log_to) - {"tensorboard", "wandb", "trackio", "none"}

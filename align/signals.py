@@ -1,7 +1,7 @@
 """Requests to stop: SIGTERM (a cluster takes the machine back), SIGUSR1 (it will soon) and SIGINT (Ctrl-C).
 
-A run ends at the next place where its state can be saved. What is not there within `GRACE_SECONDS` ends without saving:
-clusters and torch's launcher kill 30 seconds after they asked.
+A run ends at the next place where its state can be saved, and saves. After `stop_grace` seconds it ends without saving: what
+asked it to stop would kill it.
 """
 
 import os
@@ -17,26 +17,49 @@ from typing import Any
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h, "try again later"."""
 GRACE_SECONDS, SECOND_CTRL_C = 25.0, 2.0
+"""The default of `stop_grace`; clusters and torch's launcher kill 30 seconds after they asked, unless told otherwise."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
-    """A run ended early because it was asked to; the message says where it will go on."""
+    """A run ended early because it was asked to; the message tells where it resumes.
+
+    Args:
+        everywhere: whether all processes of the run end by the same request. Otherwise the others do not know of it.
+    """
+
+    def __init__(self, message: str, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """Whether this process was asked to stop.
 
-    def __init__(self) -> None:
+    Args:
+        grace: seconds after a signal within which the run must have ended.
+    """
+
+    def __init__(self, grace: float = GRACE_SECONDS) -> None:
+        self.grace, self.saves = grace, False
         self.signal, self.since = "", 0.0
         """The name of the signal; "" before one came. And the time when it came."""
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Mark that a checkpoint is being written: a process that ends meanwhile tells it."""
+        self.saves = True
+        try:
+            yield
+        finally:
+            self.saves = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Note signals instead of dying from them. Only a program's main thread gets signals; elsewhere nothing changes.
 
-        A second Ctrl-C, 2 seconds later, interrupts at once. If this lasts longer than `GRACE_SECONDS`
-        after a signal, the process ends.
+        A second Ctrl-C, 2 seconds later, interrupts at once. If this lasts longer than `grace` after a signal, the process
+        ends.
         """
         if threading.current_thread() is not threading.main_thread() or os.name != "posix":
             yield
@@ -47,7 +70,7 @@ class StopRequest:
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         # The kernel's signal reaches the pipe even while the main thread is inside a long computation or waits for others.
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        watcher = threading.Thread(target=_end_after_grace, args=(reader, done), daemon=True)
+        watcher = threading.Thread(target=self._end_after_grace, args=(reader, done), daemon=True)
         watcher.start()
         try:
             yield
@@ -68,15 +91,20 @@ class StopRequest:
             return
         self.signal, self.since = signal.Signals(number).name, time.monotonic()
 
+    def _end_after_grace(self, reader: int, done: threading.Event) -> None:
+        """Wait for a signal to stop, until 0 comes; end the process if it still runs after the time of grace."""
+        while number := os.read(reader, 1)[0]:
+            if number in SIGNALS and not done.wait(self.grace):
+                print(f"stopped by {signal.Signals(number).name} {self._left_undone()}", file=sys.stderr, flush=True)
+                os._exit(EXIT_STOPPED)
 
-def _end_after_grace(reader: int, done: threading.Event) -> None:
-    """Wait for a signal to stop, until 0 comes; end the process if it still runs after the time of grace."""
-    while number := os.read(reader, 1)[0]:
-        if number in SIGNALS and not done.wait(GRACE_SECONDS):
-            name = signal.Signals(number).name
-            print(f"stopped by {name} within an update, without saving: the last checkpoint counts", file=sys.stderr)
-            sys.stderr.flush()
-            os._exit(EXIT_STOPPED)
+    def _left_undone(self) -> str:
+        if self.saves:
+            return (
+                f"while a checkpoint was being written, which takes longer than stop_grace ({self.grace:g} s): the one "
+                "before it counts; raise stop_grace"
+            )
+        return "within an update, without saving: the last checkpoint counts"
 
 
 @contextmanager

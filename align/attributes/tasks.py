@@ -16,6 +16,7 @@ from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.rules.metrics import ScoredJudgment, rule_metrics
+from align.runtime.distributed import run_on_main
 from align.statistics import correlation
 from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
@@ -136,12 +137,14 @@ class AttributeTask(ABC, Generic[Example]):
 
     def save(self, metrics: dict[str, float]) -> None:
         state = self.optimization.model_state()
-        if self.run.is_main:
+
+        def write() -> None:
             data = ", ".join(name for name in (self.config.train_data, self.config.rankings) if name)
             card = {"title": "Attribute model", "stage": "attributes", "data": data}
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
             self.write_model(self.folder, weights_of(self.loaded.backbone, state, "backbone.model."), state, card)
-        self.run.accelerator.wait_for_everyone()
+
+        run_on_main(write, self.run.accelerator)
 
 
 def targets_of(examples: Sequence[Rated], heads: Sequence[Head]) -> Tensor:

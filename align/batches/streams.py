@@ -18,7 +18,7 @@ from align.batches.identity import examples_digest
 from align.batches.overlong import EncodedRow, OverlongCounts
 from align.data.sources import RawRow, SourceRow, iter_raw_rows
 from align.errors import UserError
-from align.runtime.distributed import map_across_processes
+from align.runtime.distributed import map_across_processes, run_on_all
 from align.seeds import Stream, generator
 
 logger = logging.getLogger(__name__)
@@ -109,10 +109,8 @@ class ExampleStream(Generic[Item, Example]):
         """Read the block after the one that was read last, or the first where none was."""
         if self.size:
             self.start, self.number = self.start + self.size, self.number + 1
-        raw = list(islice(self._rows, self.block))
-        if not raw:
-            self._begin_pass()
-            raw = list(islice(self._rows, self.block))
+        raw: list[RawRow] = []
+        run_on_all(lambda: raw.extend(self._read_rows()), self.accelerator)  # the disk or hub may fail on one process
         self.size = len(raw)
         outcomes = map_across_processes(raw, self._encode_rows, self.accelerator)
         problems = [outcome for outcome in outcomes if isinstance(outcome, str)]
@@ -128,6 +126,14 @@ class ExampleStream(Generic[Item, Example]):
         self.examples, self.place = [examples[number] for number in order.tolist()], 0
         self.digest = examples_digest(self.examples)
         self.gives_any |= bool(examples)
+
+    def _read_rows(self) -> list[RawRow]:
+        """The next rows, of another pass where this one has ended."""
+        raw = list(islice(self._rows, self.block))
+        if not raw:
+            self._begin_pass()
+            raw = list(islice(self._rows, self.block))
+        return raw
 
     def _begin_pass(self) -> None:
         if not self.gives_any:

@@ -1,18 +1,31 @@
 """`align launch`: accelerate's launcher, but signals reach every process, and failures show no launcher traceback.
 
-accelerate and torch end a failed or stopped launch with a traceback and exit code 1; a launch of one process does not pass
-signals on at all. Here the exit code is that of the process that failed first, or 75 after a request to stop.
+accelerate and torch end a failed or stopped launch with a traceback and exit code 1, and kill after 30 seconds what was
+asked to stop; a launch of one process does not pass signals on at all. Here the exit code is that of the process that failed
+first, or 75 after a request to stop, and processes have 5 seconds more than their `stop_grace` to save.
 """
 
+import argparse
+import math
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
+
+import yaml
 
 from align.errors import UserError, first_line
-from align.signals import EXIT_STOPPED, SIGNALS
+from align.shipped import resolve_path
+from align.signals import EXIT_STOPPED, GRACE_SECONDS, SIGNALS
 
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+AFTER_GRACE_SECONDS = 5
+"""From the end of `stop_grace` to the launcher's SIGKILL."""
 HELP = "start a stage in several processes, with the arguments of accelerate launch"
 
 
@@ -33,6 +46,7 @@ def main(arguments: list[str]) -> None:
     options = launch_command_parser().parse_args(arguments)
     # torch's agent hands these to its processes; without the last one, SIGUSR1 would kill it and leave them behind.
     options.signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    options.shutdown_timeout = math.ceil(stop_grace(options.training_script_args)) + AFTER_GRACE_SECONDS
     for number in SIGNALS:  # the agent sets its own; a launch of one process keeps these
         signal.signal(number, _forward_signal)
     try:
@@ -45,14 +59,41 @@ def main(arguments: list[str]) -> None:
     except SignalException:
         raise SystemExit(EXIT_STOPPED) from None
     except ChildFailedError as error:
-        # A killed process comes before those that failed because they lost it.
-        rank, first = min(error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp))
+        rank, first = first_failure(error.failures)
         if first.exitcode != EXIT_STOPPED:
             why = f"signal {signal.Signals(-first.exitcode).name}" if first.exitcode < 0 else f"exit code {first.exitcode}"
             print(f"error: process {rank} ended first, by {why}; the others were ended", file=sys.stderr)
         raise SystemExit(_shell_exit_code(first.exitcode)) from None
     except subprocess.CalledProcessError as error:
         raise SystemExit(_shell_exit_code(error.returncode)) from None
+
+
+def stop_grace(words: Sequence[str]) -> float:
+    """The `stop_grace` in a stage's words: the command line's, or that of its last config file, or the default.
+
+    A wrong value or file gives the default: the stage refuses it.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", action="append", default=[])
+    parser.add_argument("--stop_grace", "--stop-grace")
+    try:
+        given, _ = parser.parse_known_args(list(words))
+        files = [yaml.safe_load(resolve_path(path).read_text(encoding="utf-8")) for path in given.config]
+        found = [settings["stop_grace"] for settings in files if "stop_grace" in settings]
+        return max(1.0, float(given.stop_grace or [GRACE_SECONDS, *found][-1]))
+    except (argparse.ArgumentError, OSError, ValueError, TypeError, yaml.YAMLError):
+        return GRACE_SECONDS
+
+
+def first_failure(failures: "dict[int, ProcessFailure]") -> "tuple[int, ProcessFailure]":
+    """The process that failed first.
+
+    torch notes the failures that it finds, ends all other processes by SIGTERM, after 30 seconds by SIGKILL, and then notes
+    how these ended. Times are whole seconds: within one, a process that was killed comes before those that lost it, and
+    those that torch has ended by SIGTERM come last.
+    """
+    order = {-signal.SIGKILL: 0, EXIT_STOPPED: 2, -signal.SIGTERM: 3}
+    return min(failures.items(), key=lambda item: (item[1].timestamp, order.get(item[1].exitcode, 1)))
 
 
 def _forward_signal(number: int, _frame: FrameType | None) -> None:

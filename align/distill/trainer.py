@@ -228,9 +228,8 @@ class DistillTask:
             "data": self.config.train_data,
             "parameters": f"{parameter_count(self.student.backbone):,} of {parameter_count(self.teacher.backbone):,}",
         }
-        if self.run.is_main:
-            save_model(self.folder, self.student, state, card | {k: f"{v:.4g}" for k, v in metrics.items()})
-        self.run.accelerator.wait_for_everyone()
+        card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+        run_on_main(lambda: save_model(self.folder, self.student, state, card), self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text, examples = self.teacher.tokenization.text, self.responses.current

@@ -23,6 +23,7 @@ from align.reward.loss import Pairs, pairs_of
 from align.reward.metrics import ScoredRanking, ranking_metrics
 from align.reward.scoring import batch_shape_of, describe_rankings, group_flops, group_sizes, pack_rankings
 from align.runtime.clock import Clock
+from align.runtime.distributed import run_on_main
 from align.runtime.flops import forward_flops, training_flops
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
@@ -215,10 +216,12 @@ class DPOTask:
     def save(self, metrics: dict[str, float]) -> None:
         state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
         card = {"title": "Policy trained by DPO", "stage": "dpo", "data": self.config.train_data}
-        if self.run.is_main:
+
+        def write() -> None:
             write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
             save_model(self.folder, self.loaded, state, card | {name: f"{value:.4g}" for name, value in metrics.items()})
-        self.run.accelerator.wait_for_everyone()
+
+        run_on_main(write, self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])

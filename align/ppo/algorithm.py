@@ -35,7 +35,7 @@ from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
 from align.ppo.watch import NegativeKLWatch
 from align.runtime.clock import Clock
-from align.runtime.distributed import largest
+from align.runtime.distributed import largest, run_on_main
 from align.sampling.budget import sampling_tokens
 from align.sampling.engines import SamplingEngine
 from align.sampling.generation import Sampling
@@ -151,7 +151,7 @@ class PPOAlgorithm:
                 metrics |= self.evaluate(update)
             self.run.log(update, metrics)
             self.run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
-        if not self.folder.exists():
+        if not run_on_main(self.folder.exists, self.run.accelerator):  # a shared disk may show it to some processes only
             self.run.say("no evaluation chose a best policy; the last one is kept")
             with self._averaged_weights():
                 self.save(self.folder, {})
@@ -169,7 +169,7 @@ class PPOAlgorithm:
                 if name in self.stateful:  # ptx can be switched off
                     self.stateful[name].load_state(state)
             if self.refresh:
-                self.refresh.load(self.run.checkpoint)
+                self.refresh.load(self.run.checkpoint, self.run.accelerator)
         return done
 
     def _progress(self) -> dict[str, Any]:
@@ -272,7 +272,8 @@ class PPOAlgorithm:
     def save(self, folder: Path, metrics: dict[str, float]) -> None:
         """Save the current policy; `self.folder` holds the run's result."""
         state = self.optimization.model_state()
-        if self.run.is_main:
+
+        def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
             card = {
                 "title": "Policy trained by PPO",
@@ -283,7 +284,8 @@ class PPOAlgorithm:
             }
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
             save_model(folder, self.loaded, weights, card)
-        self.run.accelerator.wait_for_everyone()
+
+        run_on_main(write, self.run.accelerator)
 
     def _costs(self, rollout: Rollout, ptx_flops: float) -> dict[str, float]:
         """Where the time of an update went, and how fast it was."""

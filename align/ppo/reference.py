@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from align.models.adapters import adapter_parameters
 from align.models.loading import LoadedModel
 from align.models.roles import REFERENCE_ADAPTER
+from align.runtime.distributed import run_on_all, run_on_main
 
 FILE = "reference.safetensors"
 """The file in a checkpoint with the reference's weights, once it is no longer the starting model."""
@@ -53,7 +55,8 @@ class ReferenceRefresh:
         """What a checkpoint must hold of the reference: nothing while it is the starting model."""
         return {FILE: {name: weight.detach() for name, weight in self.weights.items()}} if self.moved else {}
 
-    def load(self, checkpoint: Path | None) -> None:
-        """Go on from a checkpoint; None: from the start."""
-        if checkpoint is not None and (checkpoint / FILE).exists():
-            self._copy(load_file(checkpoint / FILE))
+    def load(self, checkpoint: Path | None, accelerator: Accelerator) -> None:
+        """Restore the reference of a checkpoint on all processes; None: it is the starting model."""
+        if checkpoint is None or not run_on_main((checkpoint / FILE).exists, accelerator):
+            return
+        run_on_all(lambda: self._copy(load_file(checkpoint / FILE)), accelerator)

@@ -111,7 +111,7 @@ def sample_rollout(
     sampling: Sampling,
     key: SeedKey,
 ) -> Rollout:
-    """Sample a response to each prompt; the texts do not depend on how many processes there are.
+    """Sample a response to each prompt; in float32 the texts do not depend on how many processes there are.
 
     Args:
         key: of the random stream; row i gets the same random numbers however rows are divided among processes.

@@ -27,6 +27,7 @@ from align.reward.labels import fit_length_slope, label_pairs, outcome_model, re
 from align.reward.loss import Pairs, centering_loss, ranking_loss
 from align.reward.metrics import ScoredRanking, ranking_metrics
 from align.reward.scoring import describe_rankings, group_flops, group_sizes, pack_rankings, reward_rankings
+from align.runtime.distributed import run_on_main
 from align.tokenization import encode_demonstration
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
@@ -233,7 +234,8 @@ class RewardTask:
             rewards = self._rewards(self.demonstrated)
             mean = sum(row[0] for row in rewards) / len(rewards)
         state = self.optimization.model_state()
-        if self.run.is_main:
+
+        def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
             card = {"title": "Reward model", "stage": "reward", "data": self.config.train_data, "mean": f"{mean:.4g}"}
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
@@ -241,7 +243,8 @@ class RewardTask:
             facts = {"mean": mean, "mean_over": len(self.demonstrated)}
             head, more = state["head.linear.weight"], trained_layers(state)
             save_reward_model(self.folder, self.loaded, weights, head, facts, card, more=more)
-        self.run.accelerator.wait_for_everyone()
+
+        run_on_main(write, self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])

@@ -26,6 +26,7 @@ from align.rules.config import RuleConfig
 from align.rules.judgments import SplitJudgments, encode_judgments, read_judgments, split_judgments
 from align.rules.loss import judgment_loss
 from align.rules.metrics import ScoredJudgment, rule_metrics
+from align.runtime.distributed import run_on_main
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model
@@ -197,7 +198,8 @@ class RuleTask:
 
     def save(self, metrics: dict[str, float]) -> None:
         state = self.optimization.model_state()
-        if self.run.is_main:
+
+        def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
             card = {"title": "Rule model", "stage": "rules", "data": self.config.train_data}
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
@@ -206,7 +208,8 @@ class RuleTask:
             facts = {"rules": self.rules, "mean": 0.0}
             head = state["head.linear.weight"]
             save_reward_model(self.folder, self.loaded, weights, head, facts, card, RULE)
-        self.run.accelerator.wait_for_everyone()
+
+        run_on_main(write, self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text = self.loaded.tokenization.text

@@ -5,17 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
 from transformers.integrations import unset_hf_deepspeed_config
 
 from align import liveness
-from align.errors import UserError
+from align.errors import OtherProcessError, UserError, reason
 from align.runtime.compiled_operators import prepare_compiling
 from align.runtime.heap import keep_freed_memory, return_freed_memory
 
@@ -23,6 +24,9 @@ Item = TypeVar("Item")
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """NCCL's default is 10 minutes, gloo's 30: an exchange may have to wait while one process writes a checkpoint."""
+
+
+_timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 
 
 @cache
@@ -68,7 +72,8 @@ def make_accelerator(
     Args:
         dtype: what the model computes in.
         max_grad_norm: for DeepSpeed's engine.
-        collective_timeout: seconds after which an exchange between processes ends the run instead of hanging.
+        collective_timeout: seconds after which an exchange between processes ends the run instead of hanging, in the groups
+            of an earlier run in this process too.
         kwargs: of `accelerate.Accelerator`.
 
     Raises:
@@ -93,6 +98,7 @@ def make_accelerator(
         )
     except ImportError as error:
         raise UserError("DeepSpeed is not installed; install the extra: pip install 'align-rlhf[deepspeed]'") from error
+    limit_collectives(timeout)
     if zero_stage(accelerator) < 3:
         keep_freed_memory()
     else:
@@ -112,6 +118,22 @@ def make_accelerator(
             "steps_per_print": 10**9,
         }
     return accelerator
+
+
+def limit_collectives(timeout: timedelta | None = None) -> None:
+    """Give every process group of this process the same timeout.
+
+    A library makes groups with torch's default: DeepSpeed exchanges gradients in a clone of the world group. Call this after
+    each step that may have made a group.
+
+    Args:
+        timeout: None: that of the last call, which is the run's.
+    """
+    global _timeout
+    _timeout = timeout or _timeout
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for group in list(c10d._world.pg_names):
+            c10d._set_pg_timeout(_timeout, group)
 
 
 def watch_other_processes(accelerator: Accelerator, lost_after: float) -> None:
@@ -211,21 +233,67 @@ def map_across_processes(
 
 
 def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
-    """Call `work` on the first process; return its result, or raise its UserError, on every process.
+    """Call `work` on the first process; return its result on every process. Results are plain Python objects.
 
-    Results are plain Python objects.
+    Raises:
+        Exception: on the first process, whatever `work` raises.
+        UserError: on the others, if it raises a UserError.
+        OtherProcessError: on the others, if it raises any other exception.
     """
-    outcome: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        try:
-            outcome[0] = work()
-        except UserError as error:
-            outcome[1] = str(error)
-    if accelerator.num_processes > 1:
-        broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise UserError(outcome[1])
-    return cast(Item, outcome[0])
+    if accelerator.num_processes == 1:
+        return work()
+    outcome, error = _outcome(work, 0) if accelerator.is_main_process else (None, None)
+    shared: list[Any] = [outcome]
+    broadcast_object_list(shared)
+    return cast(Item, _result_of(shared[0], error))
+
+
+def run_on_all(
+    work: Callable[[], Item], accelerator: Accelerator, group: torch.distributed.ProcessGroup | None = None
+) -> list[Item]:
+    """Call `work`, which exchanges nothing, on every process; return all results in the order of ranks.
+
+    An error of one process ends `work` everywhere: no other process waits for it in a later exchange.
+
+    Args:
+        group: as for `gather_rows`.
+
+    Raises:
+        Exception: on a process whose `work` raises it.
+        UserError: on the others, if the first process that fails raises a UserError.
+        OtherProcessError: on the others, if it raises any other exception.
+    """
+    if accelerator.num_processes == 1:
+        return [work()]
+    own, error = _outcome(work, accelerator.process_index)
+    outcomes = gather_rows([own], accelerator, group)
+    _result_of(next((outcome for outcome in outcomes if outcome.fault is not None), own), error)
+    return [cast(Item, outcome.result) for outcome in outcomes]
+
+
+class _Outcome(NamedTuple):
+    """What a process tells the others of a piece of work: its result, or its error in one line."""
+
+    result: Any
+    fault: str | None = None
+    is_users: bool = False
+
+
+def _outcome(work: Callable[[], Any], rank: int) -> tuple[_Outcome, Exception | None]:
+    try:
+        return _Outcome(work()), None
+    except UserError as error:
+        return _Outcome(None, str(error), True), error
+    except Exception as error:
+        return _Outcome(None, f"process {rank} failed: {reason(error)}"), error
+
+
+def _result_of(outcome: _Outcome, own_error: Exception | None) -> Any:
+    if own_error:
+        raise own_error
+    if outcome.fault is not None:
+        raise UserError(outcome.fault) if outcome.is_users else OtherProcessError(outcome.fault)
+    return outcome.result
 
 
 @torch.no_grad()

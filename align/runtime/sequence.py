@@ -15,6 +15,8 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from align.runtime.distributed import limit_collectives
+
 
 @dataclass(frozen=True)
 class SequenceGroup:
@@ -105,6 +107,7 @@ def share_rows(accelerator: Accelerator, size: int) -> SequenceGroup:
         group = torch.distributed.new_group(list(range(first, first + size)))
         if first <= accelerator.process_index < first + size:
             _groups[accelerator] = SequenceGroup(size, accelerator.process_index - first, group)
+    limit_collectives()
     return _groups[accelerator]
 
 

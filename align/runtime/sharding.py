@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from align.runtime.distributed import largest, zero_stage
+from align.runtime.distributed import largest, limit_collectives, zero_stage
 
 _loading_for: list[Accelerator] = []
 """The accelerator whose processes shard the models being loaded; empty: every process loads whole models."""
@@ -70,6 +70,7 @@ def place_frozen_model(module: nn.Module, accelerator: Accelerator) -> nn.Module
     gather_chosen_parts_together(module)
     config = frozen_config(accelerator, next(module.parameters()).dtype)
     engine = deepspeed.initialize(model=module, config=config)[0]
+    limit_collectives()
     engine.eval()
     return cast(nn.Module, engine)
 
@@ -129,6 +130,7 @@ class Sharder:
 
         self.accelerator = accelerator
         self._init: Any = deepspeed.zero.Init(config_dict_or_path=frozen_config(accelerator, dtype))
+        limit_collectives()
         self._loaded: list[tuple[nn.Module, str, nn.Parameter]] = []
 
     def shard(self, weight: nn.Parameter) -> nn.Parameter:

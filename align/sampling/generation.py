@@ -1,7 +1,8 @@
 """Sampling with the model itself, in batches.
 
-The random numbers of each row are drawn before sampling starts, so a row's text does not depend on which rows are in its
-batch, on the number of processes, or on which rows ended before it.
+The random numbers of each row are drawn before sampling starts. In float32 a row's text therefore does not depend on which
+rows are in its batch, on the number of processes, or on which rows ended before it. In bfloat16 the logits of a row round
+differently in another batch, which changes texts.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,9 @@ class InferenceConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "number format that models compute in; auto: bfloat16 where the hardware multiplies it, else float32"
     )
-    batch_tokens: int = option(16384, "padded prompt and response tokens in memory at once; results do not depend on it")
+    batch_tokens: int = option(
+        16384, "padded prompt and response tokens in memory at once; results depend on it in bfloat16, not in float32"
+    )
     chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
     skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
 

@@ -20,7 +20,7 @@ from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel
-from align.runtime.distributed import sum_across_processes
+from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
@@ -234,9 +234,8 @@ class SFTTask:
     def save(self, metrics: dict[str, float]) -> None:
         state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
         card = {"title": "Supervised fine-tuned model", "stage": "sft", "data": self.config.train_data}
-        if self.run.is_main:
-            save_model(self.folder, self.loaded, state, card | {k: f"{v:.4g}" for k, v in metrics.items()})
-        self.run.accelerator.wait_for_everyone()
+        card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+        run_on_main(lambda: save_model(self.folder, self.loaded, state, card), self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text = self.loaded.tokenization.text

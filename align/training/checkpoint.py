@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from align.errors import UserError, reason
 from align.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
-from align.runtime.distributed import gather_rows
+from align.runtime.distributed import run_on_all
 from align.training.checkpoint_files import checksum, forget_cached, keep_newest, write_checksums
 from align.training.optimization import Optimization
 from align.training.run import Run
@@ -60,20 +60,26 @@ def save_checkpoint(
         files: further files of tensors by name, the same on every process; no tensor's name is in two files.
     """
     run.background.finish()  # before there is a second copy
-    state, numbers = optimization.state()
-    parts = {name: value for name, value in state.items() if isinstance(value, Part)}
-    whole = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    contents = _Contents(
-        parts if optimization.keeps_parts else None,
-        {WHOLE: whole, **(files or {})} if run.is_main else {},
-        {"update": update, "numbers": numbers, "progress": dict(progress)},
-    )
     target = run.folder / "checkpoints" / f"update-{update:06d}"
-    if not run.config.checkpoint_in_background:
-        _write(run, target, contents)
-        return
-    contents, group = contents.copied(), run.background.group()
-    run.background.start(lambda: _write(run, target, contents, group))
+    in_background, contents = run.config.checkpoint_in_background, list[_Contents]()
+
+    def collect() -> None:
+        state, numbers = optimization.state()
+        parts = {name: value for name, value in state.items() if isinstance(value, Part)}
+        whole = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        found = _Contents(
+            parts if optimization.keeps_parts else None,
+            {WHOLE: whole, **(files or {})} if run.is_main else {},
+            {"update": update, "numbers": numbers, "progress": dict(progress)},
+        )
+        contents.append(found.copied() if in_background else found)
+
+    _on_all(collect, run, target, None)
+    if in_background:
+        group = run.background.group()
+        run.background.start(lambda: _write(run, target, contents[0], group))
+    else:
+        _write(run, target, contents[0])
 
 
 def _write(run: Run, target: Path, contents: _Contents, group: ProcessGroup | None = None) -> None:
@@ -105,20 +111,18 @@ def _write(run: Run, target: Path, contents: _Contents, group: ProcessGroup | No
 
 
 def _on_all(step: Callable[[], Item], run: Run, target: Path, group: ProcessGroup | None) -> list[Item]:
-    """Do a step on every process; returns the results of all of them, or raises the error of any on each."""
-    results, fault, cause = list[Item](), "", None
-    try:
-        results.append(step())
-    except Exception as error:  # of whatever kind: the others must not wait for this process
-        what, cause = getattr(error, "strerror", None) or reason(error), error
-        fault = f"{target}: cannot be written ({what}); nothing was changed there"
-        if isinstance(error, UserError):
-            fault = str(error)
-    everywhere = gather_rows([(results, fault)], run.accelerator, group)
-    for _, found in everywhere:
-        if found:
-            raise UserError(found) from cause
-    return [result for results, _ in everywhere for result in results]
+    """Do a step on every process; returns the results of all of them, or raises a UserError that names `target` on each."""
+
+    def named() -> Item:
+        try:
+            return step()
+        except UserError:
+            raise
+        except Exception as error:
+            what = getattr(error, "strerror", None) or reason(error)
+            raise UserError(f"{target}: cannot be written ({what}); nothing was changed there") from error
+
+    return run_on_all(named, run.accelerator, group)
 
 
 def _write_own(run: Run, folder: Path, contents: _Contents) -> dict[str, dict[str, Any]]:
@@ -141,29 +145,44 @@ def load_checkpoint(run: Run, optimization: Optimization) -> tuple[int, dict[str
         The update after which it was written (0: there is none), and the stage's progress.
 
     Raises:
-        UserError: if it is broken or belongs to another model.
+        UserError: on every process, if one of them cannot load it, or it belongs to another model.
     """
-    if run.checkpoint is None:
+    checkpoint = run.checkpoint
+    if checkpoint is None:
         return 0, {}
-    stored = read_json(run.checkpoint / "trainer.json")
-    with restoring(run):
-        optimization.load_state(StoredState(run.checkpoint), stored["numbers"])
-        update, progress = stored["update"], stored["progress"]
-    run.say(f"resumed from {run.checkpoint}")
+
+    def load() -> tuple[int, dict[str, Any]]:
+        with restoring(run):
+            stored = read_json(checkpoint / "trainer.json")
+            optimization.load_state(StoredState(checkpoint), stored["numbers"])
+            return stored["update"], stored["progress"]
+
+    update, progress = run_on_all(load, run.accelerator)[0]
+    optimization.compute_with_masters()
+    run.say(f"resumed from {checkpoint}")
     return update, progress
 
 
 @contextmanager
 def restoring(run: Run) -> Iterator[None]:
-    """Turn the errors of restoring state from the run's checkpoint into a UserError that names it."""
+    """Turn the errors of restoring state from the run's checkpoint into a UserError that names it.
+
+    Its checksums were right when the run began: no message advises removing it.
+    """
     try:
         yield
     except UserError as error:
         raise UserError(f"{run.checkpoint}: {error}") from error
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{run.checkpoint}: broken ({type(error).__name__}: {error}); remove it to start anew") from error
+    except OSError as error:
+        what = error.strerror or reason(error)
+        raise UserError(f"{run.checkpoint}: cannot be read ({what}), and was whole before; check the disk") from error
+    except SafetensorError as error:
+        raise UserError(
+            f"{run.checkpoint}: cannot be loaded ({reason(error)}), although its files are as they were written; keep it, and "
+            "resume with the version of align that wrote it (environment.json)"
+        ) from error
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{run.checkpoint}: it lacks state that this version needs ({type(error).__name__}: {error}); resume it with "
-            "the version that wrote it (environment.json)"
+            "the settings and the version of align that wrote it (config.yaml, environment.json)"
         ) from error

@@ -21,7 +21,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from align.errors import UserError
-from align.runtime.distributed import zero_stage
+from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.sharding import gather_chosen_parts_together, is_sharded, whole_count, whole_shape
 from align.training.averaging import WeightAverage
 from align.training.expert_load import ExpertLoad
@@ -66,6 +66,7 @@ class DeepSpeedOptimization(Optimization):
         optimizer = build_optimizer(run.config, self.trainable, self.groups, rate_scales(run.config, module))
         gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
+        limit_collectives()
         self._make_states()
         self.average = WeightAverage(self._shards(), average_decay) if average_decay else None
 
@@ -152,12 +153,15 @@ class DeepSpeedOptimization(Optimization):
             _set_own_part(weight, tensors, f"master/{name}")
             for key in MOMENTS:
                 _set_own_part(weight, tensors, f"{key}/{name}", key)
+        steps = (float(tensors[key]) for key in tensors.shapes if key.startswith("step/"))
+        self._set_steps(max(steps, default=0.0))
+
+    def compute_with_masters(self) -> None:
         if zero_stage(self.accelerator) == 3:
             for weight in self.trainable.values():
                 _compute_with_master(weight)
         else:
             self.module.optimizer.update_lp_params()
-        self._set_steps(max(float(tensors[key]) for key in tensors.shapes if key.startswith("step/")))
 
     def model_state(self) -> dict[str, Tensor]:
         if zero_stage(self.accelerator) == 3:
@@ -201,11 +205,14 @@ def _own_part(weight: Tensor, moment: str | None = None) -> Part | None:
 
 
 def _set_own_part(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:
-    """Read what this process keeps of a master or of a moment."""
+    """Read what this process keeps of a master or of a moment; a moment that is not stored is 0."""
     part = _own_part(weight, moment)
     if part is None:
         return
-    values = tensors.part(name, part.start, part.values.numel())
+    if moment and name not in tensors.shapes:  # without DeepSpeed, a weight has none before its first gradient
+        values = torch.zeros_like(part.values)
+    else:
+        values = tensors.part(name, part.start, part.values.numel())
     state: Any = weight
     if not is_sharded(weight):
         part.values.data.copy_(values)

@@ -20,7 +20,7 @@ from align.builtin.zoo import resolve_model
 from align.errors import UserError
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.configs import base_of, load_config
-from align.runtime.distributed import compute_dtype, cpu_flags
+from align.runtime.distributed import compute_dtype, cpu_flags, run_on_all
 from align.runtime.heap import release_freed_memory
 from align.runtime.process_memory import cgroup_bytes_left, process_peak, reset_process_peak
 from align.runtime.sharding import whole_bytes, whole_count, whole_shape
@@ -146,7 +146,7 @@ class Memory:
     """
 
     def __init__(self, accelerator: Accelerator, limit: float) -> None:
-        self.device, self.limit = accelerator.device, limit
+        self.accelerator, self.device, self.limit = accelerator, accelerator.device, limit
         self.sharding = Sharding.from_accelerator(accelerator)
         gc.collect()  # what an earlier run in this process left
         release_freed_memory()
@@ -235,7 +235,7 @@ class Memory:
         self.resident_bytes = sum(resident.values())
         peaks = {name: count() for name, count in phases.items()}
         estimate = replace(estimate, resident=resident, phases=peaks, accumulates_gradients=accumulates_gradients)
-        self._require(estimate, config)
+        run_on_all(lambda: self._require(estimate, config), self.accelerator)  # what is free differs by process
         self.expected_bytes = estimate.total
         return estimate.table(self.free())
 

@@ -146,6 +146,10 @@ class Optimization:
         return self.optimizer.param_groups
 
     def _apply(self) -> float:
+        for master in self.masters.values():
+            if master.grad is None:
+                # DeepSpeed's flat groups step every weight. Here too: moments and weight decay are then the same everywhere.
+                master.grad = torch.zeros_like(master)
         limit = self.run.config.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), limit))
         if not math.isfinite(norm):
@@ -184,7 +188,7 @@ class Optimization:
         return tensors, numbers
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Restore what `state` returned.
+        """Restore what `state` returned. Each process reads its part, and exchanges nothing.
 
         Raises:
             UserError: if names or shapes differ from this module's: a checkpoint of another model or other settings.
@@ -203,6 +207,9 @@ class Optimization:
                     value = stored[path]
                     kept = value.to(self.masters[name].device, copy=True) if isinstance(value, Tensor) else value
                     self.optimizer.state[self.masters[name]][key] = kept
+
+    def compute_with_masters(self) -> None:
+        """After `load_state` on all processes: bring the masters to the weights that compute, where processes share them."""
 
     def model_state(self) -> dict[str, Tensor]:
         """All weights of the module, unsharded, for saving."""

@@ -21,7 +21,7 @@ ORDER_SETTINGS = (
 SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
 FREE_ON_RESUME = (
     *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
-    *("collective_timeout", "lost_after", "checkpoint_in_background"),
+    *("collective_timeout", "lost_after", "stop_grace", "checkpoint_in_background"),
 )
 
 

@@ -17,7 +17,9 @@ from align.files import PARTIAL, append_line, clear_leftovers, read_json, write_
 from align.runtime.console import console
 from align.runtime.distributed import (
     compute_dtype,
+    limit_collectives,
     make_accelerator,
+    run_on_all,
     run_on_main,
     sum_across_processes,
     watch_other_processes,
@@ -65,12 +67,8 @@ class Run:
         assert isinstance(config, ModelConfig)
         self.config, self.stage = config, stage
         self.folder = Path(config.output_dir)
-        _require_writable(self.folder)
         self.dtype = compute_dtype(config.dtype)
         self.trackers = [name for name in config.log_to if name != "none"]
-        for name in self.trackers:
-            if importlib.util.find_spec(name) is None:
-                raise UserError(f"log_to: {name} is not installed; install it: pip install {name}")
         self.accelerator = make_accelerator(
             self.dtype,
             config.max_grad_norm,
@@ -79,6 +77,7 @@ class Run:
             project_dir=str(self.folder),
         )
         watch_other_processes(self.accelerator, config.lost_after)
+        run_on_all(lambda: _require_usable(self.folder, self.trackers), self.accelerator)  # machines may differ
         self.memory = Memory(self.accelerator, config.memory_limit)
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
         self.is_main = self.accelerator.is_main_process
@@ -101,7 +100,7 @@ class Run:
             self.say(f"{self.folder} holds no checkpoint to resume from (see save_every): starting with the first update")
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened = False
-        self.stop, self.untouched = StopRequest(), True
+        self.stop, self.untouched = StopRequest(config.stop_grace), True
         torch.manual_seed(config.seed)
         self.started = time.monotonic()
 
@@ -214,6 +213,7 @@ class Run:
             Stopped: after an update, if a process was asked to stop.
         """
         self.open()
+        limit_collectives()  # all engines have been made
         self.saved = first - 1
         columns = (
             TextColumn("{task.description}"),
@@ -237,7 +237,8 @@ class Run:
                     self.progress.update(self.task, completed=update)
                     self.background.check()
                     if self.config.save_every and update % self.config.save_every == 0:
-                        save(update)
+                        with self.stop.saving():
+                            save(update)
                         self.saved = update
                     if update < total and self._asked_to_stop():
                         self.end_early(update, save)
@@ -252,10 +253,12 @@ class Run:
         Raises:
             Stopped: always.
         """
-        if update != self.saved:
-            save(update)
-        self.background.finish()
-        raise Stopped(f"stopped by {self.stop.signal or 'a signal'} after update {update}; --resume auto goes on from there")
+        with self.stop.saving():
+            if update != self.saved:
+                save(update)
+            self.background.finish()
+        by = self.stop.signal or "a signal"
+        raise Stopped(f"stopped by {by} after update {update}; --resume auto goes on from there", everywhere=True)
 
     def leave_untouched_update(self) -> None:
         """Between the parts of an update that change no weight: leave it if any process was asked to stop.
@@ -285,12 +288,16 @@ class Run:
         release_lock(self.folder)
 
 
-def _require_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written, before a large model is loaded.
+def _require_usable(folder: Path, trackers: Sequence[str]) -> None:
+    """Refuse a folder that cannot be written and trackers that are not installed, before a large model is loaded.
 
     Raises:
-        UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write.
+        UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write, or a
+            tracker is not installed.
     """
+    for name in trackers:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"log_to: {name} is not installed; install it: pip install {name}")
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
         # The longest path that a run writes, and each name: the system refuses to look for those that are too long.

@@ -12,7 +12,7 @@ from align.errors import UserError
 from align.models.backbone import Backbone
 from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, from_objects, load
-from align.runtime.distributed import run_on_main
+from align.runtime.distributed import run_on_all, run_on_main
 from align.runtime.sharding import sharded_loading
 from align.settings import ModelConfig, RunConfig
 from align.training.run import Run
@@ -49,9 +49,9 @@ def open_run(
         model = str(model)
         run = Run(replace(config, model=model), stage)  # type: ignore[call-arg]
         # One process of a machine makes a built-in model. An error is raised below, on all of them.
-        with run.accelerator.local_main_process_first(), suppress(UserError):
+        with run.accelerator.local_main_process_first(), suppress(UserError, OSError):
             resolve_model(model)
-        run.memory.check_before_load(run.config, copies=frozen_copies)
+        run_on_all(lambda: run.memory.check_before_load(run.config, copies=frozen_copies), run.accelerator)
         with sharded_loading(run.accelerator):
             loaded = load(run.config, run.dtype, adapter, allow_reward_model)
     elif isinstance(model, LoadedModel):

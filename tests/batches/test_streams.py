@@ -84,7 +84,7 @@ def test_processes_parse_disjoint_shares_and_have_the_same_examples(write, monke
     """Two processes as two threads that wait for each other where processes would gather."""
     source, parsed, shares, barrier = write(30), [[], []], {}, threading.Barrier(2, timeout=20)
 
-    def gather(rows, accelerator):
+    def gather(rows, accelerator, group=None):
         shares[accelerator.process_index] = list(rows)
         barrier.wait()
         both = shares[0] + shares[1]

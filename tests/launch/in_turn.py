@@ -17,13 +17,18 @@ import torch
 from align.launch import end_process_group
 
 
-def run_scripts(scripts: Sequence[Sequence[str]]) -> NoReturn:
-    """Run command lines one after another, and end this process."""
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and os.environ.get("ALIGN_FULL") != "1":
-        # Its own exchange between processes of one CPU is compiled on first use, for two minutes on a new machine.
+def avoid_compiling() -> None:
+    """Let DeepSpeed exchange over gloo alone: its own exchange on one CPU is compiled on first use, for two minutes."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def run_scripts(scripts: Sequence[Sequence[str]]) -> NoReturn:
+    """Run command lines one after another, and end this process."""
+    if os.environ.get("ALIGN_FULL") != "1":
+        avoid_compiling()
     # A script leaves the process group at its end, but the next one needs it.
     leave, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_: None
     status = 1

@@ -67,6 +67,26 @@ def launched(settings: str, processes: int) -> list[dict[str, str]]:
     return [{name: value for name, value in each.items() if os.environ.get(name) != value} | own for each in told]
 
 
+def start_processes(
+    words: Sequence[str], settings: str, processes: int = 2, **environment: str
+) -> list["subprocess.Popen[str]"]:
+    """Start a script in some processes that know each other, without a launcher above them that would end them.
+
+    Args:
+        words: the script and its arguments.
+        settings: a file in configs/accelerate, without its ending.
+        environment: further variables.
+    """
+    port = {"MASTER_PORT": str(free_port())}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return [
+        subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=_variables() | each | port | environment, text=True, **pipes
+        )
+        for each in launched(settings, processes)
+    ]
+
+
 def launch_in_turn(
     scripts: Sequence[Sequence[str]],
     folder: Path,

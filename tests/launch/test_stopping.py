@@ -9,11 +9,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from align.signals import EXIT_STOPPED
-from tests.launch.launcher import free_port
+from align.commands.launch import first_failure, stop_grace
+from align.signals import EXIT_STOPPED, GRACE_SECONDS
+from tests.launch.launcher import free_port, start_processes
 
 ROOT = Path(__file__).parents[2]
+ONE_SIGNAL, DEAF = (Path(__file__).with_name(name) for name in ("one_signal.py", "deaf.py"))
 WORDS = (
     "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --epochs 500 --batch_size 6"
 )
@@ -64,3 +67,74 @@ def test_two_processes_one_of_which_is_killed(tmp_path):
     assert process.returncode == 128 + signal.SIGKILL
     assert "error: process 1 ended first, by signal SIGKILL; the others were ended" in printed
     assert "Traceback" not in printed, printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_request_to_one_of_two_processes_before_the_first_update_ends_both(asked, tmp_path):
+    """As when one pod of two is evicted: the other process waits for it in an exchange, and no launcher ends it."""
+    processes = start_processes([str(ONE_SIGNAL), str(asked), str(tmp_path / "run")], "cpu2")
+    printed = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [EXIT_STOPPED, EXIT_STOPPED], printed
+    prefixes = ("", "[process 1] ")
+    assert printed[asked].splitlines()[-1] == f"{prefixes[asked]}stopped by SIGTERM"
+    lost = f"{prefixes[1 - asked]}error: lost process {asked} (127.0.0.1: it ended: stopped by SIGTERM)"
+    assert printed[1 - asked].splitlines()[-1].startswith(lost)
+
+
+def failure(code: int, seconds: int) -> ProcessFailure:
+    made = ProcessFailure(local_rank=0, pid=1, exitcode=code, error_file="")
+    made.timestamp = seconds
+    return made
+
+
+@pytest.mark.parametrize(
+    ("codes", "first"),
+    [
+        ([(-signal.SIGKILL, 100), (76, 105)], 0),  # killed; the other one names it
+        ([(76, 100), (-signal.SIGKILL, 130)], 0),  # one hangs, the launcher kills it 30 s after the other's end
+        ([(-signal.SIGKILL, 130), (2, 100)], 1),  # a mistake beside one that hangs
+        ([(76, 100), (-signal.SIGKILL, 100)], 1),
+        ([(EXIT_STOPPED, 100), (1, 100)], 1),  # the launcher has ended the first after the other's error
+        ([(-signal.SIGTERM, 100), (2, 100)], 1),  # the same before it could handle signals
+    ],
+)
+def test_the_launcher_names_the_process_that_failed_first(codes, first):
+    failures = {rank: failure(*pair) for rank, pair in enumerate(codes)}
+    assert first_failure(failures) == (first, failures[first])
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ("", GRACE_SECONDS),
+        ("--stop_grace 270", 270),
+        ("--config FILE", 90),
+        ("--config=FILE --stop-grace=7.5", 7.5),
+        ("--config FILE --config OTHER", 90),
+        ("--config no-such-file.yaml", GRACE_SECONDS),
+        ("--stop_grace soon", GRACE_SECONDS),
+    ],
+)
+def test_the_launcher_reads_how_long_a_save_may_take(words, seconds, tmp_path):
+    (tmp_path / "file.yaml").write_text("stop_grace: 90\n")
+    (tmp_path / "other.yaml").write_text("seed: 1\n")
+    named = words.replace("FILE", str(tmp_path / "file.yaml")).replace("OTHER", str(tmp_path / "other.yaml"))
+    assert stop_grace(["--model", "tiny-gpt2", *named.split()]) == seconds
+
+
+@pytest.mark.slow
+def test_the_launcher_kills_5_seconds_after_stop_grace(tmp_path):
+    """torch's own limit is 30 seconds; a large model may need more to save, and these processes never end."""
+    words = ["launch", "--config_file", "configs/accelerate/cpu2.yaml", "--main_process_port", str(free_port())]
+    words += [str(DEAF), str(tmp_path), "--stop_grace", "2"]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", "from align.cli import main; main()", *words]
+    process = subprocess.Popen(program, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    printed = process.communicate(timeout=240)[1]
+    assert process.returncode == EXIT_STOPPED, printed
+    assert 6 < time.monotonic() - began < 25

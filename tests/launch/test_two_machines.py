@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from align.builtin.zoo import resolve_model
+from align.liveness import EXIT_LOST
 from tests.launch.launcher import IN_TURN, ROOT
 from tests.launch.test_launch import checkpoint_words, metrics
 from tests.launch.two_hosts import Host, two_hosts
@@ -78,7 +79,7 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     wait_for_update(broken, 2, processes)
     rank_process(processes[1], 1).send_signal(signal.SIGKILL)
     codes, printed = end(processes, tmp_path, 60)
-    assert codes == [1, 128 + signal.SIGKILL], printed
+    assert codes == [EXIT_LOST, 128 + signal.SIGKILL], printed
     assert "error: lost process 1 (10.77.0.2: its connection was closed)" in printed[0]
     assert "error: process 1 ended first, by signal SIGKILL" in printed[1]
 
@@ -87,7 +88,7 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     wait_for_update(broken, 5, processes)
     hosts[1].cable("down")
     codes, printed = end(processes, tmp_path, 60)
-    assert codes == [1, 1], printed
+    assert codes == [EXIT_LOST, EXIT_LOST], printed
     assert f"error: lost process 1 (10.77.0.2: no sign of life for {LOST_AFTER:g} s)" in printed[0]
     assert f"[process 1] error: lost process 0 (10.77.0.1: no sign of life for {LOST_AFTER:g} s)" in printed[1]
     assert not any("Traceback" in text for text in printed)

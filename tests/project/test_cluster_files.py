@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
 
+from align.commands.launch import AFTER_GRACE_SECONDS, stop_grace
+from align.liveness import EXIT_LOST
 from align.ppo import PPOConfig
 from align.settings_parser import parse
-from align.signals import EXIT_STOPPED, GRACE_SECONDS
+from align.signals import EXIT_STOPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = ROOT / "configs" / "cluster" / "kubernetes.yaml"
@@ -75,15 +78,19 @@ def test_the_first_pod_is_found_by_its_name(resources: dict[str, dict]) -> None:
 
 
 def test_a_pod_has_time_to_save(resources: dict[str, dict]) -> None:
-    assert resources["Job"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 2 * GRACE_SECONDS
+    pod = resources["Job"]["spec"]["template"]["spec"]
+    assert stop_grace(pod["containers"][0]["command"]) + AFTER_GRACE_SECONDS < pod["terminationGracePeriodSeconds"]
 
 
-def run_script(tmp_path: Path, code: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run_script(
+    tmp_path: Path, code: int, saves: bool = False, restarts: int = 0
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The SLURM script with stand-ins for SLURM's commands; `srun` runs its words as one machine, whose launch ends so."""
+    saved = "mkdir -p runs/ppo/checkpoints/update-000010; " if saves else ""
     stand_ins = {
         "scontrol": 'if [ "$1" = show ]; then printf "node-a\\nnode-b\\n"; else echo "$@" >> "$TOLD/scontrol"; fi',
         "srun": 'shift; SLURM_NODEID=1 "$@"',
-        "align": f'printf "%s\\n" "$@" > "$TOLD/align"; exit {code}',
+        "align": f'{saved}printf "%s\\n" "$@" > "$TOLD/align"; exit {code}',
     }
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -91,8 +98,9 @@ def run_script(tmp_path: Path, code: int) -> tuple[subprocess.CompletedProcess[s
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
     slurm = {"SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17", "TOLD": str(tmp_path)}
+    slurm["SLURM_RESTART_COUNT"] = str(restarts)
     variables = os.environ | slurm | {"PATH": f"{programs}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", str(SCRIPT)], env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", str(SCRIPT)], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     requeued = tmp_path / "scontrol"
     return done, requeued.read_text().split() if requeued.exists() else []
 
@@ -106,12 +114,26 @@ def test_the_slurm_script_launches_one_machine_of_two(tmp_path: Path) -> None:
     assert (options.num_machines, options.num_processes, options.machine_rank) == (2, 16, 1)
     assert options.main_process_ip == "node-a"
     assert config.resume
+    assert config.output_dir == "runs/ppo"
+    (early,) = re.findall(r"--signal=USR1@(\d+)", SCRIPT.read_text())
+    assert config.stop_grace + AFTER_GRACE_SECONDS < int(early), "the launcher ends its processes before SLURM does"
 
 
-@pytest.mark.parametrize(("code", "again"), [(EXIT_STOPPED, True), (1, True), (137, True), (2, False)])
-def test_the_slurm_script_goes_back_into_the_queue_unless_the_settings_are_wrong(
+@pytest.mark.parametrize(
+    ("code", "again"), [(EXIT_STOPPED, True), (EXIT_LOST, True), (128 + signal.SIGKILL, True), (1, False), (2, False)]
+)
+def test_the_slurm_script_goes_back_into_the_queue_after_a_loss_and_not_after_an_error(
     tmp_path: Path, code: int, again: bool
 ) -> None:
     done, requeued = run_script(tmp_path, code)
     assert done.returncode == code
     assert requeued == (["requeue", "17"] if again else [])
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_the_slurm_script_ends_a_run_that_is_lost_again_and_again_without_a_new_checkpoint(
+    tmp_path: Path, saves: bool
+) -> None:
+    done, requeued = run_script(tmp_path, EXIT_LOST, saves, restarts=20)
+    assert requeued == (["requeue", "17"] if saves else [])
+    assert ("not requeued" in done.stderr) is not saves

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from align.liveness import EXIT_LOST
+from align.signals import EXIT_STOPPED
+
 SCRIPT = Path(__file__).with_name("watched.py")
 
 
@@ -57,15 +60,15 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
 def test_a_killed_process_is_named_by_all_others(three: list[subprocess.Popen[str]]) -> None:
     three[2].kill()
     lost = "error: lost process 2 (127.0.0.1: its connection was closed); --resume auto goes on from the last checkpoint\n"
-    assert end(three[0]) == (1, lost)
-    assert end(three[1]) == (1, f"[process 1] {lost}")
+    assert end(three[0]) == (EXIT_LOST, lost)
+    assert end(three[1]) == (EXIT_LOST, f"[process 1] {lost}")
 
 
 def test_the_first_process_is_named_too(three: list[subprocess.Popen[str]]) -> None:
     three[0].kill()
     for rank in (1, 2):
         code, printed = end(three[rank])
-        assert (code, printed.count("\n")) == (1, 1)
+        assert (code, printed.count("\n")) == (EXIT_LOST, 1)
         assert f"[process {rank}] error: lost process 0 (127.0.0.1: its connection was closed)" in printed
 
 
@@ -80,20 +83,34 @@ def test_an_end_in_order_ends_nobody(three: list[subprocess.Popen[str]], first: 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_of_one_process_is_told_to_those_that_would_wait_for_it(
-    three: list[subprocess.Popen[str]], rank: int
+@pytest.mark.parametrize(("code", "reason"), [(2, "prompts.jsonl: no such file"), (EXIT_STOPPED, "stopped by SIGTERM")])
+def test_an_end_of_one_process_is_told_to_those_that_would_wait_for_it(
+    three: list[subprocess.Popen[str]], rank: int, code: int, reason: str
 ) -> None:
-    obey(three[rank], "0 prompts.jsonl: no such file")
+    obey(three[rank], f"0 {code} {reason}")
     assert end(three[rank]) == (0, "")
     for other in {0, 1, 2} - {rank}:
-        code, printed = end(three[other])
-        assert code == 1
-        assert f"error: lost process {rank} (127.0.0.1: it ended: prompts.jsonl: no such file)" in printed
+        ended, printed = end(three[other])
+        assert ended == code, "a mistake is one on every machine, and no lost process"
+        assert f"error: lost process {rank} (127.0.0.1: it ended: {reason})" in printed
+
+
+def test_the_first_cause_is_told_by_a_first_process_that_is_asked_to_stop_because_of_it(
+    three: list[subprocess.Popen[str]],
+) -> None:
+    """Its launcher ends it by SIGTERM when another process of its machine has failed; a third is on another machine."""
+    obey(three[1], "0 2 a mistake")
+    assert end(three[1]) == (0, "")
+    time.sleep(0.2)  # less than SAME_MACHINE_SECONDS: it has read the end of process 1, and told nobody yet
+    obey(three[0], "0 75 stopped by SIGTERM")
+    code, printed = end(three[2])
+    assert code == 2
+    assert "error: lost process 1 (127.0.0.1: it ended: a mistake)" in printed
 
 
 def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.Popen[str]]) -> None:
     for process in three:
-        obey(process, "1.5 a mistake")  # it still runs for longer than the time of grace
+        obey(process, "1.5 2 a mistake")  # it still runs for longer than the time of grace
     assert [end(process) for process in three] == 3 * [(0, "")]
 
 

@@ -1,6 +1,7 @@
 """One process of several that watch each other; see test_liveness.py.
 
-Usage: watched.py RANK [PORT TOKEN]: the first one prints its port and its token; then each obeys the lines on its stdin.
+Usage: watched.py RANK [PORT TOKEN]: the first one prints its port and its token; then each obeys a line
+on its stdin: the seconds that it still runs after it has told the others its exit code and its reason.
 """
 
 import sys
@@ -17,7 +18,8 @@ else:
 sys.stdout.write("watching\n")
 sys.stdout.flush()
 for line in sys.stdin:
-    word, _, reason = line.strip().partition(" ")
-    liveness.stop_watching(reason)
-    time.sleep(float(word))
+    seconds, _, end = line.strip().partition(" ")
+    code, _, reason = end.partition(" ")
+    liveness.stop_watching(reason, int(code or 0))
+    time.sleep(float(seconds))
     break

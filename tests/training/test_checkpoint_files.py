@@ -130,7 +130,7 @@ def test_a_pickle_with_checksums_of_its_own_is_refused_too(whole, run, capsys):
     write_checksums(last)
     with pytest.raises(SystemExit):
         cli.main(words(whole.parent / "demos.jsonl", run, "--resume"))
-    assert f"error: {last}: broken (SafetensorError" in capsys.readouterr().err
+    assert f"error: {last}: cannot be loaded (SafetensorError" in capsys.readouterr().err
     assert not PLANTED.exists()
 
 

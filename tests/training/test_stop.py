@@ -160,9 +160,8 @@ def test_a_process_that_reaches_no_safe_place_ends_after_the_time_of_grace():
     """Even inside one long call that no signal interrupts."""
     code = """
         import hashlib, os, signal
-        from align import signals
-        signals.GRACE_SECONDS = 0.1
-        with signals.StopRequest().listening():
+        from align.signals import StopRequest
+        with StopRequest(0.1).listening():
             os.kill(os.getpid(), signal.SIGTERM)
             hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)
     """
@@ -170,3 +169,32 @@ def test_a_process_that_reaches_no_safe_place_ends_after_the_time_of_grace():
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == EXIT_STOPPED
     assert done.stderr == "stopped by SIGTERM within an update, without saving: the last checkpoint counts\n"
+
+
+@pytest.mark.parametrize("asked_to_save", ["by save_every", "by the request to stop"])
+def test_a_save_that_takes_longer_than_the_grace_is_told_as_that(asked_to_save, tmp_path):
+    """A disk that is too slow for `stop_grace`: the run was not within an update, and the remedy is the setting."""
+    code = """
+        import os, signal, sys, time
+        from align.sft import SFTConfig
+        from align.training.run import Run
+        every = int(sys.argv[2])
+        settings = {"dtype": "float32", "log_to": ["none"], "stop_grace": 1.0, "save_every": every}
+        run = Run(SFTConfig(output_dir=sys.argv[1], **settings), "sft")
+
+        def save(update):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(60)
+
+        for update in run.updates(1, 2, save):
+            if not every:
+                os.kill(os.getpid(), signal.SIGUSR1)
+    """
+    every = "1" if asked_to_save == "by save_every" else "0"
+    words = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "run"), every]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == EXIT_STOPPED, done.stderr
+    line = (
+        "stopped by SIGUSR1 while a checkpoint was being written, which takes longer than stop_grace (1 s): the one before"
+    )
+    assert done.stderr.splitlines()[-1] == f"{line} it counts; raise stop_grace"

@@ -66,8 +66,9 @@ def sample_answers(
 ) -> dict[str, list[SampledResponse]]:
     """Sample answers of a model to each prompt that fits it; a best-of-n model returns only the answers it keeps.
 
-    The noise for a prompt depends on its number alone: more prompts, another number of processes or a restart change no
-    text. The answers are stored in `OUTPUT/<task>-<model>.jsonl`.
+    The noise for a prompt depends on its number alone: in float32, more prompts, another number of processes or a restart
+    change no text. In bfloat16 the batch that a prompt is in changes its logits a little. The answers are stored in
+    `OUTPUT/<task>-<model>.jsonl`.
 
     Args:
         config: settings of sampling, and where results go.

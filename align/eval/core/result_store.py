@@ -14,6 +14,7 @@ from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Json
 from align.files import append_line
 from align.runtime.console import console
+from align.runtime.distributed import run_on_main
 
 CHUNK = 64
 """Items computed between two writes to the file."""
@@ -38,16 +39,20 @@ class ResultStore:
     def __init__(self, path: Path, settings: Mapping[str, Any], accelerator: Accelerator) -> None:
         self.path, self.accelerator = path, accelerator
         self.settings = json.loads(json.dumps(dict(settings)))
-        self.results: dict[str, Json] = {}
-        exists = self._read()
-        accelerator.wait_for_everyone()  # every process has read the file before the main process writes
-        if not exists and accelerator.is_main_process:
-            self._append({"settings": self.settings})
+        # What is missing must be the same on every process, so one of them looks at the disk.
+        self.results: dict[str, Json] = run_on_main(self._open, accelerator)
 
-    def _read(self) -> bool:
-        """Load the file's results; returns whether it held any line."""
+    def _open(self) -> dict[str, Json]:
+        """The results in the file, which is begun where there is none."""
+        results = self._read()
+        if results is None:
+            self._append({"settings": self.settings})
+        return results or {}
+
+    def _read(self) -> dict[str, Json] | None:
+        """The file's results; None if it holds no line."""
         if not self.path.exists():
-            return False
+            return None
         lines = self.path.read_bytes().splitlines(keepends=True)
         rows = []
         for number, line in enumerate(lines):
@@ -58,17 +63,15 @@ class ResultStore:
                     raise UserError(
                         f"{self.path}:{number + 1}: not JSON ({error}); delete the file to start from scratch"
                     ) from error
-                if self.accelerator.is_main_process:  # the program was killed in the middle of the last line
-                    os.truncate(self.path, sum(map(len, lines[:-1])))
+                os.truncate(self.path, sum(map(len, lines[:-1])))  # the program was killed in the middle of the last line
         if not rows:
-            return False
+            return None
         stored = rows[0].get("settings", {})
         changed = [key for key in {**stored, **self.settings} if stored.get(key) != self.settings.get(key)]
         if changed:
             difference = f"{changed[0]} {stored.get(changed[0])!r}, not {self.settings.get(changed[0])!r}"
             raise UserError(f"{self.path} holds results with {difference}; choose another output folder, or delete the file")
-        self.results = {row.pop("item"): row for row in rows[1:]}
-        return True
+        return {row.pop("item"): row for row in rows[1:]}
 
     def fill(
         self,

@@ -16,6 +16,7 @@ from rich.table import Table
 from align.errors import UserError, without_secrets
 from align.eval.core.settings import EvalConfig
 from align.files import read_json, write_json
+from align.runtime.distributed import run_on_main
 from align.runtime.environment import environment
 from align.statistics import mean_interval, share_interval
 
@@ -158,11 +159,13 @@ def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> l
 
 def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: Accelerator) -> list[Evaluation]:
     """Write the files and print the table, on the main process; every task ends with this. Returns the evaluations."""
-    if accelerator.is_main_process:
+
+    def write() -> None:
         save_evaluations(config.output, evaluations)
         if config.table:
             print_table(evaluations, config.data_lines())
-    accelerator.wait_for_everyone()
+
+    run_on_main(write, accelerator)
     return list(evaluations)
 
 

@@ -201,7 +201,8 @@ class JudgeTask:
             name.removeprefix("validation/"): value for name, value in figures.items() if name.startswith("validation/")
         }
         state = self.optimization.model_state()
-        if self.run.is_main:
+
+        def write() -> None:
             config = self.config
             metadata = {"asks": config.asks, "model": config.model, "layers": config.layers, "words": config.words}
             metadata |= {"read_layers": config.read_layers, "prefix_lm": config.prefix_lm}
@@ -209,7 +210,8 @@ class JudgeTask:
             metadata |= {"train_backbone": config.train_backbone}
             metadata |= {"learned_from": len(self.training), "held_out": len(self.held_out), "figures": self.best}
             save_judge(self.folder, state, self.loaded, metadata)
-        self.run.accelerator.wait_for_everyone()
+
+        run_on_main(write, self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         return [asdict(self.rows[row]) for row in rows]

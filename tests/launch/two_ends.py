@@ -1,0 +1,73 @@
+"""One process of two that fails in a piece of work which both enter, in each of the ways that a process can fail.
+
+Usage: two_ends.py FOLDER: each process writes what it raised to RANK.json, by the name of the case.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from align.errors import UserError
+from align.runtime.distributed import run_on_all, run_on_main
+from align.sft import SFTConfig
+from align.training.checkpoint import load_checkpoint, save_checkpoint
+from align.training.factory import make_optimization
+from align.training.run import Run
+from tests.launch.in_turn import avoid_compiling
+
+avoid_compiling()
+folder = Path(sys.argv[1])
+config = SFTConfig(output_dir=str(folder / "run"), dtype="float32", log_to=["none"], collective_timeout=60, lost_after=0)
+run = Run(config, "sft")
+rank, results = run.accelerator.process_index, {}
+
+
+def fail(error: Exception, on: int) -> Callable[[], str]:
+    def work() -> str:
+        if rank == on:
+            raise error
+        return "done"
+
+    return work
+
+
+def case(name: str, work: Callable[[], object]) -> None:
+    try:
+        results[name] = work()
+    except Exception as error:
+        results[name] = f"{type(error).__name__}: {error}"
+
+
+case("main, a mistake", lambda: run_on_main(fail(UserError("no such file"), 0), run.accelerator))
+case("main, a bug", lambda: run_on_main(fail(KeyError("mean"), 0), run.accelerator))
+case("main, well", lambda: run_on_main(fail(KeyError("mean"), 1), run.accelerator))
+case("all, a mistake", lambda: run_on_all(fail(UserError("no such file"), 1), run.accelerator))
+case("all, a bug", lambda: run_on_all(fail(OSError(5, "Input/output error"), 1), run.accelerator))
+case("all, well", lambda: run_on_all(lambda: rank, run.accelerator))
+
+optimization = make_optimization(run, nn.Linear(4, 4), 1)
+limit = run.memory.limit
+run.memory.limit = 1e-6 if rank == 1 else 1e6
+big = nn.Linear(4096, 4100)
+case("memory", lambda: run.memory.check(config, big, [], {"learning": lambda: 0}, accumulates_gradients=False))
+run.memory.limit = limit
+
+state = optimization.state
+if rank == 1:
+    optimization.state = fail(MemoryError("no room for the copy"), 1)
+case("save", lambda: save_checkpoint(run, optimization, 1, {}))
+optimization.state = state
+save_checkpoint(run, optimization, 1, {})
+run.checkpoint = run.folder / "checkpoints" / "update-000001"
+if rank == 1:
+    optimization.load_state = lambda *_: fail(OSError(5, "Input/output error"), 1)()
+case("load", lambda: load_checkpoint(run, optimization))
+del optimization.state
+if rank == 1:
+    del optimization.load_state
+case("load again", lambda: list(load_checkpoint(run, optimization)))
+(folder / f"{rank}.json").write_text(json.dumps(results))
+run.close()
