@@ -7,6 +7,7 @@ same response would get another score in other company.
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from align.ppo.config import PPOConfig
@@ -73,7 +74,10 @@ class ScoreShaping:
         if config.length_adjustment:
             answers = (rollout.lengths, rollout.ended_mask, config.samples_per_prompt)
             self.slope = length_slope(learned, *answers)
-            learned = adjust_for_length(learned, *answers, config.length_adjustment * self.slope)
+            adjusted = adjust_for_length(learned, *answers, config.length_adjustment * self.slope)
+            if config.missing_eos == "replace":  # these scores go into the running statistics alone
+                adjusted = torch.where(rollout.ended_mask, adjusted, learned)
+            learned = adjusted
         self.moments.add(learned)
         if config.normalize_scores == "standardize":
             learned = learned - self.moments.mean
