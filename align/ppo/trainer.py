@@ -89,6 +89,8 @@ class PPOTrainer:
         copies = 2 if config.reference_refresh else 1
         self.run, self.loaded = open_run(config, "ppo", policy, tokenizer, frozen_copies=copies)
         self.config = config
+        if [*functions, *judge_functions]:
+            _require_patience(config, self.run.accelerator.num_processes)
         encoded = self._encode(prompts)
         held_out = self._encode(validation_prompts) if validation_prompts else []
         ptx = PtxLoss(config, self.loaded, self.run.accelerator) if config.ptx_data else None
@@ -166,12 +168,13 @@ class PPOTrainer:
         config = self.config
         combine = partial(combine_rewards, rule=config.reward_ensemble, uncertainty_weight=config.uncertainty_weight)
         models = [self._scorer(source, roles) for source in scoring.rewards]
-        return Rewards(models, functions, combine, scoring.rubrics, config.reward_timeout, scoring.attributes)
+        parts = (scoring.rubrics, config.reward_timeout, scoring.attributes)
+        return Rewards(models, functions, combine, *parts, self.run.accelerator)
 
     def _judge_rewards(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
         """The rewards that select the policy to keep."""
         models = [self._scorer(source, roles) for source in scoring.judges]
-        return Rewards(models, functions, timeout=self.config.reward_timeout)
+        return Rewards(models, functions, timeout=self.config.reward_timeout, accelerator=self.run.accelerator)
 
     def _rule_scorer(self, source: RewardSource, texts: dict[str, str], roles: Roles) -> RuleScorer:
         scorer = self._scorer(source, roles)
@@ -265,6 +268,19 @@ def _require_rewards(config: PPOConfig, rewards: Sequence[object], models: Seque
     for model in models:
         if isinstance(model, str):
             require_reward_model(model)
+
+
+def _require_patience(config: PPOConfig, processes: int) -> None:
+    """Refuse a `reward_timeout` that the processes which wait for the first one cannot outlast.
+
+    Raises:
+        UserError: with both settings.
+    """
+    if processes > 1 and config.reward_timeout >= config.collective_timeout:
+        raise UserError(
+            f"reward_timeout is {config.reward_timeout:g}, but the other processes wait for collective_timeout "
+            f"({config.collective_timeout:g} s): raise that above reward_timeout"
+        )
 
 
 def _flops_profiles(

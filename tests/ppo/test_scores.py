@@ -110,7 +110,7 @@ def test_after_the_adjustment_length_explains_nothing_whatever_the_order_of_prom
 
 @pytest.mark.parametrize(("rule", "cut_off"), [("keep", 2.0), ("lower", 1.0), ("replace", -1.0)])
 def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, cut_off):
-    """Scores of 0.1 a token: without its length each answer is worth 2, the score of 20 tokens, the mean of those that ended.
+    """Scores of 0.1 a token: without its length each answer is worth 2, the score of the mean length, of 20 tokens.
 
     Of the second prompt no answer ended. Its answers are equally long, so nothing is known of their length's share.
     """
