@@ -180,12 +180,12 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     max_kl: float = option(
         25.0,
         "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
-        "with judge_model the judge's highest score",
+        "with judge_model the judge's highest score; with rule_budgets, one within its budgets wins first",
     )
     keep_confidence: float = option(
         0.0,
-        "replace the kept policy only at this confidence, by a paired test over validation_prompts (such as 0.95); "
-        "0: keep the one with the highest mean",
+        "replace the kept policy, first the starting model, only at this confidence, by a paired test over "
+        "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
     )
     judge_model: str = option(
         "",

@@ -93,6 +93,15 @@ class ScoreShaping:
         scores = apply_missing_eos_rule(scores.float(), ended, config.missing_eos, config.missing_eos_score)
         return penalize_length(scores, lengths, config.length_limit, config.length_penalty)
 
+    @property
+    def replacement(self) -> float | None:
+        """The score of every response that ran into `max_new_tokens`; None unless `missing_eos` replaces it."""
+        config = self.config
+        if config.missing_eos != "replace":
+            return None
+        score, longest = torch.tensor(config.missing_eos_score), torch.tensor(config.max_new_tokens)
+        return float(penalize_length(score, longest, config.length_limit, config.length_penalty))
+
     def metrics(self) -> dict[str, float]:
         """The running statistics, and what length explained; docs/metrics.md defines them."""
         figures = {"reward/running_mean": self.moments.mean, "reward/running_std": self.moments.std}
