@@ -139,3 +139,5 @@ class SampledResponse:
     prompt_ids: TokenIds
     ids: TokenIds
     text: str
+    ended: bool = True
+    """False if it was cut off: it then gets no end token in the ids of another tokenizer."""
