@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from align.errors import UserError
 from align.examples import SampledResponse
@@ -151,4 +151,4 @@ def test_a_model_in_memory_needs_its_tokenizer(classifier, sharp_folders, tmp_pa
     assert both[0] == pytest.approx(both[1], abs=1e-6)
     PPOTrainer(sharp_folders["tiny-llama"], [reward], ["Hi"], config).train()
     with pytest.raises(UserError, match="is no sequence classifier"):
-        reward_of_classifier(policy.loaded.backbone.model.model, tokenizer)
+        reward_of_classifier(AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"]), tokenizer)
