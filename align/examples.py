@@ -146,3 +146,5 @@ class SampledResponse:
     prompt_ids: TokenIds
     ids: TokenIds
     text: str
+    ended: bool = True
+    """False if it was cut off: it then gets no end token in the ids of another tokenizer."""

@@ -63,6 +63,9 @@ class AttributeScorer(ABC):
         self.module = place_frozen_model(module, accelerator)
         self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, own, shape)
 
+    question_tokens = 0
+    """Tokens of the longest question that is read behind a response."""
+
     @staticmethod
     def from_folder(
         folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int
@@ -107,6 +110,7 @@ class GenerativeScorer(AttributeScorer):
     def __init__(self, model: GenerativeModel, *arguments: Any) -> None:
         super().__init__(model.questions.heads, model, *arguments)
         self.questions = model.questions
+        self.question_tokens = max(len(text.question) for text in self.questions.texts)
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
         encoded = [self.scorer.encode(response) for response in responses]

@@ -93,14 +93,14 @@ def score_candidates(
     texts = [loaded.tokenization.text(ids) for ids in responses]
     scored, device = Scored(texts), inference_device()
     if config.reward_model:
-        reward = load_reward_model(config.reward_model, config.dtype)
+        reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
         reward.model.to(device)
         scored.rewards = score(loaded, reward, drawn, responses, texts, config.batch_tokens)
     if rules:
         judge = load_reward_model(config.rule_model, config.dtype, kind=RULE)
         judge.model.to(device)
         scorer = scorer_of(loaded, judge, config.batch_tokens)
-        given = RuleScorer(scorer, rules, judge.loaded.tokenization)(sampled(drawn, responses, texts))
+        given = RuleScorer(scorer, rules, judge.loaded.tokenization)(sampled(loaded, drawn, responses, texts))
         scored.violates = dict(zip(rules, given.tolist(), strict=True))
     for judged in load_rubrics(config, Accelerator(cpu=computes_on_cpu()), config.dtype, config.batch_tokens):
         categories, conversations = [prompt.category for prompt in drawn], [prompt.conversation for prompt in drawn]
@@ -108,7 +108,7 @@ def score_candidates(
     if config.attribute_model:
         place = (loaded.tokenization, Accelerator(cpu=computes_on_cpu()), config.batch_tokens)
         scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(
-            sampled(drawn, responses, texts)
+            sampled(loaded, drawn, responses, texts)
         )
     return scored
 
@@ -134,7 +134,7 @@ def score(
     Raises:
         UserError: if the reward model cannot read a prompt with its response.
     """
-    return scorer_of(loaded, reward, batch_tokens)(sampled(drawn, responses, texts))
+    return scorer_of(loaded, reward, batch_tokens)(sampled(loaded, drawn, responses, texts))
 
 
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
@@ -142,7 +142,10 @@ def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> R
     return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=computes_on_cpu()), batch_tokens)
 
 
-def sampled(drawn: Sequence[EncodedPrompt], responses: Sequence[list[int]], texts: Sequence[str]) -> list[SampledResponse]:
+def sampled(
+    loaded: LoadedModel, drawn: Sequence[EncodedPrompt], responses: Sequence[list[int]], texts: Sequence[str]
+) -> list[SampledResponse]:
     """Responses as reward models take them; arguments as `score` has."""
     rows = zip(drawn, responses, texts, strict=True)
-    return [SampledResponse(prompt.conversation, prompt.ids, ids, text) for prompt, ids, text in rows]
+    ended = loaded.tokenization.has_ended
+    return [SampledResponse(prompt.conversation, prompt.ids, ids, text, ended(ids)) for prompt, ids, text in rows]

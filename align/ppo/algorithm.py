@@ -33,7 +33,7 @@ from align.ppo.rollout import PromptIdentity, Rollout, prompts_of_update, sample
 from align.ppo.rollout_files import RolloutWriter
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
-from align.ppo.watch import NegativeKLWatch
+from align.ppo.watch import MissingEosWatch, NegativeKLWatch
 from align.runtime.clock import Clock
 from align.runtime.distributed import largest, run_on_main
 from align.sampling.budget import sampling_tokens
@@ -112,6 +112,7 @@ class PPOAlgorithm:
         if config.kl_target:
             self.controller = AdaptiveKL(config.kl_beta, config.kl_target, config.kl_horizon)
         self.score_shaping, self.negative_kl = ScoreShaping(config), NegativeKLWatch()
+        self.missing_eos = MissingEosWatch(self.score_shaping.replacement)
         self.clock = Clock()
         self.folder = run.folder / "model"
         kept = (config.rollout_updates, config.rollout_rows)
@@ -151,6 +152,7 @@ class PPOAlgorithm:
                 metrics |= self.evaluate(update)
             self.run.log(update, metrics)
             self.run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
+        self.run.say(self.evaluation.warning())
         if not run_on_main(self.folder.exists, self.run.accelerator):  # a shared disk may show it to some processes only
             self.run.say("no evaluation chose a best policy; the last one is kept")
             with self._averaged_weights():
@@ -211,6 +213,7 @@ class PPOAlgorithm:
             raw, parts = self.rewards(rollout)
             violations = self.rules.violations(rollout)
         scores = self.score_shaping.shape(raw, rollout, self.rules.score_to_learn(raw, violations))
+        self.run.say(self.missing_eos.check(scores.learned, rollout.ended_mask))
         if update == 1 and self.config.value_start == "mean":
             self.roles.value_offset = float(scores.learned.mean())
         batches = minibatches(self.config, rollout, update, epoch=0)

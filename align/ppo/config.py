@@ -108,7 +108,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "and continue despite any mismatch (Yao et al. 2025: 2); 0: no weights",
     )
     entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized")
-    value_clip: float = option(0.2, "how far a value may move from its old one in one update")
+    value_clip: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit")
     value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)")
     advantages: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
         "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
@@ -116,7 +116,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     gamma: float = option(1.0, "discount of later rewards")
     lam: float = option(0.95, "lambda of generalized advantage estimation")
     value_lam: float = option(-1.0, "lambda of the returns that values learn (VAPO: 1); -1: lam")
-    whiten_rewards: bool = option(False, "scale rewards to unit variance, keeping their mean")
+    whiten_rewards: bool = option(False, "scale rewards to unit variance, keeping their mean; only with advantages gae")
     missing_eos: Literal["replace", "lower", "keep"] = option(
         "replace",
         "score of a response that did not end: replace it by missing_eos_score, lower it by that much, keep it",
@@ -180,12 +180,12 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     max_kl: float = option(
         25.0,
         "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
-        "with judge_model the judge's highest score",
+        "with judge_model the judge's highest score; with rule_budgets, one within its budgets wins first",
     )
     keep_confidence: float = option(
         0.0,
-        "replace the kept policy only at this confidence, by a paired test over validation_prompts (such as 0.95); "
-        "0: keep the one with the highest mean",
+        "replace the kept policy, first the starting model, only at this confidence, by a paired test over "
+        "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
     )
     judge_model: str = option(
         "",
@@ -270,3 +270,9 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
             require_setting(self, "critic", self.critic == "shared", f"shared, {reason}")
             require_setting(self, "critic_warmup", self.critic_warmup == 0, f"0, {reason}")
             require_setting(self, "value_start", self.value_start == "auto", f"auto, {reason}")
+        # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
+        # critic learns that part as a baseline; the other estimators make an advantage of it.
+        learned = not self.whiten_rewards or self.advantages == "gae"
+        require_setting(
+            self, "whiten_rewards", learned, f"false with advantages {self.advantages}: only gae may whiten them"
+        )

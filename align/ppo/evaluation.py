@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from align.ppo.rewards import Rewards
 from align.ppo.rollout import Rollout, save_if_scoring_fails
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
-from align.ppo.selection import is_new_best
+from align.ppo.selection import Candidate, replaces
 from align.ppo.watch import DriftWatch, OveroptimizationWatch
 from align.training.run import Run
 
@@ -52,7 +54,8 @@ class PolicyEvaluation:
         self.run, self.config, self.backbone, self.roles = run, config, backbone, roles
         self.rewards, self.rules, self.judge, self.save, self.folder = rewards, rules, judge, save, folder
         self.shaping = ScoreShaping(config)
-        self.kept: list[float] | None = None
+        self.start: Candidate | None = None
+        self.kept: Candidate | None = None
         self.evaluations = len(range(0, config.updates, config.evaluate_every)) + 1
         self.drift, self.overoptimization = DriftWatch(), OveroptimizationWatch(config.judge_patience)
 
@@ -66,7 +69,9 @@ class PolicyEvaluation:
         """Score responses to the fixed prompts, which were sampled with fixed noise; keep the policy if it is the best."""
         with save_if_scoring_fails(self.run, rollout, update):
             preference, violations = self.rewards(rollout)[0], self.rules.violations(rollout)
+        excess = self.rules.excess(violations)
         scores = self.shaping.apply_rules(self.rules.score_to_compare(preference, violations), rollout)
+        scores = scores - self.config.rule_multiplier_limit * excess  # the rule for a missing end must not replace it
         metrics = _mean_and_error("reward", scores) | self._kl(rollout) | text_metrics(rollout)
         if violations:
             metrics["preference"] = float(self.shaping.apply_rules(preference, rollout).mean())
@@ -78,15 +83,45 @@ class PolicyEvaluation:
             self.run.say(f"warning: reward rose, but {warning}: read the samples before trusting it")
         self.run.say(self.overoptimization.check(update, metrics))
         self.run.record("samples", _sample_rows(rollout, scores, judged), update)
-        deciding, config = (scores if judged is None else judged).tolist(), self.config
-        may_be_kept = update > config.critic_warmup and metrics["kl"] <= config.max_kl  # before that, it is the start
-        if may_be_kept and is_new_best(deciding, self.kept, config.keep_confidence, self.evaluations):
-            self.kept = deciding
-            self.save(self.folder, metrics | {"update": update})
+        candidate = Candidate(update, (scores if judged is None else judged).tolist(), within_budgets=excess == 0)
+        if metrics["kl"] <= self.config.max_kl and self._keep_if_best(candidate, metrics | {"update": update}):
             metrics["kept"] = 1.0
-        if update and config.keep_policies:
+        if update and self.config.keep_policies:
             self.save(self.run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
         return {f"validation/{name}": value for name, value in metrics.items()}
+
+    def _keep_if_best(self, candidate: Candidate, metrics: dict[str, float]) -> bool:
+        """Save the policy if it replaces the one kept so far; whether it did.
+
+        The starting model, which is also the policy of the critic's warmup, is the first that is kept if only a test may
+        replace it. Without a test, the best of the trained policies is kept.
+        """
+        confidence = self.config.keep_confidence
+        if candidate.update == 0:
+            self.start = candidate
+        if candidate.update <= self.config.critic_warmup and not (confidence and candidate.update == 0):
+            return False
+        if not replaces(candidate, self.kept, confidence, self.evaluations):
+            return False
+        self.kept = candidate
+        self.save(self.folder, metrics)
+        return True
+
+    def warning(self) -> str:
+        """What is wrong with the policy that the run has kept; "" if it is better than the starting model."""
+        start, kept = self.start, self.kept
+        if start is None or kept is None:
+            return ""
+        over = "" if kept.within_budgets else "; it is over the rule budgets, as every policy that was evaluated"
+        if kept.update == 0:
+            level = f"keep_confidence {self.config.keep_confidence:g}"
+            return f"warning: no policy was better than the starting model at {level}: that is what was kept{over}"
+        if replaces(kept, start):
+            return f"warning: the policy of update {kept.update} was kept{over}" if over else ""
+        by = "reward" if self.judge is None else "judge's score"
+        means = f"{fmean(kept.scores):.3g}, that of the starting model {fmean(start.scores):.3g}"
+        what = f"the kept policy, of update {kept.update}, is no better than the starting model"
+        return f"warning: {what}: its {by} is {means}{over}"
 
     def _kl(self, rollout: Rollout) -> dict[str, float]:
         """KL to the starting model, per response and per token."""
@@ -98,11 +133,15 @@ class PolicyEvaluation:
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
         watches = {"drift": self.drift.state(), "overoptimization": self.overoptimization.state()}
-        return {"kept": self.kept, **watches}
+        candidates = {name: found and asdict(found) for name, found in (("kept", self.kept), ("start", self.start))}
+        return {**candidates, **watches}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.kept = state["kept"]
+        kept, start = state["kept"], state.get("start")
+        if isinstance(kept, list):  # a checkpoint from before the start was a candidate
+            kept = {"update": 1, "scores": kept}
+        self.kept, self.start = (Candidate(**found) if found else None for found in (kept, start))
         self.drift.load_state(state["drift"])
         self.overoptimization.load_state(state["overoptimization"])
 

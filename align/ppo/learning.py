@@ -44,7 +44,7 @@ def loss_of_minibatch(
         terms, was_clipped = {"policy": (1.0, policy)}, {"policy": clipped}
         if experience.returns is not None:
             value, was_clipped["value"] = value_losses(
-                new.values, old_values, columns(experience.returns), config.value_clip
+                new.values, old_values, columns(experience.returns), config.value_clip or math.inf
             )
             terms["value"] = (config.value_weight, value)
         if config.entropy_weight:

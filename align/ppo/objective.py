@@ -51,7 +51,8 @@ def importance_weights(log_probs: Tensor, engine_log_probs: Tensor, cap: float) 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Half of the larger of two squared errors, and whether it is the clipped one; all [B, T].
 
-    The second error is that of values held within `clip` of the old ones (lm-human-preferences, `train_policy.py`, `loss`).
+    The second error is that of values held within `clip` of the old ones (lm-human-preferences, `train_policy.py`, `loss`);
+    with an infinite `clip`, both are the same.
     """
     near = values.clamp(old_values - clip, old_values + clip)  # exact for values within the clip, unlike old + difference
     unclipped, clipped = (values - returns) ** 2, (near - returns) ** 2

@@ -1,5 +1,6 @@
 """The rewards of a run: reward models, Python functions or both, each logged separately."""
 
+import copy
 import itertools
 import math
 import threading
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from align.attributes.scoring import AttributeReward
@@ -21,6 +23,7 @@ from align.ppo.ensembles import combine_rewards, disagreement
 from align.ppo.rollout import Rollout
 from align.reward.scoring import RewardModelScorer
 from align.rules.rubrics import RubricScorer
+from align.runtime.distributed import run_on_main
 from align.runtime.flops import FlopsProfile
 
 RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[float]]
@@ -66,7 +69,7 @@ def load_functions(specifications: Sequence[str]) -> list[WeightedFunction]:
 def call_reward_function(
     reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str], timeout: float = 0.0
 ) -> list[float]:
-    """The scores of a reward function, checked.
+    """The scores of a reward function, checked. The function gets copies, which it may change.
 
     Args:
         timeout: seconds that it may take; 0: no limit.
@@ -88,11 +91,12 @@ def _run_function(
 ) -> Sequence[float]:
     """What a reward function returns; with a timeout, it runs in a thread of its own."""
     outcome: list[Any] = []
+    given = copy.deepcopy(list(prompts)), list(responses)
 
     def run() -> None:
         try:
-            outcome[:] = [True, reward.function(prompts, responses)]
-        except Exception as error:
+            outcome[:] = [True, reward.function(*given)]
+        except (Exception, SystemExit) as error:
             outcome[:] = [False, error]
 
     if timeout:
@@ -134,6 +138,7 @@ class Rewards:
         attributes: a reward from the attributes of responses.
         combine: makes one reward of those of several models; None: their mean.
         timeout: seconds that a function may take for a rollout; 0: no limit.
+        accelerator: processes that score together. The first one calls the functions, and all get its scores or its error.
     """
 
     def __init__(
@@ -144,8 +149,9 @@ class Rewards:
         rubrics: Sequence[RubricScorer] = (),
         timeout: float = 0.0,
         attributes: AttributeReward | None = None,
+        accelerator: Accelerator | None = None,
     ) -> None:
-        self.timeout, self.attributes = timeout, attributes
+        self.timeout, self.attributes, self.accelerator = timeout, attributes, accelerator
         self.models, self.functions, self.rubrics = list(models), list(functions), list(rubrics)
         self.combine = combine or partial(combine_rewards, rule="mean", uncertainty_weight=0.0)
 
@@ -162,21 +168,30 @@ class Rewards:
         """
         parts, members = self._of_models(rollout)
         conversations = [prompt.conversation for prompt in rollout.prompts]
-        for reward in self.functions:
+        for reward, scores in zip(self.functions, self._of_functions(conversations, rollout.texts), strict=True):
             numbered = (f"{reward.name}_{number}" for number in itertools.count(2))
             taken = {*RESERVED, *parts, *members}
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
-            parts[name] = reward.weight * torch.tensor(
-                call_reward_function(reward, conversations, rollout.texts, self.timeout)
-            )
+            parts[name] = reward.weight * torch.tensor(scores)
         categories = [prompt.category for prompt in rollout.prompts]
         for scorer in self.rubrics:
-            scores = torch.tensor(scorer(conversations, rollout.texts, categories))
-            parts[f"rubric/{scorer.rubric.name}"] = scorer.rubric.weight * scores
+            parts[f"rubric/{scorer.rubric.name}"] = scorer.rubric.weight * torch.tensor(
+                scorer(conversations, rollout.texts, categories)
+            )
         if self.attributes:
             parts["attributes"] = torch.tensor(self.attributes(rollout.sampled))
         none = torch.zeros(len(rollout))  # rules alone may be the reward
         return torch.stack([*parts.values(), none]).sum(0), parts | members
+
+    def _of_functions(self, prompts: Sequence[Conversation], responses: Sequence[str]) -> list[list[float]]:
+        """The scores of each function, the same on every process: a function may be random, or each call may cost money."""
+
+        def call_all() -> list[list[float]]:
+            return [call_reward_function(function, prompts, responses, self.timeout) for function in self.functions]
+
+        if not self.functions or self.accelerator is None or self.accelerator.num_processes == 1:
+            return call_all()
+        return run_on_main(call_all, self.accelerator)
 
     def _of_models(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The combined reward of the models; if there are several, also each one's reward and their disagreement."""

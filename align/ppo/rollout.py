@@ -54,8 +54,8 @@ class Rollout:
     def sampled(self) -> list[SampledResponse]:
         """The responses as reward models take them."""
         return [
-            SampledResponse(prompt.conversation, prompt.ids, ids, text)
-            for prompt, ids, text in zip(self.prompts, self.responses, self.texts, strict=True)
+            SampledResponse(prompt.conversation, prompt.ids, ids, text, ended)
+            for prompt, ids, text, ended in zip(self.prompts, self.responses, self.texts, self.ended, strict=True)
         ]
 
 

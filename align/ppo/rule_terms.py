@@ -21,6 +21,9 @@ from align.rules.scoring import RuleScorer
 PREFERENCE = "preference"
 Violations = Mapping[str, Tensor]
 """How likely each response violates each rule [B], by the rule's id."""
+LEAST_DEVIATION = 0.1
+"""What the P(follows) of a rule is divided by at least: the deviation where one response in 100 violates it. A rule that
+hardly varies would otherwise turn the rule model's noise into scores of any size."""
 
 
 def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]:
@@ -79,7 +82,7 @@ class RuleTerms:
         parts = _parts(preference, violations)
         for name, values in parts.items():
             self.moments[name].add(values)
-        scales = {name: (moments.mean, moments.std) for name, moments in self.moments.items()}
+        scales = {name: _scale(name, moments) for name, moments in self.moments.items()}
         if self.budgets:
             costs = torch.stack([violations[rule] for rule in self.rules])
             multipliers = torch.tensor([self._damped(rule, float(violations[rule].mean())) for rule in self.rules])
@@ -89,8 +92,7 @@ class RuleTerms:
     def score_to_compare(self, preference: Tensor, violations: Violations) -> Tensor:
         """Scores to compare evaluations by [B], on the scale of the first one, where each part has mean 0 and deviation 1.
 
-        Under budgets: the preference minus `rule_multiplier_limit` times the excess over the budgets. No multiplier exceeds
-        this penalty, so the best policy is within its budgets if any policy is (an exact penalty).
+        Under budgets: the preference alone; `excess` has the rest.
         """
         if not self.rules:
             return preference
@@ -99,11 +101,14 @@ class RuleTerms:
             for name, values in parts.items():
                 moments = RunningMoments()
                 moments.add(values)
-                self.first[name] = (moments.mean, moments.std)
+                self.first[name] = _scale(name, moments)
         if not self.budgets:
             return self._weighted(parts, self.first)
-        excess = sum(max(0.0, float(violations[rule].mean()) - budget) for rule, budget in self.budgets.items())
-        return _scaled(parts, self.first, PREFERENCE) - self.config.rule_multiplier_limit * excess
+        return _scaled(parts, self.first, PREFERENCE)
+
+    def excess(self, violations: Violations) -> float:
+        """How far the mean violations exceed their budgets, summed over rules; 0 if none does, or without budgets."""
+        return sum(max(0.0, float(violations[rule].mean()) - budget) for rule, budget in self.budgets.items())
 
     def _weighted(self, parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]]) -> Tensor:
         rules = torch.stack([_scaled(parts, scales, rule) for rule in self.rules]).mean(0)
@@ -149,6 +154,13 @@ class RuleTerms:
 def _parts(preference: Tensor, violations: Violations) -> dict[str, Tensor]:
     """The preference, and of each rule how likely it is followed."""
     return {PREFERENCE: preference} | {rule: 1 - broken for rule, broken in violations.items()}
+
+
+def _scale(name: str, moments: RunningMoments) -> tuple[float, float]:
+    """Mean and deviation that a part is normalized by."""
+    if name == PREFERENCE:
+        return moments.mean, moments.std
+    return moments.mean, max(LEAST_DEVIATION, moments.std if moments.squares else 0.0)
 
 
 def _scaled(parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]], name: str) -> Tensor:

@@ -7,6 +7,7 @@ same response would get another score in other company.
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from align.ppo.config import PPOConfig
@@ -73,7 +74,10 @@ class ScoreShaping:
         if config.length_adjustment:
             answers = (rollout.lengths, rollout.ended_mask, config.samples_per_prompt)
             self.slope = length_slope(learned, *answers)
-            learned = adjust_for_length(learned, *answers, config.length_adjustment * self.slope)
+            adjusted = adjust_for_length(learned, *answers, config.length_adjustment * self.slope)
+            if config.missing_eos == "replace":  # these scores go into the running statistics alone
+                adjusted = torch.where(rollout.ended_mask, adjusted, learned)
+            learned = adjusted
         self.moments.add(learned)
         if config.normalize_scores == "standardize":
             learned = learned - self.moments.mean
@@ -88,6 +92,15 @@ class ScoreShaping:
         config, ended, lengths = self.config, rollout.ended_mask, rollout.lengths
         scores = apply_missing_eos_rule(scores.float(), ended, config.missing_eos, config.missing_eos_score)
         return penalize_length(scores, lengths, config.length_limit, config.length_penalty)
+
+    @property
+    def replacement(self) -> float | None:
+        """The score of every response that ran into `max_new_tokens`; None unless `missing_eos` replaces it."""
+        config = self.config
+        if config.missing_eos != "replace":
+            return None
+        score, longest = torch.tensor(config.missing_eos_score), torch.tensor(config.max_new_tokens)
+        return float(penalize_length(score, longest, config.length_limit, config.length_penalty))
 
     def metrics(self) -> dict[str, float]:
         """The running statistics, and what length explained; docs/metrics.md defines them."""

@@ -94,11 +94,14 @@ class RewardSource(NamedTuple):
         return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)
 
 
-def load_rewards(models: Sequence[str | LoadedReward], policy: LoadedModel, dtype: str) -> list[RewardSource]:
+def load_rewards(
+    models: Sequence[str | LoadedReward], policy: LoadedModel, dtype: str, chat_template: str = "auto"
+) -> list[RewardSource]:
     """Load reward models: as adapters on the policy's base where they can be, else as models of their own.
 
     Args:
         dtype: of the latter, as in settings.
+        chat_template: the policy's setting, for classifiers without a template.
 
     Raises:
         UserError: if one of them is not a reward model.
@@ -108,12 +111,17 @@ def load_rewards(models: Sequence[str | LoadedReward], policy: LoadedModel, dtyp
         if isinstance(model, LoadedReward):
             found.append(RewardSource(model.loaded.base, loaded=model))
         else:
-            found.append(load_source(model, policy, dtype, f"{REWARD_ADAPTER}_{number}"))
+            found.append(load_source(model, policy, dtype, f"{REWARD_ADAPTER}_{number}", chat_template=chat_template))
     return found
 
 
 def load_source(
-    folder: str, policy: LoadedModel, dtype: str, adapter: str = RULE_ADAPTER, kind: ScorerKind = REWARD
+    folder: str,
+    policy: LoadedModel,
+    dtype: str,
+    adapter: str = RULE_ADAPTER,
+    kind: ScorerKind = REWARD,
+    chat_template: str = "auto",
 ) -> RewardSource:
     """Load one model with a scalar head, as `load_rewards` does.
 
@@ -127,7 +135,7 @@ def load_source(
     folder = scorer_folder(folder)
     if can_share_base(folder, policy, kind):
         return RewardSource(folder, mounted=load_reward_adapter(folder, policy, adapter, kind))
-    return RewardSource(folder, loaded=load_reward_model(folder, dtype, kind=kind))
+    return RewardSource(folder, loaded=load_reward_model(folder, dtype, chat_template, kind))
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,11 @@ class ScoringModels:
         return self.rewards[0].mounted if self.rewards else None
 
     @property
+    def first_reward(self) -> LoadedReward | None:
+        """The first reward model, if that is a model of its own."""
+        return self.rewards[0].loaded if self.rewards else None
+
+    @property
     def modules(self) -> list[nn.Module]:
         """Those that hold weights of their own."""
         modules: list[nn.Module] = [source.loaded.model for source in self._sources if source.loaded]
@@ -188,7 +201,7 @@ def load_scoring_models(
     Raises:
         UserError: if one of them is not a model of the kind that its setting needs.
     """
-    sources = load_rewards([*rewards, *judges], policy, config.dtype)
+    sources = load_rewards([*rewards, *judges], policy, config.dtype, config.chat_template)
     rules = load_source(config.rule_model, policy, config.dtype, RULE_ADAPTER, RULE) if config.rule_model else None
     rubrics = load_rubrics(config, accelerator, config.dtype, config.micro_batch_tokens)
     attributes = None

@@ -2,7 +2,30 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy as an evaluation found it.
+
+    Attributes:
+        update: after which it was evaluated; 0: the starting model.
+        scores: of its responses to the fixed prompts [N].
+        within_budgets: whether it keeps all `rule_budgets`; True without any.
+    """
+
+    update: int
+    scores: list[float]
+    within_budgets: bool = True
+
+
+def replaces(candidate: Candidate, kept: Candidate | None, confidence: float = 0.0, evaluations: int = 1) -> bool:
+    """Whether a policy replaces the one kept so far: budgets come first, then scores; arguments as `is_new_best`."""
+    if kept is None or candidate.within_budgets == kept.within_budgets:
+        return is_new_best(candidate.scores, kept.scores if kept else None, confidence, evaluations)
+    return candidate.within_budgets and math.isfinite(fmean(candidate.scores))
 
 
 def is_new_best(

@@ -10,8 +10,7 @@ from torch import nn
 from align.batches.shared_prompts import group_tokens, prompt_groups
 from align.examples import EncodedPrompt
 from align.models.adapters import copy_adapter
-from align.models.backbone import Backbone, wrap
-from align.models.configs import load_config
+from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, RewardModel, freeze_unused_lm_head
@@ -19,7 +18,8 @@ from align.ppo.config import PPOConfig
 from align.ppo.experience import minibatches
 from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.scoring_models import RewardAdapter
-from align.reward.checkpoint import load_reward_model
+from align.reward.checkpoint import LoadedReward
+from align.reward.scoring import reads_ids_of
 from align.runtime.gathering import sharded_copies
 from align.runtime.sharding import is_sharded, whole_count
 from align.sampling.budget import sampling_tokens
@@ -85,16 +85,18 @@ def build_actor_critic(
     loaded: LoadedModel,
     mounted: Sequence[RewardAdapter] = (),
     critic_start: RewardAdapter | None = None,
+    reward: LoadedReward | None = None,
 ) -> ActorCritic:
     """The module that PPO trains.
 
     With `value_start` auto, a critic of its own starts from the reward model (InstructGPT, section 3.5) if that is an
-    adapter on the policy's base, or if all weights are trained and it has the policy's architecture; else it starts from
-    the policy's start, with a head that starts at 0.
+    adapter on the policy's base, or if all weights are trained, it has the policy's architecture and it reads the policy's
+    token ids; else it starts from the policy's start, with a head that starts at 0.
 
     Args:
         mounted: reward models on the policy's base.
         critic_start: the one of them that a critic may start from.
+        reward: the first reward model, if that is a model of its own.
     """
     backbone, hidden_size = loaded.backbone, loaded.backbone.hidden_size
     value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(config.estimator.learns_values)
@@ -108,7 +110,7 @@ def build_actor_critic(
             _start_from(from_reward.head, from_reward.mean, value_head)
         backbone.peft.set_requires_grad(loaded.adapter)  # adding one adapter must not freeze the other
     elif config.critic == "separate":
-        critic = _critic_from_reward(config, loaded, value_head) or copy_backbone(backbone)
+        critic = _critic_from_reward(config, loaded, reward, value_head) or copy_backbone(backbone)
         critic.requires_grad_(True)
     if critic is not None:
         freeze_unused_lm_head(critic)
@@ -144,19 +146,21 @@ def rate_groups(config: PPOConfig, module: ActorCritic) -> list[RateGroup]:
     ]
 
 
-def _critic_from_reward(config: PPOConfig, loaded: LoadedModel, value_head: ScalarHead) -> Backbone | None:
-    first = next(iter(config.all_reward_models), None)
-    if first is None or config.value_start != "auto":
+def _critic_from_reward(
+    config: PPOConfig, loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead
+) -> Backbone | None:
+    """A copy of the reward model's backbone, and its head in `value_head`; None if values cannot start from it."""
+    if reward is None or config.value_start != "auto":
         return None
-    policy, reward = loaded.backbone.model.config, load_config(first)
-    if policy.model_type != reward.model_type or policy.hidden_size != reward.hidden_size:
-        return None
-    start = load_reward_model(first, config.dtype)
     # Values would start from other states than they are read from, or from a head that is more than a matrix.
-    if not isinstance(start.model, RewardModel) or start.model.backbone.layers:
+    if not isinstance(reward.model, RewardModel) or reward.model.backbone.layers:
         return None
-    _start_from(start.model.head, start.mean, value_head)
-    return start.model.backbone
+    policy, own = loaded.backbone.model.config, reward.loaded.backbone.model.config
+    alike = policy.model_type == own.model_type and policy.hidden_size == own.hidden_size
+    if not alike or is_prefix_lm(policy) != is_prefix_lm(own) or not reads_ids_of(reward, loaded.tokenization):
+        return None
+    _start_from(reward.model.head, reward.mean, value_head)
+    return copy_backbone(reward.model.backbone)
 
 
 @torch.no_grad()

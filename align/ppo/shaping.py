@@ -46,7 +46,7 @@ def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -
             cut off, and it is among the longest.
         samples: answers to each prompt.
     """
-    longer = _from_group_mean(lengths.double(), ended, samples)
+    longer = _from_group_mean(lengths.double(), ended, samples) * ended
     squares = float(longer.square().sum())
     return float((longer * scores).sum()) / squares if squares > 0 else 0.0
 
@@ -54,16 +54,20 @@ def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -
 def adjust_for_length(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int, slope: float) -> Tensor:
     """Scores [B] less `slope` for each token that a response is longer than its prompt's mean; arguments as `length_slope`.
 
-    A prompt's mean score, and the score of what was cut off, stay.
+    The mean is that of the answers that ended, or of all answers to a prompt where none ended. Answers that were cut off
+    are adjusted too: otherwise the longest answers alone would keep what their length adds to the score. The mean score of
+    a prompt's answers that ended stays.
     """
-    return scores - (slope * _from_group_mean(lengths.double(), ended, samples)).to(scores.dtype)
+    weights = ended.view(-1, samples)
+    weights = torch.where(weights.any(1, keepdim=True), weights, True).flatten()
+    return scores - (slope * _from_group_mean(lengths.double(), weights, samples)).to(scores.dtype)
 
 
 def _from_group_mean(values: Tensor, chosen: Tensor, samples: int) -> Tensor:
-    """Distance of each chosen value [B] from the mean of those chosen among its prompt's; 0 elsewhere."""
+    """Distance of each value [B] from the mean of those chosen among its prompt's; of a prompt without any, from 0."""
     grouped, weights = values.view(-1, samples), chosen.view(-1, samples).to(values.dtype)
     means = (grouped * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
-    return ((grouped - means) * weights).flatten()
+    return (grouped - means).flatten()
 
 
 def shape_rewards(scores: Tensor, log_probs: Tensor, reference: Tensor, lengths: Tensor, beta: float) -> Tensor:

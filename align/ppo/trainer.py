@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, Limits, encode_prompts
@@ -37,7 +38,10 @@ from align.training.optimization import Optimization
 from align.training.start import Model, open_run, say_if_prompts_are_repeated
 
 Reward = str | Path | LoadedReward | RewardFunction | WeightedFunction
-"""A part of the reward: the folder of a reward model, a loaded one, or a function (with a weight of its own, or 1)."""
+"""A part of the reward: the folder of a reward model, a loaded one, or a function (with a weight of its own, or 1).
+
+`align.reward.checkpoint.reward_of_classifier` makes a loaded one of a transformers classifier in memory.
+"""
 
 
 class PPOTrainer:
@@ -89,13 +93,16 @@ class PPOTrainer:
         copies = 2 if config.reference_refresh else 1
         self.run, self.loaded = open_run(config, "ppo", policy, tokenizer, frozen_copies=copies)
         self.config = config
+        if [*functions, *judge_functions]:
+            _require_patience(config, self.run.accelerator.num_processes)
         encoded = self._encode(prompts)
         held_out = self._encode(validation_prompts) if validation_prompts else []
+        self._all_prompts = [*encoded, *held_out]
         ptx = PtxLoss(config, self.loaded, self.run.accelerator) if config.ptx_data else None
 
         with sharded_loading(self.run.accelerator):
             scoring = load_scoring_models(config, self.loaded, self.run.accelerator, models, judges)
-            module = build_actor_critic(config, self.loaded, scoring.mounted, scoring.critic_start)
+            module = build_actor_critic(config, self.loaded, scoring.mounted, scoring.critic_start, scoring.first_reward)
         optimization, roles, refresh = self._prepare(module, scoring, encoded)
         rewards = self._rewards(scoring, functions, roles)
         judge_rewards = self._judge_rewards(scoring, judge_functions, roles) if judge else None
@@ -164,23 +171,39 @@ class PPOTrainer:
         config = self.config
         combine = partial(combine_rewards, rule=config.reward_ensemble, uncertainty_weight=config.uncertainty_weight)
         models = [self._scorer(source, roles) for source in scoring.rewards]
-        return Rewards(models, functions, combine, scoring.rubrics, config.reward_timeout, scoring.attributes)
+        if scoring.attributes:
+            scorer = scoring.attributes.scorer
+            self._require_context(config.attribute_model, scorer.scorer, scorer.question_tokens)
+        parts = (scoring.rubrics, config.reward_timeout, scoring.attributes)
+        return Rewards(models, functions, combine, *parts, self.run.accelerator)
 
     def _judge_rewards(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
         """The rewards that select the policy to keep."""
         models = [self._scorer(source, roles) for source in scoring.judges]
-        return Rewards(models, functions, timeout=self.config.reward_timeout)
+        return Rewards(models, functions, timeout=self.config.reward_timeout, accelerator=self.run.accelerator)
 
     def _rule_scorer(self, source: RewardSource, texts: dict[str, str], roles: Roles) -> RuleScorer:
         scorer = self._scorer(source, roles)
-        return RuleScorer(scorer, texts, scorer.tokenization or self.loaded.tokenization)
+        rules = RuleScorer(scorer, texts, scorer.tokenization or self.loaded.tokenization)
+        self._require_context(source.name, scorer, max(rules.lengths))
+        return rules
 
     def _scorer(self, source: RewardSource, roles: Roles) -> RewardModelScorer:
-        """The scorer of a model; reports if it reads texts instead of the policy's token ids."""
+        """The scorer of a model; reports if it reads texts instead of the policy's token ids.
+
+        Raises:
+            UserError: if its context is too short for the longest prompts and responses.
+        """
         scorer = source.scorer(self.loaded, roles, self.run.accelerator, self.config.micro_batch_tokens)
         if scorer.tokenization:
-            self.run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it")
+            template = "" if source.loaded is None or source.loaded.has_template else self.config.chat_template
+            form = f", which has no chat template and reads chat_template {template}" if template else ""
+            self.run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
+        self._require_context(source.name, scorer)
         return scorer
+
+    def _require_context(self, name: str, scorer: RewardModelScorer, after: int = 0) -> None:
+        scorer.require_context(name, self._all_prompts, self.config.max_new_tokens, self.loaded.tokenization, after)
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
@@ -191,7 +214,17 @@ class PPOTrainer:
 
 
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], list[WeightedFunction]]:
-    """The reward models, and the functions with their weights."""
+    """The reward models, and the functions with their weights.
+
+    Raises:
+        UserError: for a model in memory that has no tokenizer.
+    """
+    for reward in rewards:
+        if isinstance(reward, nn.Module):
+            raise UserError(
+                f"reward: {type(reward).__name__} is a model, whose tokenizer is not known: give its folder, "
+                "align.reward.checkpoint.reward_of_classifier(model, tokenizer), or a function that calls it"
+            )
     rewards = [str(reward) if isinstance(reward, Path) else reward for reward in rewards]
     models = [reward for reward in rewards if isinstance(reward, (str, LoadedReward))]
     functions = [
@@ -264,6 +297,19 @@ def _require_rewards(config: PPOConfig, rewards: Sequence[object], models: Seque
     for model in models:
         if isinstance(model, str):
             require_reward_model(model)
+
+
+def _require_patience(config: PPOConfig, processes: int) -> None:
+    """Refuse a `reward_timeout` that the processes which wait for the first one cannot outlast.
+
+    Raises:
+        UserError: with both settings.
+    """
+    if processes > 1 and config.reward_timeout >= config.collective_timeout:
+        raise UserError(
+            f"reward_timeout is {config.reward_timeout:g}, but the other processes wait for collective_timeout "
+            f"({config.collective_timeout:g} s): raise that above reward_timeout"
+        )
 
 
 def _flops_profiles(

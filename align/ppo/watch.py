@@ -46,6 +46,42 @@ class NegativeKLWatch:
         self.count = state
 
 
+class MissingEosWatch:
+    """Warns once if the score that replaces that of a response that did not end is above the others' mean.
+
+    A reward model's level is arbitrary unless it is centered: where its scores are far below the replacement, running
+    into the limit pays.
+
+    Args:
+        replacement: the score of a response that did not end; None if that is not the same for all.
+    """
+
+    def __init__(self, replacement: float | None) -> None:
+        self.replacement = replacement
+
+    def check(self, scores: Tensor, ended: Tensor) -> str:
+        """Take a rollout into account.
+
+        Args:
+            scores: [B] to learn from.
+            ended: [B] bool.
+
+        Returns:
+            The warning; "" if there is none.
+        """
+        if self.replacement is None or not ended.any():
+            return ""
+        replacement, mean = self.replacement, float(scores[ended].mean())
+        if mean >= replacement:
+            return ""
+        self.replacement = None
+        return (
+            f"warning: responses that end have a mean score of {mean:.3g}, and one that does not gets {replacement:.3g} "
+            "(missing_eos replace): running into the limit is rewarded. Set missing_eos lower, normalize_scores "
+            "standardize, or a lower missing_eos_score"
+        )
+
+
 class DriftWatch:
     """Compares evaluations with the first one, and warns if reward rose while the text got worse."""
 

@@ -6,7 +6,7 @@ how the model was made. `reward_head.safetensors` holds the head for every kind 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import REWARD_MODELS, resolve_model
 from align.errors import UserError, first_line
@@ -32,14 +32,14 @@ from align.models.backbone import (
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, load, vocabulary_rows
+from align.models.loading import LoadedModel, from_objects, load, vocabulary_rows
 from align.models.roles import RewardModel
 from align.reward.foreign import ForeignRewardModel
 from align.reward.gated import GatedRewardModel, gated_reward_model
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import whole_weights
 from align.settings import ModelConfig, ReadLayers
-from align.tokenization import with_unread_padding
+from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
 
 HEAD, FACTS = "reward_head.safetensors", "reward.json"
 INSIDE = "backbone."
@@ -70,12 +70,14 @@ class LoadedReward:
         mean: to be subtracted from what it says.
         reads_whole_turns: whether it reads a response to the end of what its template writes after it, as other
             libraries' reward models do, and not to the token that ends a turn.
+        has_template: False for a classifier whose tokenizer has no chat template.
     """
 
     model: RewardModel | GatedRewardModel
     loaded: LoadedModel
     mean: float
     reads_whole_turns: bool = False
+    has_template: bool = True
 
 
 def save_reward_model(
@@ -241,6 +243,7 @@ def load_reward_model(
     Args:
         folder: one of this package, a built-in name, or the folder or hub name of any transformers classifier with one
             label of a decoder or an encoder.
+        chat_template: of a classifier of a decoder whose tokenizer has none.
         kind: what is to be loaded; only reward models may be another library's.
 
     Raises:
@@ -248,18 +251,45 @@ def load_reward_model(
     """
     require_reward_model(folder, kind)
     foreign = kind is REWARD and is_foreign(folder)
-    loaded = load(ModelConfig(model=folder, chat_template=chat_template), compute_dtype(dtype), allow_reward_model=True)
+    loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
     if is_gated(loaded.backbone.model.config):
         gated = gated_reward_model(folder, loaded).eval().requires_grad_(False)
         return LoadedReward(gated, loaded, 0.0, reads_whole_turns=True)
-    head, mean = _foreign_head(folder, loaded) if foreign else load_head(folder, loaded.backbone, kind)
-    pad_id = loaded.backbone.model.config.get_text_config().pad_token_id if foreign else None
+    if foreign:
+        return _foreign_reward(folder, loaded, chat_template)
+    head, mean = load_head(folder, loaded.backbone, kind)
+    return LoadedReward(RewardModel(loaded.backbone, head).eval().requires_grad_(False), loaded, mean)
+
+
+def reward_of_classifier(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat_template: str = "auto"
+) -> LoadedReward:
+    """A transformers classifier in memory as `load_reward_model` would have loaded it; it is changed in place.
+
+    Args:
+        chat_template: used if the tokenizer has none.
+
+    Raises:
+        UserError: if it is no classifier with one label.
+    """
+    if not is_classifier(model.config):
+        raise UserError(f"{type(model).__name__} is no sequence classifier: a reward model has one label")
+    return _foreign_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()), chat_template)
+
+
+def _foreign_reward(name: str, loaded: LoadedModel, chat_template: str) -> LoadedReward:
+    """A classifier of another library; it reads whole turns by its own chat template, if it has one."""
+    head, mean = _foreign_head(name, loaded)
+    pad_id = loaded.backbone.model.config.get_text_config().pad_token_id
     if pad_id is not None and reads_last_token(loaded.backbone):
         model: RewardModel = ForeignRewardModel(loaded.backbone, head, pad_id)
     else:
         model = RewardModel(loaded.backbone, head)
     model.eval().requires_grad_(False)
-    return LoadedReward(model, loaded, mean, reads_whole_turns=foreign)
+    has_template, own = loaded.tokenization.has_own_template, loaded.tokenization
+    if not has_template and chat_template != "auto" and not isinstance(own, PairTokenization):
+        loaded = replace(loaded, tokenization=make_tokenization(own.tokenizer, chat_template, of_pairs=False))
+    return LoadedReward(model, loaded, mean, reads_whole_turns=has_template, has_template=has_template)
 
 
 @torch.no_grad()

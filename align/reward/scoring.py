@@ -1,5 +1,6 @@
 """Scoring responses with a reward model, whoever wrote them and with whatever tokenizer."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -10,14 +11,17 @@ from torch import Tensor
 from align.batches.micro_batches import map_groups
 from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
 from align.errors import UserError
-from align.examples import EncodedRanking, PromptResponse, SampledResponse, SharedPrompt
+from align.examples import EncodedPrompt, EncodedRanking, PromptResponse, SampledResponse, SharedPrompt
 from align.models.backbone import Backbone, flops_profile
 from align.reward.checkpoint import LoadedReward
 from align.runtime.flops import FlopsProfile, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.tensor_ops import Padded
-from align.tokenization import Tokenization
+from align.tokenization import PairTokenization, Tokenization
 from align.training.memory_dry_run import BatchShape
+
+PROMPTS_TRIED = 16
+"""The longest prompts, in the policy's tokens, of which one is taken to be the longest in another model's tokens too."""
 
 Ranked = TypeVar("Ranked", bound=SharedPrompt)
 
@@ -82,6 +86,18 @@ def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPro
     return module(*pack_rankings(rankings, device))
 
 
+def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
+    """Whether a reward model can read a policy's token ids as they are.
+
+    Prompts and turns must be written alike. A classifier without a chat template has no form of its own: it reads whatever
+    a policy with its vocabulary reads and writes.
+    """
+    own = reward.loaded.tokenization
+    if reward.has_template or isinstance(own, PairTokenization):
+        return own.reads_alike(policy)
+    return not isinstance(policy, PairTokenization) and own.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+
+
 class RewardModelScorer:
     """A frozen reward model that scores responses of a policy.
 
@@ -119,7 +135,7 @@ class RewardModelScorer:
         loaded = reward.loaded
         shape = flops_profile(loaded.backbone, loaded.adapter)
         module = place_frozen_model(reward.model, accelerator)
-        alike = loaded.tokenization.reads_alike(policy) and not reward.reads_whole_turns
+        alike = reads_ids_of(reward, policy) and not reward.reads_whole_turns
         own = None if alike else loaded.tokenization
         return cls(module, reward.mean, loaded.backbone, accelerator, budget, own, shape, reward.reads_whole_turns)
 
@@ -160,6 +176,36 @@ class RewardModelScorer:
         if self.tokenization is None:
             return PromptResponse(response.prompt_ids, response.ids)
         if self.reads_whole_turns:
-            return PromptResponse(*self.tokenization.whole_turn_ids(response.conversation, response.text))
+            return PromptResponse(*self.tokenization.whole_turn_ids(response.conversation, response.text, response.ended))
         prompt = self.tokenization.prompt_ids(response.conversation)
-        return PromptResponse(prompt, self.tokenization.response_ids(response.text))
+        return PromptResponse(prompt, self.tokenization.response_ids(response.text, response.ended))
+
+    def require_context(
+        self, name: str, prompts: Sequence[EncodedPrompt], new_tokens: int, policy: Tokenization, after: int = 0
+    ) -> None:
+        """Refuse a context that is too short for the longest prompts with responses of the maximum length.
+
+        Args:
+            name: of the model, for the error.
+            prompts: of the policy.
+            new_tokens: of the longest response, in the policy's tokens. Other tokenizers' counts are estimated from how many
+                tokens each makes of the prompts.
+            policy: the policy's tokenization.
+            after: tokens that the model reads behind a response, such as a rule.
+
+        Raises:
+            UserError: with the numbers of tokens.
+        """
+        longest = sorted(prompts, key=lambda prompt: len(prompt.ids))[-PROMPTS_TRIED:]
+        if self.tokenization is not None:
+            text = "\n".join(message["content"] for prompt in longest for message in prompt.conversation)
+            ratio = len(self.tokenization.template_ids(text)) / max(1, len(policy.template_ids(text)))
+            new_tokens = math.ceil(new_tokens * ratio)
+        for prompt in longest:
+            read = len(self.encode(SampledResponse(prompt.conversation, prompt.ids, [], "")).prompt)
+            if not self.backbone.fits(*((read + new_tokens, after) if after else (read, new_tokens))):
+                more = f" with {after} more" if after else ""
+                raise UserError(
+                    f"{name}: its context of {self.backbone.context_length} tokens is too short for a prompt of {read} and "
+                    f"a response of {new_tokens}{more}; lower max_prompt_tokens or max_new_tokens"
+                )

@@ -43,6 +43,7 @@ class Tokenization:
             raise UserError(
                 "the tokenizer has no end-of-sequence token: finished and unfinished responses would look the same"
             )
+        self.has_own_template = bool(tokenizer.chat_template)
         tokenizer.chat_template = choose_template(tokenizer.chat_template or self.default_template, chat_template)
         added = tokenizer.added_tokens_decoder
         # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
@@ -69,8 +70,12 @@ class Tokenization:
         after = self.tokenizer(text.rsplit(marker, 1)[-1], add_special_tokens=False).input_ids
         return int(after[0] if after and after[0] in self.special_ids else self.tokenizer.eos_token_id)
 
-    def render(self, messages: Conversation, generation_prompt: bool = True) -> str:
+    def render(self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False) -> str:
         """What the template makes of a conversation.
+
+        Args:
+            generation_prompt: whether to open the assistant's next turn.
+            unfinished: whether to stop behind the text of the last message.
 
         Raises:
             UserError: if it cannot be rendered, or the template refuses it.
@@ -80,6 +85,7 @@ class Tokenization:
                 _as_dicts(messages),
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
+                continue_final_message=unfinished,
             )
         except Exception as error:  # a template is a program from elsewhere, and fails in every way that one can
             roles = ", ".join(message["role"] for message in messages)
@@ -113,12 +119,15 @@ class Tokenization:
     def spells_special_token(self, messages: Conversation) -> bool:
         return any(spelling in message["content"] for message in messages for spelling in self._special_token_texts)
 
-    def _encode_with_spelled_tokens(self, messages: Conversation, generation_prompt: bool = True) -> list[int]:
+    def _encode_with_spelled_tokens(
+        self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False
+    ) -> list[int]:
         """Ids of a rendering in which the tokens that messages spell are read as characters."""
         try:
             ids = self.tokenizer.apply_chat_template(
                 _as_dicts(messages),
                 add_generation_prompt=generation_prompt,
+                continue_final_message=unfinished,
                 return_dict=False,
                 sanitize_control_tokens=True,
             )
@@ -139,11 +148,13 @@ class Tokenization:
         own = self.tokenizer.chat_template not in NAMED_TEMPLATES.values()
         return [*ids, *after] if own else [*before, *ids, *after]
 
-    def _conversation_ids(self, messages: Conversation, generation_prompt: bool = True) -> list[int]:
+    def _conversation_ids(
+        self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False
+    ) -> list[int]:
         """What the template makes of a conversation, without tokens that the tokenizer would put around it."""
         if self.spells_special_token(messages):
-            return self._encode_with_spelled_tokens(messages, generation_prompt)
-        return self.template_ids(self.render(messages, generation_prompt))
+            return self._encode_with_spelled_tokens(messages, generation_prompt, unfinished)
+        return self.template_ids(self.render(messages, generation_prompt, unfinished))
 
     def _automatic_tokens(self) -> tuple[list[int], list[int]]:
         """Special ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""
@@ -174,9 +185,13 @@ class Tokenization:
         before, after = self._automatic_tokens()
         return [*before, *ids, *after]
 
-    def response_ids(self, text: str) -> list[int]:
-        """The response and the token that ends it."""
-        return [*self._encode_message(text), self.end_id]
+    def response_ids(self, text: str, ended: bool = True) -> list[int]:
+        """The response and, unless it was cut off, the token that ends it."""
+        return [*self._encode_message(text), *([self.end_id] if ended else [])]
+
+    def has_ended(self, ids: Sequence[int]) -> bool:
+        """Whether sampled ids end by a token that ends a response; otherwise they were cut off."""
+        return len(ids) > 0 and ids[-1] in self.end_ids
 
     def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
         """Ids of a prompt and a response as a chat template wrote them: special tokens are what they spell.
@@ -194,20 +209,20 @@ class Tokenization:
             ids = [*ids, self.end_id] if end is None else ids[: end + 1]
         return [*self.template_ids(prompt), *after], ids
 
-    def whole_turn_ids(self, prompt: Conversation, text: str) -> tuple[list[int], list[int]]:
+    def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         """Prompt and response as the template writes a conversation that ends with this response, to its last token.
 
         Together they are what `apply_chat_template` makes of that conversation, which is what other libraries' reward
         models read; the prompt is as much of it as does not depend on the response.
 
+        Args:
+            ended: False for a response that was cut off: what the template writes behind it is left out.
+
         Raises:
             SpecialTokenError: if a message spells a special token that the tokenizer cannot read as characters.
         """
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
-        spelled = self.spells_special_token(messages)
-        ids = (
-            self._encode_with_spelled_tokens(messages, False) if spelled else self.template_ids(self.render(messages, False))
-        )
+        ids = self._conversation_ids(messages, generation_prompt=False, unfinished=not ended)
         if self.tokenizer.chat_template in NAMED_TEMPLATES.values():
             ids = [*self._automatic_tokens()[0], *ids]
         opening = self.prompt_ids(prompt)

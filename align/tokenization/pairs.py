@@ -36,13 +36,13 @@ class PairTokenization(Tokenization):
     def prompt_ids(self, prompt: Conversation) -> list[int]:
         return [*self._before, *self._conversation_ids(prompt), *self._middle]
 
-    def response_ids(self, text: str) -> list[int]:
+    def response_ids(self, text: str, ended: bool = True) -> list[int]:  # the mark closes the pair, not the response
         return [*self._encode_message(text), *self._after]
 
     def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
         return [*self._before, *self.template_ids(prompt), *self._middle], [*self.template_ids(response), *self._after]
 
-    def whole_turn_ids(self, prompt: Conversation, text: str) -> tuple[list[int], list[int]]:
+    def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         return self.prompt_ids(prompt), self.response_ids(text)
 
     def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:

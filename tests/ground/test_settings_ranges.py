@@ -105,6 +105,13 @@ def test_ranges(stage, name, bad, good):
         ({"length_adjustment": 0.5}, ["samples_per_prompt is 1", "2 or more for length_adjustment"]),
         ({"advantages": "grpo", "samples_per_prompt": 4, "critic": "separate"}, ["critic is 'separate'", "has no critic"]),
         ({"advantages": "reinforce++", "critic_warmup": 2}, ["critic_warmup is 2", "has no critic"]),
+        *(
+            (
+                {"whiten_rewards": True, "advantages": name, "samples_per_prompt": 4},
+                ["whiten_rewards is True", f"advantages {name}"],
+            )
+            for name in ("rloo", "grpo", "reinforce++")
+        ),
         ({"reward_model": "a", "reward_models": ["b", "c"]}, ["reward_models is ['b', 'c']", "empty, because"]),
     ],
 )

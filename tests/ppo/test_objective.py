@@ -1,5 +1,6 @@
 """The clipped losses of PPO token by token, and their gradients against finite differences."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.errors import UserError
+from align.ppo.experience import build_experience
 from align.ppo.learning import check_ratio
 from align.ppo.objective import policy_losses, value_losses
 from align.tensor_ops import masked_sum
+from tests.models.losses import minibatch_loss, role_outputs
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -94,6 +97,22 @@ def test_value_gradient_by_hand():
     values = doubles([1.1, 1.5, 0.5]).requires_grad_()
     value_losses(values, doubles([1.0] * 3), doubles([2.0] * 3), 0.2)[0].sum().backward()
     assert values.grad.tolist() == pytest.approx([-0.9, 0.0, -1.5], abs=1e-12)  # value - target, 0 where it is held
+
+
+def test_a_value_clip_of_0_is_none(make_ppo, load_sharp, hand_rollout):
+    """The loss of values that have left their old ones is half their squared error, and they still learn."""
+    trainer = make_ppo(load_sharp("tiny-gpt2"), value_clip=0.0)
+    roles = role_outputs(trainer, hand_rollout)
+    moved = dataclasses.replace(roles, values=roles.values - 0.5)  # the values were lower when they were recorded
+    experience = build_experience(trainer.config, hand_rollout, torch.arange(6.0), moved, 0.05)
+    rows = list(range(6))
+    total, sums = minibatch_loss(trainer, experience, rows)(rows)
+    errors = (roles.values - experience.returns)[experience.mask]
+    assert sums["value_loss"].item() == pytest.approx(0.5 * (errors**2).mean().item(), rel=1e-4)
+    assert float(sums["clipped/value"]) == 0
+    bias = trainer.optimization.trainable["value_head.linear.bias"]
+    (gradient,) = torch.autograd.grad(total, [bias])
+    assert float(gradient) == pytest.approx(0.1 * float(errors.mean()), rel=1e-4)  # value_weight 0.1
 
 
 def test_gradients_against_finite_differences():

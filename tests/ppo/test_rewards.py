@@ -153,6 +153,29 @@ def test_functions_see_prompts_and_texts():
     assert seen == [([PROMPT, PROMPT], ["x", "y"])]
 
 
+def test_a_function_that_edits_what_it_gets_changes_nothing_for_the_next_one():
+    def editing(prompts, responses):
+        for number, text in enumerate(responses):
+            responses[number] = text + "!!!"
+            prompts[number][0]["content"] = "changed"
+        prompts.clear()
+        return [0.0] * len(responses)
+
+    def reading(prompts, responses):
+        return [len(text) + 10 * len(prompt[0]["content"]) for prompt, text in zip(prompts, responses, strict=True)]
+
+    answers = rollout("abc", "a")
+    scores, _ = Rewards([], [weighted(editing, "editing"), weighted(reading, "reading")])(answers)
+    assert scores.tolist() == [3 + 20, 1 + 20]
+    assert (answers.texts, answers.prompts[0].conversation) == (["abc", "a"], PROMPT)
+    assert PROMPT[0]["content"] == "Hi"
+
+
+def test_a_function_that_exits_is_one_line():
+    with pytest.raises(UserError, match="reward function 'own' failed: SystemExit: 3"):
+        call_reward_function(weighted(lambda prompts, responses: sys.exit(3)), [PROMPT], ["a"])
+
+
 def test_two_functions_of_one_name_both_count(own_module):
     own_module("own_rewards_b", "def score(prompts, responses):\n    return [1.0] * len(responses)\n")
     own_module("own_rewards_c", "def score(prompts, responses):\n    return [10.0] * len(responses)\n")

@@ -150,10 +150,22 @@ def test_evaluations_are_compared_in_the_unit_of_the_first():
 def test_under_budgets_a_policy_that_keeps_them_is_worth_its_preference():
     rules = terms(rule_budgets=["0.5"], rule_multiplier_limit=8.0)
     rules.score_to_compare(torch.tensor([1.0, 3.0]), violations([0.0, 0.0], [0.0, 0.0]))
-    within = rules.score_to_compare(torch.tensor([3.0, 3.0]), violations([1.0, 0.0], [0.2, 0.2]))
-    assert within.tolist() == [1.0, 1.0]
-    beyond = rules.score_to_compare(torch.tensor([3.0, 3.0]), violations([0.7, 0.5], [0.2, 0.2]))
-    assert beyond.tolist() == pytest.approx([1 - 8 * 0.1] * 2, abs=1e-5)
+    within, beyond = violations([1.0, 0.0], [0.2, 0.2]), violations([0.7, 0.5], [0.2, 0.2])
+    for broken, excess in ((within, 0.0), (beyond, 0.1)):
+        assert rules.score_to_compare(torch.tensor([3.0, 3.0]), broken).tolist() == [1.0, 1.0]
+        assert rules.excess(broken) == pytest.approx(excess, abs=1e-6)
+
+
+def test_a_rule_that_hardly_varied_at_first_is_not_divided_by_that():
+    """One of four answers is 0.02 likely to violate rule a: 0.005 on average, a twentieth of the least deviation of 0.1."""
+    rules = terms(rule_weight=1.0)
+    never = [0.0, 0.0, 0.0, 0.0]
+    rules.score_to_compare(torch.tensor([1.0, 3.0, 1.0, 3.0]), violations([0.0, 0.0002, 0.0, 0.0002], never))
+    later = rules.score_to_compare(torch.tensor([3.0] * 4), violations([0.02, 0.0, 0.0, 0.0], never))
+    # The preference is 1 deviation up. Rule a: (0.0001 - 0.005) / 0.1, in the mean over two rules.
+    assert float(later.mean()) == pytest.approx(1 - 0.049 / 2, abs=1e-4)
+    learned = terms(rule_weight=1.0).score_to_learn(torch.tensor([2.0] * 4), violations([0.002, 0.0, 0.0, 0.0], never))
+    assert learned.tolist() == pytest.approx([-0.0015 / 0.1 / 2] + [0.0005 / 0.1 / 2] * 3, abs=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"rule_budgets": ["0.1"]}])

@@ -77,10 +77,11 @@ def test_rules_hold_for_both_and_come_after_normalizing():
 def test_what_length_explains_is_taken_out_by_hand():
     """Two prompts of three answers. The first's are 1, 2 and 3 tokens long with scores 5, 3, 1; of the second's, 2, 4 and 9
     long with scores 0, 2 and -50, the last was cut off. Distances from their means: -1, 0, 1 and -1, 1; so the slope is
-    (-1 * 5 + 1 * 1 - 1 * 0 + 1 * 2) / (1 + 1 + 1 + 1) = -0.5 a token."""
+    (-1 * 5 + 1 * 1 - 1 * 0 + 1 * 2) / (1 + 1 + 1 + 1) = -0.5 a token. The last one is 6 longer than 3, the mean of those
+    that ended, so that its length made 3 of its -50."""
     scores, lengths = torch.tensor([5.0, 3.0, 1.0, 0.0, 2.0, -50.0]), [1, 2, 3, 2, 4, 9]
     answers = rollout(lengths, [True] * 5 + [False])
-    for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -50.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -50.0])):
+    for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -47.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -48.5])):
         group = {"samples_per_prompt": 3, "rollout_size": 6, "minibatches": 1}
         shaping = ScoreShaping(PPOConfig(length_adjustment=share, missing_eos="keep", **group))
         shaped = shaping.shape(scores, answers)
@@ -100,12 +101,35 @@ def test_after_the_adjustment_length_explains_nothing_whatever_the_order_of_prom
     slope = length_slope(scores, lengths, ended, 4)
     adjusted = adjust_for_length(scores, lengths, ended, 4, slope)
     assert length_slope(adjusted, lengths, ended, 4) == pytest.approx(0.0, abs=1e-5)
-    assert adjusted[~ended].tolist() == scores[~ended].tolist()
     kept = ended.view(2, 4)
     for before, after, chosen in zip(scores.view(2, 4), adjusted.view(2, 4), kept, strict=True):
         assert float(after[chosen].sum()) == pytest.approx(float(before[chosen].sum()), abs=1e-4)
     swapped = [part.view(2, 4)[list(order)].flatten() for part in (scores, lengths, ended)]
     assert length_slope(*swapped, 4) == pytest.approx(slope, abs=1e-9)
+
+
+@pytest.mark.parametrize(("rule", "cut_off"), [("keep", 2.0), ("lower", 1.0), ("replace", -1.0)])
+def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, cut_off):
+    """Scores of 0.1 a token: without its length each answer is worth 2, the score of the mean length, of 20 tokens.
+
+    Of the second prompt no answer ended. Its answers are equally long, so nothing is known of their length's share.
+    """
+    answers = rollout([10, 20, 30, 64, 64, 64, 64, 64], [True, True, True, *[False] * 5])
+    group = {"samples_per_prompt": 4, "rollout_size": 8}
+    shaping = ScoreShaping(PPOConfig(length_adjustment=1.0, missing_eos=rule, missing_eos_score=-1.0, **group))
+    learned = shaping.shape(0.1 * answers.lengths.float(), answers).learned
+    assert learned[:4].tolist() == pytest.approx([2.0, 2.0, 2.0, cut_off], abs=1e-5)
+    unknown = {"keep": 6.4, "lower": 5.4, "replace": -1.0}[rule]
+    assert learned[4:].tolist() == pytest.approx([unknown] * 4, abs=1e-5)
+
+
+def test_under_replace_the_running_statistics_take_cut_off_answers_as_they_were_scored():
+    """Lengths 1 and 3 with scores 0 and 2, both 1 without their length; a score of 9 that is replaced afterwards."""
+    group = {"samples_per_prompt": 3, "rollout_size": 3}
+    shaping = ScoreShaping(PPOConfig(length_adjustment=1.0, missing_eos="replace", **group))
+    learned = shaping.shape(torch.tensor([0.0, 2.0, 9.0]), rollout([1, 3, 9], [True, True, False])).learned
+    assert learned.tolist() == pytest.approx([1.0, 1.0, -1.0])
+    assert shaping.metrics()["reward/running_mean"] == pytest.approx((1 + 1 + 9) / 3)
 
 
 def test_one_length_explains_nothing():

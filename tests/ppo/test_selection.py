@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from align.ppo.selection import is_new_best
+from align.ppo.selection import Candidate, is_new_best, replaces
 
 
 def test_any_higher_mean_will_do_without_a_test() -> None:
@@ -35,3 +35,15 @@ def test_a_policy_that_is_no_better_seldom_replaces_the_kept_one(evaluations: in
         runs = ([random.gauss(0, 1) for _ in range(48)] for _ in range(evaluations))
         replaced += any(is_new_best(scores, kept, 0.9, evaluations) for scores in runs)
     assert replaced < 0.15 * 300
+
+
+def test_budgets_come_before_scores() -> None:
+    low, high = Candidate(1, [0.0, 0.1]), Candidate(2, [5.0, 5.1])
+    over = Candidate(3, [9.0, 9.1], within_budgets=False)
+    assert replaces(high, low)
+    assert not replaces(over, low)
+    assert replaces(low, over)
+    assert replaces(low, over, 0.95, 10)
+    assert not replaces(Candidate(4, [math.nan, 0.0]), over)
+    assert replaces(over, Candidate(5, [8.0, 8.1], within_budgets=False))
+    assert replaces(over, None)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from align.errors import UserError
-from align.ppo.watch import PATIENCE, DriftWatch, NegativeKLWatch, OveroptimizationWatch
+from align.ppo import PPOConfig, PPOTrainer
+from align.ppo.watch import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch, OveroptimizationWatch
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
 FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "ended": 0.9}
@@ -49,6 +50,38 @@ def test_a_true_kl_near_zero_does_not_stop_a_run():
     watch, rng = NegativeKLWatch(), torch.Generator().manual_seed(0)
     for _ in range(2000):
         watch.check(torch.randn(64, generator=rng) * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("more", "rewarded"),
+    [
+        ({}, True),
+        ({"normalize_scores": "standardize"}, False),
+        ({"missing_eos": "lower"}, False),
+        ({"missing_eos_score": -9.0}, False),
+        # Six of the twelve tokens at the limit cost half a point each: -6 - 3 is less than most answers have.
+        ({"missing_eos_score": -6.0, "length_limit": 6, "length_penalty": 0.5}, False),
+    ],
+)
+def test_a_replacement_above_the_scores_of_complete_responses_is_named_once(more, rewarded, tmp_path, capsys):
+    """A reward model without a level: all scores are -6, and a response that is cut off gets -1."""
+
+    def level(prompts, responses):
+        return [-6.0] * len(responses)
+
+    settings = {"log_to": ["none"], "dtype": "float32", "learning_rate": 1e-6, "updates": 2, "epochs": 1}
+    config = PPOConfig(output_dir=str(tmp_path / "run"), max_new_tokens=12, **settings, **more)
+    PPOTrainer("tiny-gpt2", [level], ["red", "green"], config).train()
+    printed = " ".join(capsys.readouterr().err.split())
+    said = "warning: responses that end have a mean score of -6, and one that does not gets -1 (missing_eos replace)"
+    assert printed.count(said) == printed.count("running into the limit") == int(rewarded)
+
+
+def test_a_rollout_without_complete_responses_says_nothing_of_their_level():
+    watch = MissingEosWatch(-1.0)
+    assert watch.check(torch.tensor([-1.0, -1.0]), torch.tensor([False, False])) == ""
+    assert "mean score of -3" in watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False]))
+    assert watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False])) == ""
 
 
 def drift(**changes):

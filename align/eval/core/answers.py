@@ -85,7 +85,7 @@ def sample_answers(
     if evaluated.best_of == 1:
         return sampled
     assert isinstance(config, BestOfSettings)
-    reward = load_reward_model(str(resolve_model(config.best_of_reward)), config.dtype)
+    reward = load_reward_model(str(resolve_model(config.best_of_reward)), config.dtype, config.chat_template)
     scorer = RewardModelScorer.from_loaded(reward, evaluated.loaded.tokenization, accelerator, config.batch_tokens)
     settings = answer_settings(config) | {"model": evaluated.source, "weights": evaluated.fingerprint}
     rewards = score_answers(
@@ -130,7 +130,7 @@ def _sample_all(
     rows = store.fill(prompts, sample_chunk, max(1, CHUNK // samples), label, lambda numbered: numbered.prompt.ids)
     return {
         number: [
-            SampledResponse(numbered.prompt.conversation, numbered.prompt.ids, ids, text)
+            SampledResponse(numbered.prompt.conversation, numbered.prompt.ids, ids, text, tokenization.has_ended(ids))
             for ids, text in zip(row["ids"], row["texts"], strict=True)
         ]
         for (number, numbered), row in zip(prompts.items(), rows, strict=True)

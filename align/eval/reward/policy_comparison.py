@@ -149,9 +149,11 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
     scores = []
     for side in (comparison.before, comparison.after):
         rows = zip(prompts, side.ids, side.texts, strict=True)
-        scores.append(
-            scorer([SampledResponse(prompt, tokenization.prompt_ids(prompt), ids, text) for prompt, ids, text in rows])
-        )
+        answers = [
+            SampledResponse(prompt, tokenization.prompt_ids(prompt), ids, text, tokenization.has_ended(ids))
+            for prompt, ids, text in rows
+        ]
+        scores.append(scorer(answers))
     wins: np.ndarray = (np.sign(np.subtract(scores[1], scores[0])) + 1) / 2
     rates: np.ndarray = wins.reshape(-1, comparison.samples).mean(1)
     return rates
@@ -171,10 +173,8 @@ def sample_and_score(
     responses = sample(policy.backbone, ids, uniforms, sampling, policy.tokenization.end_ids)
     texts = [policy.tokenization.text(response) for response in responses.ids]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)
-    rows = zip(prompts, ids, responses.ids, texts, strict=True)
-    rewards = scorer(
-        [SampledResponse(prompt.prompt, prompt_ids, response, text) for prompt, prompt_ids, response, text in rows]
-    )
+    rows = zip(prompts, ids, responses.ids, texts, responses.ended, strict=True)
+    rewards = scorer([SampledResponse(prompt.prompt, *row) for prompt, *row in rows])
     return PolicyResponses(texts, rewards, responses.ids, responses.ended)
 
 

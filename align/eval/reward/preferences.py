@@ -115,7 +115,7 @@ def score_rankings(config: RewardEvalConfig, model: NamedRewardModel, accelerato
         costs = group_sizes(loaded.backbone, chunk)
         return [{"rewards": rewards} for rewards in map_rows(costs, config.batch_tokens, accelerator, score_rows)]
 
-    names = ("dtype", "preferences", "max_prompt_tokens", "max_response_tokens", "overlong")
+    names = ("dtype", "chat_template", "preferences", "max_prompt_tokens", "max_response_tokens", "overlong")
     settings = {name: getattr(config, name) for name in names} | {"reward_sha256": model.fingerprint}
     settings["preferences_sha256"] = fingerprint(config.preferences)
     stored = ResultStore(Path(config.output) / f"reward-{model.name}.jsonl", settings, accelerator)

@@ -37,6 +37,6 @@ def open_reward_models(config: RewardEvalConfig) -> list[NamedRewardModel]:
     models = [config.reward_model, *([config.gold_model] if config.gold_model else [])]
     folders = [str(resolve_model(model)) for model in models]
     return [
-        NamedRewardModel(name, fingerprint(folder), role, load_reward_model(folder, config.dtype))
+        NamedRewardModel(name, fingerprint(folder), role, load_reward_model(folder, config.dtype, config.chat_template))
         for name, folder, role in zip(short_names(models), folders, ("reward", "gold"), strict=False)
     ]

@@ -200,7 +200,8 @@ def _score(
         found = iter(scorer(flat))
         return [{"rewards": [next(found) for _ in row.responses]} for row in chunk]
 
-    settings = {"dtype": config.dtype, "benchmark": config.benchmark, "reward_sha256": model.fingerprint}
+    settings = {name: getattr(config, name) for name in ("dtype", "chat_template", "benchmark")}
+    settings["reward_sha256"] = model.fingerprint
     settings["benchmark_sha256"] = fingerprint(config.benchmark)
     stored = ResultStore(Path(config.output) / f"rewardbench-{model.name}.jsonl", settings, accelerator)
     items = {f"{number}:{row.id}": row for number, row in enumerate(rows, 1)}

@@ -50,7 +50,7 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
 def reward_answers(config: WinrateConfig, accelerator: Accelerator) -> RewardedAnswers:
     """Sample all models' answers to the prompts, and score them with the reward model."""
     folder = str(resolve_model(config.reward_model))
-    reward, reward_fingerprint = load_reward_model(folder, config.dtype), fingerprint(folder)
+    reward, reward_fingerprint = load_reward_model(folder, config.dtype, config.chat_template), fingerprint(folder)
     answers: dict[str, dict[str, list[SampledResponse]]] = {}
     rewards: dict[str, dict[str, list[float]]] = {}
     for evaluated in open_models(config, accelerator):

@@ -1,0 +1,71 @@
+"""PPO with reward functions that differ from call to call, or fail, in the processes that a launcher started.
+
+Usage: own_rewards.py FOLDER; each process writes what it saw to RANK.json there. See test_own_rewards.py.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from align.errors import UserError
+from align.ppo import PPOConfig, PPOTrainer
+
+RANK, folder = os.environ["RANK"], Path(sys.argv[1])
+drawn, calls = random.Random(int(RANK)), {"noisy": 0, "judge": 0}
+
+
+def noisy(prompts, responses):
+    calls["noisy"] += 1
+    return [drawn.gauss(0, 1) for _ in responses]
+
+
+def judge(prompts, responses):
+    calls["judge"] += 1
+    return [drawn.gauss(0, 1) for _ in responses]
+
+
+def failing(prompts, responses):
+    if RANK == "0":
+        raise ValueError("the service is down")
+    return [0.0] * len(responses)
+
+
+def hanging(prompts, responses):
+    if RANK == "0":
+        time.sleep(5)
+    return [0.0] * len(responses)
+
+
+def trainer(name, function, **more):
+    config = PPOConfig(
+        output_dir=str(folder / name),
+        dtype="float32",
+        log_to=["none"],
+        updates=3,
+        rollout_size=4,
+        epochs=1,
+        max_new_tokens=4,
+        evaluate_every=1,
+        collective_timeout=60,
+        **more,
+    )
+    words = ["red", "green", "blue", "one"]
+    return PPOTrainer("tiny-gpt2", [function], words, config, words, judge=judge)
+
+
+made = trainer("noisy", noisy)
+made.train()
+seen = {
+    "moments": made.algorithm.score_shaping.state(),
+    "evaluation": made.algorithm.evaluation.state(),
+    "calls": dict(calls),
+}
+for function, more in ((failing, {}), (hanging, {"reward_timeout": 1.0})):
+    try:
+        trainer(function.__name__, function, **more).train()
+    except UserError as error:
+        seen[function.__name__] = str(error)
+(folder / f"{RANK}.json").write_text(json.dumps(seen))

@@ -1,0 +1,104 @@
+"""Which policy a run keeps: one within the rule budgets before any other, and none that was not tested against the start."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from align.builtin.zoo import resolve_model
+from align.ppo import PPOConfig, PPOTrainer
+from align.ppo.evaluation import PolicyEvaluation
+from align.ppo.examples import share_of_e
+from align.ppo.rewards import Rewards, WeightedFunction
+from align.ppo.rule_terms import RuleTerms
+
+WORDS = ["red", "green", "blue", "one", "two", "three", "dog", "cat"]
+
+
+def fewer_es(prompts, responses):
+    """The opposite of the reward."""
+    return [-value for value in share_of_e(prompts, responses)]
+
+
+def trained(folder: Path, judge=None, **more) -> Path:
+    config = PPOConfig(
+        output_dir=str(folder / "run"),
+        log_to=["none"],
+        dtype="float32",
+        max_new_tokens=12,
+        missing_eos="keep",
+        learning_rate=1e-2,
+        kl_beta=0.0,
+        evaluate_every=6,
+        max_kl=1000.0,
+        updates=6,
+        rollout_size=32,
+        **more,
+    )
+    return PPOTrainer("tiny-gpt2", [share_of_e], WORDS, config, WORDS, judge=judge).train()
+
+
+def test_the_first_trained_policy_is_tested_against_the_start(tmp_path, capsys):
+    """The judge likes the start best, so the start is what is kept, and the run says it."""
+    folder = trained(tmp_path, fewer_es, keep_confidence=0.95)
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "warning: no policy was better than the starting model at keep_confidence 0.95" in printed
+    assert "| update | 0 |" in (folder / "README.md").read_text()
+    kept, start = (load_file(path / "model.safetensors") for path in (folder, Path(resolve_model("tiny-gpt2"))))
+    assert all(torch.equal(kept[name], start[name].float()) for name in kept)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows if "validation/kept" in row] == [0]
+
+
+def test_a_policy_that_is_better_replaces_the_start(tmp_path, capsys):
+    folder = trained(tmp_path, keep_confidence=0.9)
+    assert "| update | 0 |" not in (folder / "README.md").read_text()
+    assert "starting model" not in capsys.readouterr().err
+
+
+def test_without_a_test_a_policy_that_is_worse_than_the_start_is_named(tmp_path, capsys):
+    folder = trained(tmp_path, fewer_es)
+    assert "| update | 0 |" not in (folder / "README.md").read_text()
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "is no better than the starting model: its judge's score is -0." in printed
+
+
+class RuleJudge:
+    """One rule; how likely each response violates it is typed in."""
+
+    rules = {"a": "A."}  # noqa: RUF012
+
+    def __init__(self, said):
+        self.said = iter(said)
+
+    def __call__(self, responses):
+        return torch.full((1, len(responses)), next(self.said))
+
+
+@pytest.mark.parametrize(
+    ("policies", "kept"),
+    [
+        # Preference in deviations of the first evaluation, mean violation, whether responses end.
+        ([(0.0, 0.0, True), (-1.2, 0.05, True), (2.0, 0.6, False)], [1, 0.0]),
+        ([(0.0, 0.6, True), (2.0, 0.6, False), (-1.2, 0.05, True)], [3, -1.2]),
+        ([(0.0, 0.5, True), (0.3, 0.07, True), (0.05, 0.05, True)], [3, 0.05]),
+        ([(0.0, 0.5, True), (0.3, 0.4, True), (0.0, 0.2, True)], [3, -10 * (0.2 - 0.0625)]),
+    ],
+    ids=["never-ending", "never-ending first", "a little over", "none within"],
+)
+def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, make_ppo, load_sharp, hand_rollout, tmp_path):
+    algorithm = make_ppo(load_sharp("tiny-gpt2"), rule_model="x", rule_budgets=["0.0625"], missing_eos="replace", updates=9)
+    spread = torch.tensor([-1.0, 1.0] * 3)
+    wanted = iter([(spread + mean).tolist() for mean, _, _ in policies])
+    preference = WeightedFunction("typed", 1.0, lambda prompts, responses: next(wanted))
+    rules = RuleTerms(algorithm.config, RuleJudge([violation for _, violation, _ in policies]))
+    parts = (algorithm.run, algorithm.config, algorithm.loaded.backbone, algorithm.roles, Rewards([], [preference]), rules)
+    evaluation = PolicyEvaluation(*parts, None, lambda folder, metrics: None, tmp_path)
+    for update, (_, _, ends) in enumerate(policies, 1):
+        evaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6))
+    state = json.loads(json.dumps(evaluation.state()))["kept"]
+    assert state["update"] == kept[0]
+    assert sum(state["scores"]) / 6 == pytest.approx(kept[1], abs=1e-4)

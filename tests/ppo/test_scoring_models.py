@@ -1,0 +1,154 @@
+"""Reward models from elsewhere in PPO: which ids they read, what a critic may take from them, and what is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from align.errors import UserError
+from align.examples import SampledResponse
+from align.models.heads import ScalarHead
+from align.models.roles import RewardModel
+from align.ppo import PPOConfig, PPOTrainer
+from align.ppo.scoring_models import load_rewards
+from align.ppo.setup import build_actor_critic
+from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
+from align.reward.scoring import RewardModelScorer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ASKED = ({"role": "user", "content": "Name a moon."},)
+
+
+@pytest.fixture
+def classifier(sharp_folders, tmp_path):
+    """`classifier(template=None, added=["zz"])`: a folder as another library leaves it, and the model in it."""
+
+    def made(template=None, added=(), **settings):
+        torch.manual_seed(5)
+        folder = tmp_path / "classifier"
+        model = AutoModelForSequenceClassification.from_pretrained(sharp_folders["tiny-llama"], num_labels=1, **settings)
+        tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
+        tokenizer.chat_template = template
+        tokenizer.add_tokens(list(added))
+        if added:
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        model.config.pad_token_id = None  # one row at a time: the last token is read
+        return str(folder), tokenizer, model
+
+    return made
+
+
+@torch.no_grad()
+def logits(model, rows):
+    return [float(model(input_ids=torch.tensor([ids])).logits) for ids in rows]
+
+
+def scorer_in_ppo(folder, policy, chat_template):
+    (source,) = load_rewards([folder], policy, "float32", chat_template)
+    return source.scorer(policy, None, Accelerator(cpu=True), 4096)
+
+
+@pytest.mark.parametrize("chat_template", ["raw", "plain", "auto"])
+def test_a_classifier_without_a_template_reads_the_policys_ids_as_they_are(chat_template, classifier, load_sharp):
+    """As TRL's PPO does: prompt and response end to end, up to the end token or where the response was cut off."""
+    folder, _, model = classifier()
+    policy = load_sharp("tiny-llama", chat_template=chat_template)
+    prompt, encoding = policy.tokenization.prompt_ids(ASKED), policy.tokenization
+    ids = [encoding.response_ids("Io."), encoding.response_ids("Europa")[:-1]]
+    answers = [
+        SampledResponse(ASKED, prompt, row, encoding.text(row), ended) for row, ended in zip(ids, (1, 0), strict=True)
+    ]
+    found = scorer_in_ppo(folder, policy, chat_template)(answers)
+    assert found == pytest.approx(logits(model, [prompt + row for row in ids]), abs=1e-5)
+    assert abs(found[0] - found[1]) > 0.01
+
+
+def test_a_classifier_of_another_vocabulary_without_a_template_reads_by_the_policys_setting(classifier, load_sharp):
+    folder, tokenizer, model = classifier(added=["moon"])
+    policy = load_sharp("tiny-llama", chat_template="raw")
+    answers = [SampledResponse(ASKED, [1], [2], "A moon.", ended) for ended in (True, False)]
+    text = tokenizer("Name a moon.").input_ids + tokenizer("A moon.", add_special_tokens=False).input_ids
+    assert tokenizer.convert_tokens_to_ids("moon") in text
+    expected = logits(model, [[*text, tokenizer.eos_token_id], text])
+    assert scorer_in_ppo(folder, policy, "raw")(answers) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_template_of_its_own_stays_and_writes_no_end_behind_what_was_cut_off(classifier, load_sharp):
+    folder, tokenizer, model = classifier(CHATML)
+    policy = load_sharp("tiny-llama", chat_template="raw")
+    texts = ["Io.", "Io and", "with <|im_end|> inside", ""]
+    expected = []
+    for text in texts:
+        turns = [*ASKED, {"role": "assistant", "content": text}]
+        settings = {"return_dict": False, "sanitize_control_tokens": True, "continue_final_message": text != "Io."}
+        expected.append(tokenizer.apply_chat_template(turns, **settings))
+    answers = [SampledResponse(ASKED, [1], [2], text, ended=text == "Io.") for text in texts]
+    assert scorer_in_ppo(folder, policy, "raw")(answers) == pytest.approx(logits(model, expected), abs=1e-5)
+
+
+def test_a_reward_model_of_this_package_reads_no_end_behind_what_was_cut_off(load_sharp):
+    """It has another tokenizer than the policy: another template."""
+    own = load_sharp("tiny-gpt2")
+    model = RewardModel(own.backbone, ScalarHead(own.backbone.hidden_size, bias=False), None)
+    policy = load_sharp("tiny-gpt2", chat_template="raw").tokenization
+    scorer = RewardModelScorer.from_loaded(LoadedReward(model, own, 0.0), policy, Accelerator(cpu=True), 4096)
+    ended, cut_off = (scorer.encode(SampledResponse(ASKED, [1], [2], "Io.", each)).response for each in (True, False))
+    assert ended == [*cut_off, own.tokenization.end_id]
+    assert cut_off == own.tokenization.tokenizer("Io.", add_special_tokens=False).input_ids
+    empty = [SampledResponse(ASKED, [1], [2], "", ended=False)]
+    assert len(scorer(empty)) == 1
+
+
+@pytest.mark.parametrize(("added", "starts"), [((), True), (["moon"], False)])
+def test_a_critic_starts_from_a_reward_model_only_where_ids_mean_the_same(added, starts, classifier, load_sharp):
+    folder, _, _ = classifier(added=added)
+    policy, reward = load_sharp("tiny-llama"), load_reward_model(folder, "float32")
+    module = build_actor_critic(PPOConfig(critic="separate"), policy, reward=reward)
+    critic = dict(module.critic.model.named_parameters())
+    source = (reward.loaded if starts else policy).backbone.model
+    name = "model.layers.0.self_attn.q_proj.weight"
+    embedding = module.critic.model.get_input_embeddings().weight
+    assert torch.equal(embedding, source.get_input_embeddings().weight)
+    assert critic[name].data_ptr() != dict(source.named_parameters())[name].data_ptr()
+    head = module.value_head.linear.weight
+    assert torch.equal(head, reward.model.head.linear.weight) if starts else not head.any()
+    assert all(weight.requires_grad for key, weight in critic.items() if "lm_head" not in key and "score" not in key)
+
+
+def test_a_context_that_the_longest_response_will_exceed_is_refused_before_training(classifier, sharp_folders, tmp_path):
+    folder, tokenizer, _ = classifier(max_position_embeddings=24)
+    words = ["red", "green, blue"]
+    config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], dtype="float32", chat_template="raw", updates=1)
+    longest = len(tokenizer("green, blue").input_ids)
+    with pytest.raises(
+        UserError, match=rf"its context of 24 tokens is too short for a prompt of {longest} and a response of"
+    ):
+        PPOTrainer(sharp_folders["tiny-llama"], [folder], words, dataclasses.replace(config, max_new_tokens=25 - longest))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    fitting = dataclasses.replace(config, max_new_tokens=24 - longest)
+    PPOTrainer(sharp_folders["tiny-llama"], [folder], words, fitting)
+
+
+def test_a_model_in_memory_needs_its_tokenizer(classifier, sharp_folders, tmp_path):
+    folder, tokenizer, model = classifier(CHATML)
+    config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], dtype="float32", updates=1, rollout_size=4)
+    for given in ({"reward": [model]}, {"reward": [], "judge": model}):
+        with pytest.raises(UserError, match=r"LlamaForSequenceClassification is a model, .*reward_of_classifier"):
+            PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)
+    reward = reward_of_classifier(model, tokenizer)
+    policy, accelerator = load_reward_model(folder, "float32"), Accelerator(cpu=True)
+    answer = [SampledResponse(ASKED, [1], [2], "Io.")]
+    encoding = policy.loaded.tokenization
+    both = [RewardModelScorer.from_loaded(each, encoding, accelerator, 4096)(answer) for each in (reward, policy)]
+    assert both[0] == pytest.approx(both[1], abs=1e-6)
+    PPOTrainer(sharp_folders["tiny-llama"], [reward], ["Hi"], config).train()
+    with pytest.raises(UserError, match="is no sequence classifier"):
+        reward_of_classifier(AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"]), tokenizer)
