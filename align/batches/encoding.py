@@ -13,7 +13,7 @@ from align.errors import UserError
 from align.examples import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
 from align.models.loading import LoadedModel
 from align.settings import Overlong
-from align.tokenization import SpecialTokenError, encode_demonstration
+from align.tokenization import ConversationError, Tokenization, encode_demonstration
 
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
@@ -46,7 +46,8 @@ class Limits:
     """Maximum tokens of a prompt and of a response, and what happens to longer ones.
 
     Attributes:
-        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning.
+        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning, and of a
+            prompt also the start token and the system turn.
     """
 
     prompt: int
@@ -118,8 +119,8 @@ def _encode_record(
     encode_one: Callable[[R, ApplyLimits], Iterable[Encoded]],
 ) -> list[Encoded]:
     try:
-        return list(encode_one(record, partial(_apply_limits, loaded, limits, where)))
-    except SpecialTokenError as error:
+        return list(encode_one(record, partial(_apply_limits, loaded, limits, where, record.prompt)))
+    except ConversationError as error:
         raise UserError(f"{where}: {error}") from error
 
 
@@ -220,8 +221,8 @@ def encode_rankings(
 
     def encode_texts(record: Ranking) -> list[tuple[list[int], list[int]]]:
         if not whole_turns:
-            prompt = tokenization.prompt_ids(record.prompt)
-            return [(prompt, tokenization.response_ids(text)) for text in record.responses]
+            prompt, responses = tokenization.answers_ids(record.prompt, record.responses)
+            return [(prompt, response) for response in responses]
         pairs = [tokenization.whole_turn_ids(record.prompt, text) for text in record.responses]
         shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
         return [(prompt[:shared], [*prompt[shared:], *response]) for prompt, response in pairs]
@@ -261,22 +262,47 @@ def encode_response(
     """
     tokenization = loaded.tokenization
     try:
-        ids = tokenization.prompt_ids(prompt), tokenization.response_ids(response)
-    except SpecialTokenError as error:
+        ids = tokenization.answer_ids(prompt, response)
+    except ConversationError as error:
         raise UserError(f"{where}: {error}") from error
-    return limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
+    return limits.apply(*ids, where, _fixed_tokens(tokenization, limits, ids[0], prompt, where))
 
 
 def _apply_limits(
-    loaded: LoadedModel, limits: Limits, where: str, prompt: list[int], response: list[int] | None
+    loaded: LoadedModel,
+    limits: Limits,
+    where: str,
+    conversation: Conversation,
+    prompt: list[int],
+    response: list[int] | None,
 ) -> PromptResponse | None:
     """Apply the limits, and the model's context size, to a prompt and a response.
 
     Args:
+        conversation: the record's prompt, with which `prompt` begins.
         response: None leaves room for the longest one, which is still to be sampled.
     """
-    fixed = (loaded.tokenization.fixed_before, loaded.tokenization.fixed_after)
+    fixed = _fixed_tokens(loaded.tokenization, limits, prompt, conversation, where)
     kept = limits.apply(prompt, response or [], where, fixed)
     if kept is not None:
         loaded.backbone.require_fit(len(kept.prompt), limits.response if response is None else len(kept.response), where)
     return kept
+
+
+def _fixed_tokens(
+    tokenization: Tokenization, limits: Limits, ids: list[int], prompt: Conversation, where: str
+) -> tuple[int, int]:
+    """Numbers of tokens at a prompt's beginning and a response's end that truncation keeps.
+
+    Raises:
+        UserError: if those of the prompt leave no room within its limit.
+    """
+    before = tokenization.fixed_before
+    if limits.overlong == "truncate" and len(ids) > limits.prompt:
+        before = max(before, tokenization.head_length(prompt))
+        if before >= limits.prompt:
+            raise UserError(
+                f"{where}: the beginning of the prompt with its system turn has {before} tokens, which truncation keeps, "
+                f"but the limit is {limits.prompt}; raise the limit, shorten the system turn, or set overlong to drop"
+            )
+    return before, tokenization.fixed_after

@@ -79,7 +79,9 @@ def load(
         raise UserError(f"model '{config.model}': it is a reward model without an LM head, so it cannot generate text")
     if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
         make_prefix_lm(model.config, config.model)
-    tokenization = load_tokenization(source, config.chat_template, of_pairs=is_encoder(model.config))
+    tokenization = load_tokenization(
+        source, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=model.config.is_encoder_decoder
+    )
     if not is_adapter:
         return _with_fresh_adapter(model, tokenization, base, config, adapter)
     peft_model = load_adapter(model, source, "start" if config.lora_rank else "merged")
@@ -117,7 +119,9 @@ def load_shapes(
     except Exception as error:  # a config from elsewhere can be wrong in any way
         raise UserError(f"model '{config.model}': its config cannot be used ({reason(error)})") from error
     prepare_model(model)
-    tokenization = load_tokenization(source, config.chat_template, of_pairs=is_encoder(model.config))
+    tokenization = load_tokenization(
+        source, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=model.config.is_encoder_decoder
+    )
     with torch.device("meta"):
         loaded = _with_fresh_adapter(model, tokenization, base, config, adapter, check=False)
     loaded.backbone.shares_prompts = not is_encoder(model.config)
@@ -148,7 +152,9 @@ def from_objects(
     if config.prefix_lm:
         make_prefix_lm(model.config, model.config.name_or_path or "in memory")
     prepare_model(model)
-    tokenization = make_tokenization(tokenizer, config.chat_template, of_pairs=is_encoder(model.config))
+    tokenization = make_tokenization(
+        tokenizer, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=model.config.is_encoder_decoder
+    )
     base = model.config.name_or_path or "a model in memory"
     require_finite(model.named_parameters(), f"model '{base}'")
     return _with_fresh_adapter(model, tokenization, base, config, adapter)

@@ -161,5 +161,4 @@ class RewardModelScorer:
             return PromptResponse(response.prompt_ids, response.ids)
         if self.reads_whole_turns:
             return PromptResponse(*self.tokenization.whole_turn_ids(response.conversation, response.text))
-        prompt = self.tokenization.prompt_ids(response.conversation)
-        return PromptResponse(prompt, self.tokenization.response_ids(response.text))
+        return PromptResponse(*self.tokenization.answer_ids(response.conversation, response.text, whole=False))

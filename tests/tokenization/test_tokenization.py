@@ -87,9 +87,9 @@ def test_t5_gets_its_end_token_behind_the_prompt_and_decoders_do_not(sharp_folde
 
 def starting_with_bos(template):
     """A tokenizer that puts <bos> before every text, as Llama's and Gemma's do."""
-    found = tokenization(template)
-    found.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
-    return found
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    return Tokenization(tokenizer, template)
 
 
 @pytest.mark.parametrize("name", ["plain", "raw"])
@@ -220,11 +220,15 @@ def test_both_ways_teach_a_model_the_same(sharp_backbones):
 
 
 def test_turns_are_split_where_the_template_rewrites_earlier_ones(tmp_path):
-    path = tmp_path / "forgetful.jinja"  # shows the last message alone
-    path.write_text("{{ messages[-1].content }}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}")
+    path = tmp_path / "loud.jinja"  # writes earlier answers in capitals
+    path.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content if m.role == 'user' or loop.last else m.content | upper }} "
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
     found = tokenization(str(path))
     turns = encode_demonstration(found, CONVERSATION, one_row=True)
-    assert [shown(found, turn.prompt) for turn in turns] == ["Hi", "And?"]
+    second = "system: BE KIND. user: Hi assistant: HELLO user: And? assistant: "
+    assert [shown(found, turn.prompt) for turn in turns] == ["system: BE KIND. user: Hi assistant: ", second]
     assert [shown(found, turn.response) for turn in turns] == ["Hello<eos>", "More<eos>"]
 
 
