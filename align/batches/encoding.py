@@ -1,5 +1,7 @@
 """Encoding of records as token ids within length limits, for all stages."""
 
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +17,7 @@ from align.models.loading import LoadedModel
 from align.settings import Overlong
 from align.tokenization import ConversationError, Tokenization, encode_demonstration
 
+logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
 Records = str | Sequence[Record | Mapping[str, Any] | str]
@@ -84,6 +87,30 @@ class Limits:
         return PromptResponse(prompt, response)
 
 
+class SpelledTokens:
+    """Counts records whose texts spell special tokens: usually they were rendered with a chat template before."""
+
+    def __init__(self, tokenization: Tokenization) -> None:
+        self.tokenization = tokenization
+        self.records = self.found = 0
+        self.example = ""
+
+    def add(self, record: Record) -> None:
+        """Count a record."""
+        turns = (*record.prompt, *getattr(record, "continuation", ()))
+        token = self.tokenization.spelled_token([*(turn["content"] for turn in turns), *getattr(record, "responses", ())])
+        self.records, self.found, self.example = self.records + 1, self.found + bool(token), self.example or token or ""
+
+    def report(self, source: str, kind: str) -> None:
+        """Warn if there was such a record, on the first process only."""
+        if self.found and os.environ.get("RANK", "0") == "0":
+            logger.warning(
+                "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
+                "wrote these texts, give their turns as role and content instead",
+                *(source, self.found, self.records, kind, self.example),
+            )
+
+
 def encode_records(
     data: Data,
     kind: type[R],
@@ -104,8 +131,11 @@ def encode_records(
     source, _ = split_prefix(data)
     source = source if isinstance(source, str) else f"{kind_name(kind)}s in memory"
     encoded: list[Encoded] = []
+    spelled = SpelledTokens(loaded.tokenization)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
+        spelled.add(record)
         encoded += _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
+    spelled.report(source, kind_name(kind))
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return encoded
@@ -190,10 +220,22 @@ def encode_demonstration_row(
         records = convert_row(row.row, Demonstration)[1]
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
+    _warn_of_stream(loaded.tokenization, row.where, [record for record in records if isinstance(record, Demonstration)])
     encode_one = partial(_encode_demonstration, loaded)
     demonstrations = (_with_prefix(record, prefix) for record in records if isinstance(record, Demonstration))
     found = [_encode_record(record, row.where, loaded, limits, encode_one) for record in demonstrations]
     return [example for examples in found for example in examples]
+
+
+def _warn_of_stream(tokenization: Tokenization, where: str, records: Sequence[Demonstration]) -> None:
+    """Warn of the first row of a stream that spells a special token: its rows cannot be counted beforehand."""
+    if tokenization.warned_of_spelled_tokens:
+        return
+    spelled = SpelledTokens(tokenization)
+    for record in records:
+        spelled.add(record)
+    spelled.report(f"{where}, the first such row", "demonstration")
+    tokenization.warned_of_spelled_tokens = spelled.found > 0
 
 
 def _encode_demonstration(

@@ -32,6 +32,7 @@ from align.rules.scoring import RuleScorer, rules_of_model
 from align.runtime.distributed import zero_stage
 from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine
+from align.tokenization import ConversationError, Tokenization
 from align.training.factory import make_optimization
 from align.training.optimization import Optimization
 from align.training.start import Model, open_run, say_if_prompts_are_repeated
@@ -91,6 +92,7 @@ class PPOTrainer:
         self.config = config
         encoded = self._encode(prompts)
         held_out = self._encode(validation_prompts) if validation_prompts else []
+        self.conversations = [prompt.conversation for prompt in (*encoded, *held_out)]
         ptx = PtxLoss(config, self.loaded, self.run.accelerator) if config.ptx_data else None
 
         with sharded_loading(self.run.accelerator):
@@ -166,6 +168,8 @@ class PPOTrainer:
         config = self.config
         combine = partial(combine_rewards, rule=config.reward_ensemble, uncertainty_weight=config.uncertainty_weight)
         models = [self._scorer(source, roles) for source in scoring.rewards]
+        if scoring.attributes and (tokenization := scoring.attributes.scorer.scorer.tokenization):
+            self._require_turns(config.attribute_model, tokenization)
         return Rewards(models, functions, combine, scoring.rubrics, config.reward_timeout, scoring.attributes)
 
     def _judge_rewards(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
@@ -181,8 +185,17 @@ class PPOTrainer:
         """The scorer of a model; reports if it reads texts instead of the policy's token ids."""
         scorer = source.scorer(self.loaded, roles, self.run.accelerator, self.config.micro_batch_tokens)
         if scorer.tokenization:
+            self._require_turns(source.name, scorer.tokenization)
             self.run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it")
         return scorer
+
+    def _require_turns(self, name: str, tokenization: Tokenization) -> None:
+        """Refuse prompts of which a scoring model's chat template leaves out a turn, before any response is sampled."""
+        for conversation in self.conversations:
+            try:
+                tokenization.require_turns((*conversation, {"role": "assistant", "content": ""}))
+            except ConversationError as error:
+                raise UserError(f"{name}: {error}") from error
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""

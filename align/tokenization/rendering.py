@@ -60,6 +60,7 @@ class ChatRenderer:
         # special is what it spells: models write `<think>` themselves.
         self._control_tokens = _any_of(text for text, special in spellings.items() if special or text in template)
         self._special_tokens = _any_of(text for text, special in spellings.items() if special)
+        self.warned_of_spelled_tokens = False
         self._dropped: dict[tuple[str, ...], str] = {}
         tokenizer.chat_template = self._complete(template)
         self.require_turns(({"role": "user", "content": "Hi"},))

@@ -355,3 +355,20 @@ def test_the_date_is_a_constant_that_is_saved(tmp_path, on_the_day, call):
 def test_a_format_that_is_computed_is_refused():
     with pytest.raises(UserError, match="strftime_now with a computed format"):
         Tokenization(published("{% set f = '%Y' %}{{ strftime_now(f) }}" + LLAMA_3))
+
+
+# ------------------------------------------------------------------------------------------- texts rendered before
+
+
+def test_rows_that_spell_special_tokens_are_counted_once_with_an_example(load_sharp, caplog):
+    start = load_sharp("tiny-gpt2")
+    rows = [{"prompt": "User: Hi<eos>", "completion": ANSWER}, {"prompt": "Hi", "completion": "<bos>Ho"}]
+    rows.append({"prompt": "Hi", "completion": ANSWER})
+    encode_demonstrations(rows, start, Limits(100, 100), False)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        "demonstrations in memory: 2 of 3 demonstrations spell special tokens such as '<eos>', which are read as plain "
+    )
+    caplog.clear()
+    encode_prompts(["Hi", "a < b"], start, Limits(100, 100), False)
+    assert not caplog.records
