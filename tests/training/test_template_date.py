@@ -31,7 +31,7 @@ def dated_template(tmp_path):
     return str(path)
 
 
-def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkeypatch):
+def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(resume_settings, "date", Day)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"Hi {n}", "completion": "Hello"}) + "\n" for n in range(4)))
@@ -49,6 +49,7 @@ def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkey
     assert text == "Today: 01 Jul 2026\nUser: Hi\nAssistant: "
     with pytest.raises(SystemExit):
         cli.main([*words, "--epochs", "3", "--resume", "true", "--template_date", "2026-07-03"])
+    assert "this run has template_date '2026-07-01', not '2026-07-03'" in capsys.readouterr().err
 
 
 def test_a_date_is_read_from_settings(tmp_path):
