@@ -17,6 +17,7 @@ from align.models.backbone import (
     Backbone,
     adapter_settings,
     attention_kernel,
+    has_separate_encoder,
     is_classifier,
     is_encoder,
     linear_layers,
@@ -80,7 +81,7 @@ def load(
     if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
         make_prefix_lm(model.config, config.model)
     tokenization = load_tokenization(
-        source, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=model.config.is_encoder_decoder
+        source, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=has_separate_encoder(model.config)
     )
     if not is_adapter:
         return _with_fresh_adapter(model, tokenization, base, config, adapter)
@@ -91,6 +92,20 @@ def load(
     require_lora_settings(config, model, peft_model.peft_config["start"])
     copy_adapter(peft_model, "start", adapter)
     return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, "start"))
+
+
+def load_tokenization_of(model: str, chat_template: str = "auto") -> Tokenization:
+    """The tokenization of a model without its weights.
+
+    Args:
+        model: a folder, a hub name or a built-in model.
+
+    Raises:
+        UserError: if its config or tokenizer cannot be loaded.
+    """
+    source = str(resolve_model(model))
+    config = load_config(base_of(source)[0])
+    return load_tokenization(source, chat_template, is_encoder(config), has_separate_encoder(config))
 
 
 def load_shapes(
@@ -120,7 +135,7 @@ def load_shapes(
         raise UserError(f"model '{config.model}': its config cannot be used ({reason(error)})") from error
     prepare_model(model)
     tokenization = load_tokenization(
-        source, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=model.config.is_encoder_decoder
+        source, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=has_separate_encoder(model.config)
     )
     with torch.device("meta"):
         loaded = _with_fresh_adapter(model, tokenization, base, config, adapter, check=False)
@@ -153,7 +168,10 @@ def from_objects(
         make_prefix_lm(model.config, model.config.name_or_path or "in memory")
     prepare_model(model)
     tokenization = make_tokenization(
-        tokenizer, config.chat_template, of_pairs=is_encoder(model.config), encoder_decoder=model.config.is_encoder_decoder
+        tokenizer,
+        config.chat_template,
+        of_pairs=is_encoder(model.config),
+        encoder_decoder=has_separate_encoder(model.config),
     )
     base = model.config.name_or_path or "a model in memory"
     require_finite(model.named_parameters(), f"model '{base}'")

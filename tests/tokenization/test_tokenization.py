@@ -8,6 +8,7 @@ from align.builtin.tiny import BOS, EOS, byte_tokenizer
 from align.data.records import Demonstration
 from align.errors import UserError
 from align.examples import EncodedDemonstration
+from align.models.loading import load_tokenization_of
 from align.tensor_ops import Padded
 from align.tokenization import NAMED_TEMPLATES, Tokenization, encode_demonstration, load_tokenization
 
@@ -80,7 +81,7 @@ def test_a_tokenizer_without_an_end_is_refused():
 
 def test_t5_gets_its_end_token_behind_the_prompt_and_decoders_do_not(sharp_folders):
     for name, folder in sharp_folders.items():
-        ids = load_tokenization(folder).prompt_ids(TALK)
+        ids = load_tokenization_of(folder).prompt_ids(TALK)
         assert ids.count(EOS) == 1 + (name == "tiny-t5")  # one behind "Hello"
         assert (ids[-1] == EOS) == (name == "tiny-t5")
 
@@ -240,7 +241,7 @@ def test_an_earlier_answer_in_the_prompt_is_not_learned():
 
 
 def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
-    found = load_tokenization(sharp_folders["tiny-t5"])
+    found = load_tokenization_of(sharp_folders["tiny-t5"])
     first, second = encode_demonstration(found, CONVERSATION, one_row=False)
     assert first.prompt[-1] == second.prompt[-1] == EOS
     assert shown(found, second.prompt).endswith("Hello<eos>\nUser: And?\nAssistant: <eos>")

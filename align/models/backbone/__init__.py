@@ -15,6 +15,7 @@ from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.kinds import (
     adapter_settings,
     attention_kernel,
+    has_separate_encoder,
     is_encoder,
     linear_layers,
     make_prefix_lm,
@@ -37,6 +38,7 @@ __all__ = [
     "classifier_head",
     "dry_run_states",
     "flops_profile",
+    "has_separate_encoder",
     "is_classifier",
     "is_encoder",
     "is_gated",
