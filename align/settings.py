@@ -4,6 +4,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
+from datetime import date
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -202,6 +203,11 @@ class RunConfig(Settings):
         "seconds that a run may take to save and end after a request to stop, then it ends without saving; set it below the "
         "time after which your cluster kills (align launch gives its processes 5 s more than this)",
     )
+    template_date: str = option(
+        "",
+        "current date of chat templates that write it, as 2026-11-25; empty: the day on which the run starts, which its "
+        "config.yaml and the saved chat template keep",
+    )
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read instead of stopping at the first")
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
 
@@ -215,6 +221,7 @@ class RunConfig(Settings):
         require_setting(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
         counts = ("save_every", "keep_checkpoints")
         weights = ("max_grad_norm", "weight_decay", "adam_epsilon", "router_loss_weight")
+        require_setting(self, "template_date", not self.template_date or is_date(self.template_date), "a date as 2026-11-25")
         lost = self.lost_after == 0 or self.lost_after >= 5
         require_setting(self, "lost_after", lost, "0, or 5 or more: the probes that find out take whole seconds")
         require_setting(self, "collective_timeout", 1 <= self.collective_timeout <= 86_400, "1 to 86,400 (a day)")
@@ -279,6 +286,15 @@ def require_setting(config: object, name: str, valid: bool, expected: str) -> No
     """
     if not valid:
         raise UserError(f"{name} is {getattr(config, name)!r}, but must be {expected}")
+
+
+def is_date(text: str) -> bool:
+    """Whether a text is a date in ISO 8601, as 2026-11-25."""
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def dump(config: RunConfig) -> str:

@@ -1,5 +1,7 @@
 """Encoding of records as token ids within length limits, for all stages."""
 
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +18,9 @@ from align.errors import UserError
 from align.examples import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
 from align.models.loading import LoadedModel
 from align.settings import Overlong
-from align.tokenization import SpecialTokenError, encode_demonstration
+from align.tokenization import ConversationError, Tokenization, encode_demonstration
 
+logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
 Records = str | Path | Sequence[Record | Mapping[str, Any] | str]
@@ -53,7 +56,8 @@ class Limits:
     """Maximum tokens of a prompt and of a response, and what happens to longer ones.
 
     Attributes:
-        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning.
+        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning, and of a
+            prompt also the start token and the system turn.
         settings: the settings that hold the two limits, for messages.
     """
 
@@ -99,6 +103,30 @@ class Limits:
         return PromptResponse(prompt, response)
 
 
+class SpelledTokens:
+    """Counts records whose texts spell special tokens: usually they were rendered with a chat template before."""
+
+    def __init__(self, tokenization: Tokenization) -> None:
+        self.tokenization = tokenization
+        self.records = self.found = 0
+        self.example = ""
+
+    def add(self, record: Record) -> None:
+        """Count a record."""
+        turns = (*record.prompt, *getattr(record, "continuation", ()))
+        token = self.tokenization.spelled_token([*(turn["content"] for turn in turns), *getattr(record, "responses", ())])
+        self.records, self.found, self.example = self.records + 1, self.found + bool(token), self.example or token or ""
+
+    def report(self, source: str, kind: str) -> None:
+        """Warn if there was such a record, on the first process only."""
+        if self.found and os.environ.get("RANK", "0") == "0":
+            logger.warning(
+                "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
+                "wrote these texts, give their turns as role and content instead",
+                *(source, self.found, self.records, kind, self.example),
+            )
+
+
 def encode_records(
     data: Data,
     kind: type[R],
@@ -119,11 +147,13 @@ def encode_records(
     source, _ = split_prefix(data)
     source = source if isinstance(source, str) else f"{kind_name(kind)}s in memory"
     encoded: list[Encoded] = []
-    counts = OverlongCounts(limits)
+    counts, spelled = OverlongCounts(limits), SpelledTokens(loaded.tokenization)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
+        spelled.add(record)
         row = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
         counts.add(row.over, len(row.items))
         encoded += row.items
+    spelled.report(source, kind_name(kind))
     counts.report(source, kind_name(kind))
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
@@ -141,11 +171,11 @@ def _encode_record(
 
     def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
         over.update(limits.exceeded(prompt, response or ()))
-        return _apply_limits(loaded, limits, where, prompt, response)
+        return _apply_limits(loaded, limits, where, record.prompt, prompt, response)
 
     try:
         return EncodedRow(list(encode_one(record, apply_limits)), tuple(sorted(over)))
-    except (SpecialTokenError, UnknownTokenError) as error:
+    except (ConversationError, UnknownTokenError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
@@ -161,8 +191,8 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
 
 
 def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
-    if isinstance(data, str):
-        yield from read_records(data, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
+    if isinstance(data, str | Path):
+        yield from read_records(str(data), kind, skip_bad_rows=skip_bad_rows, token_ids=True)
         return
     source = f"{kind_name(kind)}s in memory"
     if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
@@ -221,11 +251,23 @@ def encode_demonstration_row(
         records = convert_row(row.row, Demonstration)[1]
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
+    _warn_of_stream(loaded.tokenization, row.where, [record for record in records if isinstance(record, Demonstration)])
     encode_one = partial(_encode_demonstration, loaded)
     demonstrations = (_with_prefix(record, prefix) for record in records if isinstance(record, Demonstration))
     found = [_encode_record(record, row.where, loaded, limits, encode_one) for record in demonstrations]
     over = sorted({setting for each in found for setting in each.over})
     return EncodedRow([example for each in found for example in each.items], tuple(over))
+
+
+def _warn_of_stream(tokenization: Tokenization, where: str, records: Sequence[Demonstration]) -> None:
+    """Warn of the first row of a stream that spells a special token: its rows cannot be counted beforehand."""
+    if tokenization.warned_of_spelled_tokens:
+        return
+    spelled = SpelledTokens(tokenization)
+    for record in records:
+        spelled.add(record)
+    spelled.report(f"{where}, the first such row", "demonstration")
+    tokenization.warned_of_spelled_tokens = spelled.found > 0
 
 
 def _encode_demonstration(
@@ -253,8 +295,8 @@ def encode_rankings(
 
     def encode_texts(record: Ranking) -> list[tuple[list[int], list[int]]]:
         if not whole_turns:
-            prompt = tokenization.prompt_ids(record.prompt)
-            return [(prompt, tokenization.response_ids(text)) for text in record.responses]
+            prompt, responses = tokenization.answers_ids(record.prompt, record.responses)
+            return [(prompt, response) for response in responses]
         pairs = [tokenization.whole_turn_ids(record.prompt, text) for text in record.responses]
         shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
         return [(prompt[:shared], [*prompt[shared:], *response]) for prompt, response in pairs]
@@ -316,24 +358,49 @@ def encode_response(
     """
     tokenization = loaded.tokenization
     try:
-        ids = tokenization.prompt_ids(prompt), tokenization.response_ids(response)
-    except SpecialTokenError as error:
+        ids = tokenization.answer_ids(prompt, response)
+    except ConversationError as error:
         raise UserError(f"{where}: {error}") from error
-    kept = limits.apply(*ids, where, (tokenization.fixed_before, tokenization.fixed_after))
+    kept = limits.apply(*ids, where, _fixed_tokens(tokenization, limits, ids[0], prompt, where))
     counts.add(limits.exceeded(*ids), kept is not None)
     return kept
 
 
 def _apply_limits(
-    loaded: LoadedModel, limits: Limits, where: str, prompt: list[int], response: list[int] | None
+    loaded: LoadedModel,
+    limits: Limits,
+    where: str,
+    conversation: Conversation,
+    prompt: list[int],
+    response: list[int] | None,
 ) -> PromptResponse | None:
     """Apply the limits, and the model's context size, to a prompt and a response.
 
     Args:
+        conversation: the record's prompt, with which `prompt` begins; empty if the record holds token ids.
         response: None leaves room for the longest one, which is still to be sampled.
     """
-    fixed = (loaded.tokenization.fixed_before, loaded.tokenization.fixed_after)
+    fixed = _fixed_tokens(loaded.tokenization, limits, prompt, conversation, where)
     kept = limits.apply(prompt, response or [], where, fixed)
     if kept is not None:
         loaded.backbone.require_fit(len(kept.prompt), limits.response if response is None else len(kept.response), where)
     return kept
+
+
+def _fixed_tokens(
+    tokenization: Tokenization, limits: Limits, ids: list[int], prompt: Conversation, where: str
+) -> tuple[int, int]:
+    """Numbers of tokens at a prompt's beginning and a response's end that truncation keeps.
+
+    Raises:
+        UserError: if those of the prompt leave no room within its limit.
+    """
+    before = tokenization.fixed_before
+    if prompt and limits.overlong == "truncate" and len(ids) > limits.prompt:
+        before = max(before, tokenization.head_length(prompt))
+        if before >= limits.prompt:
+            raise UserError(
+                f"{where}: the beginning of the prompt with its system turn has {before} tokens, which truncation keeps, "
+                f"but the limit is {limits.prompt}; raise the limit, shorten the system turn, or set overlong to drop"
+            )
+    return before, tokenization.fixed_after

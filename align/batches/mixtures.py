@@ -33,7 +33,7 @@ def data_name(data: TrainingData) -> str:
     if isinstance(data, Mixture):
         return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
     records, _ = split_prefix(data)
-    return records if isinstance(records, str) else f"{len(records)} records in memory" if records else ""
+    return str(records) if isinstance(records, str | Path) else f"{len(records)} records in memory" if records else ""
 
 
 class MixedExamples(NamedTuple, Generic[Encoded]):

@@ -19,6 +19,7 @@ from align.models.backbone import (
     Backbone,
     adapter_settings,
     attention_kernel,
+    has_separate_encoder,
     is_classifier,
     is_encoder,
     linear_layers,
@@ -97,6 +98,20 @@ def load(
     return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, "start"))
 
 
+def load_tokenization_of(model: str, chat_template: str = "auto") -> Tokenization:
+    """The tokenization of a model without its weights.
+
+    Args:
+        model: a folder, a hub name or a built-in model.
+
+    Raises:
+        UserError: if its config or tokenizer cannot be loaded.
+    """
+    source = str(resolve_model(model))
+    config = load_config(base_of(source)[0])
+    return load_tokenization(source, chat_template, is_encoder(config), encoder_decoder=has_separate_encoder(config))
+
+
 def load_shapes(
     config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow_reward_model: bool = False
 ) -> LoadedModel:
@@ -155,7 +170,9 @@ def from_objects(
     if generation is not None:
         model.generation_config = generation
     ends = partial(end_ids, generation, model.config)
-    tokenization = make_tokenization(tokenizer, config.chat_template, is_encoder(model.config), ends)
+    tokenization = make_tokenization(
+        tokenizer, config.chat_template, is_encoder(model.config), ends, has_separate_encoder(model.config)
+    )
     base = model.config.name_or_path or "a model in memory"
     require_vocabulary(model, tokenization, base)
     require_finite(model.named_parameters(), f"model '{base}'")
@@ -168,7 +185,8 @@ def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str,
     if generation is None and base != source:
         generation = stored_generation_config(base)
     ends = partial(end_ids, generation, model.config)
-    tokenization = load_tokenization(source, config.chat_template, is_encoder(model.config), ends)
+    encoder_decoder = has_separate_encoder(model.config)
+    tokenization = load_tokenization(source, config.chat_template, is_encoder(model.config), ends, encoder_decoder)
     require_vocabulary(model, tokenization, config.model)
     return tokenization
 

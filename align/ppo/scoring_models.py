@@ -52,7 +52,10 @@ def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) 
     same_base = same_base and not changes_base(PeftConfig.from_pretrained(folder))
     same_base = same_base and layers_read(folder, kind) == "last"
     same_base = same_base and reads_prompts_whole(folder) == is_prefix_lm(policy.backbone.model.config)
-    return same_base and load_tokenization(folder).reads_alike(policy.tokenization)
+    if not same_base:
+        return False
+    tokenization = load_tokenization(folder, encoder_decoder=policy.tokenization.encoder_decoder)
+    return tokenization.reads_alike(policy.tokenization)
 
 
 class RewardAdapter(NamedTuple):

@@ -33,6 +33,7 @@ from align.rules.scoring import RuleScorer, rules_of_model
 from align.runtime.distributed import zero_stage
 from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine
+from align.tokenization import ConversationError, Tokenization
 from align.training.factory import make_optimization
 from align.training.optimization import Optimization
 from align.training.start import Model, open_run, say_if_prompts_are_repeated
@@ -173,6 +174,8 @@ class PPOTrainer:
         models = [self._scorer(source, roles) for source in scoring.rewards]
         if scoring.attributes:
             scorer = scoring.attributes.scorer
+            if scorer.scorer.tokenization:
+                self._require_turns(config.attribute_model, scorer.scorer.tokenization)
             self._require_context(config.attribute_model, scorer.scorer, scorer.question_tokens)
         parts = (scoring.rubrics, config.reward_timeout, scoring.attributes)
         return Rewards(models, functions, combine, *parts, self.run.accelerator)
@@ -196,6 +199,7 @@ class PPOTrainer:
         """
         scorer = source.scorer(self.loaded, roles, self.run.accelerator, self.config.micro_batch_tokens)
         if scorer.tokenization:
+            self._require_turns(source.name, scorer.tokenization)
             template = "" if source.loaded is None or source.loaded.has_template else self.config.chat_template
             form = f", which has no chat template and reads chat_template {template}" if template else ""
             self.run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
@@ -204,6 +208,14 @@ class PPOTrainer:
 
     def _require_context(self, name: str, scorer: RewardModelScorer, after: int = 0) -> None:
         scorer.require_context(name, self._all_prompts, self.config.max_new_tokens, self.loaded.tokenization, after)
+
+    def _require_turns(self, name: str, tokenization: Tokenization) -> None:
+        """Refuse prompts of which a scoring model's chat template leaves out a turn, before any response is sampled."""
+        for prompt in self._all_prompts:
+            try:
+                tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
+            except ConversationError as error:
+                raise UserError(f"{name}: {error}") from error
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
@@ -225,12 +237,13 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], 
                 f"reward: {type(reward).__name__} is a model, whose tokenizer is not known: give its folder, "
                 "align.reward.checkpoint.reward_of_classifier(model, tokenizer), or a function that calls it"
             )
-    rewards = [str(reward) if isinstance(reward, Path) else reward for reward in rewards]
-    models = [reward for reward in rewards if isinstance(reward, (str, LoadedReward))]
+    models = [
+        str(reward) if isinstance(reward, Path) else reward for reward in rewards if isinstance(reward, str | Path | LoadedReward)
+    ]
     functions = [
         reward if isinstance(reward, WeightedFunction) else WeightedFunction(function_name(reward), 1.0, reward)
         for reward in rewards
-        if not isinstance(reward, (str, LoadedReward))
+        if not isinstance(reward, str | Path | LoadedReward)
     ]
     return models, functions
 

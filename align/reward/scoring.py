@@ -177,8 +177,8 @@ class RewardModelScorer:
             return PromptResponse(response.prompt_ids, response.ids)
         if self.reads_whole_turns:
             return PromptResponse(*self.tokenization.whole_turn_ids(response.conversation, response.text, response.ended))
-        prompt = self.tokenization.prompt_ids(response.conversation)
-        return PromptResponse(prompt, self.tokenization.response_ids(response.text, response.ended))
+        ids = self.tokenization.answer_ids(response.conversation, response.text, whole=False, ended=response.ended)
+        return PromptResponse(*ids)
 
     def require_context(
         self, name: str, prompts: Sequence[EncodedPrompt], new_tokens: int, policy: Tokenization, after: int = 0

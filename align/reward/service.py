@@ -60,7 +60,7 @@ class RewardService:
             if self._reads_whole_turns:
                 ids = self.tokenization.whole_turn_ids(conversation, response)
             else:
-                ids = self.tokenization.prompt_ids(conversation), self.tokenization.response_ids(response)
+                ids = self.tokenization.answer_ids(conversation, response, whole=False)
             return SampledResponse(conversation, *ids, response)
 
     def encode_rendered(self, prompt: str, query: str) -> SampledResponse:

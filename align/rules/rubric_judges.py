@@ -64,8 +64,8 @@ class LocalJudge:
 
     def _encode(self, question: RubricQuestion) -> PromptResponses:
         tokenization = self.loaded.tokenization
-        prompt = tokenization.prompt_ids(({"role": "user", "content": question.text},))
-        return PromptResponses(prompt, [tokenization.response_ids(letter)[:-1] for letter in question.letters])
+        prompt, letters = tokenization.answers_ids(({"role": "user", "content": question.text},), question.letters)
+        return PromptResponses(prompt, [ids[:-1] for ids in letters])
 
 
 class ServiceJudge:

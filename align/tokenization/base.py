@@ -9,33 +9,36 @@ prompt cannot end its own turn, and a labeler's text cannot end an answer.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
-from align.data.records import Conversation
-from align.errors import UserError, first_line
-from align.tokenization.templates import NAMED_TEMPLATES, PLAIN_TEMPLATE, choose_template
+from align.data.records import Conversation, Message
+from align.errors import UserError
+from align.tokenization.rendering import ChatRenderer, DroppedTextError, SpecialTokenError
 
 LONGEST_CHARACTER = 4
 """Bytes, and so tokens, that a character takes at most in UTF-8."""
+JOINED = ("The answer is 4.", "4")
+"""Answers that show whether a tokenizer reads an answer behind a prompt as it reads it alone."""
+MARKER = "The answer."
 
 
-class SpecialTokenError(UserError):
-    """A text spells a special token, and the tokenizer cannot read it as anything else."""
-
-
-class Tokenization:
+class Tokenization(ChatRenderer):
     """A tokenizer with its chat template and end tokens.
 
     Args:
         tokenizer: from `AutoTokenizer`.
         chat_template: `auto` (the tokenizer's own, else `plain`), `plain`, `raw`, or the path of a Jinja file.
         extra_end_ids: more ids that end a response, from the model's generation config.
+        encoder_decoder: whether an encoder reads the prompt, and a decoder begins a text with the answer.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, chat_template: str = "auto", extra_end_ids: tuple[int, ...] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str = "auto",
+        extra_end_ids: tuple[int, ...] = (),
+        encoder_decoder: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self._prepare()
@@ -44,62 +47,152 @@ class Tokenization:
                 "the tokenizer has no end-of-sequence token: finished and unfinished responses would look the same"
             )
         self.has_own_template = bool(tokenizer.chat_template)
-        tokenizer.chat_template = choose_template(tokenizer.chat_template or self.default_template, chat_template)
-        added = tokenizer.added_tokens_decoder
-        # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
-        self.special_ids = frozenset(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
-        # Gemma and GPT-NeoX list line breaks and rows of spaces among the added tokens.
-        self._special_token_texts = tuple(token.content for token in added.values() if not token.content.isspace())
+        super().__init__(tokenizer, chat_template, encoder_decoder)
         self.end_id = self._find_end_of_turn()
         self.end_ids = frozenset({self.end_id, tokenizer.eos_token_id, *extra_end_ids})
         # Padding is never read (lengths say where text ends), so any id will do where the tokenizer names none.
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self._end_texts = tokenizer.convert_ids_to_tokens(sorted(self.end_ids))
+        self._tails: dict[tuple[str, ...], str] = {}
+        self._closings: dict[str, int | None] = {}
+        asked = self.render(({"role": "user", "content": "Hi"},))
+        # SentencePiece puts a space before the first word of a text, which an answer behind a line break does not have.
+        self._joins = all(
+            self.template_ids(asked + text) == self.template_ids(asked) + self.template_ids(text) for text in JOINED
+        )
 
     fixed_before, fixed_after = 0, 0
     """Tokens that begin every prompt and that end every response, which shortening must leave; only pairs have any."""
-    default_template = PLAIN_TEMPLATE
-    """For a tokenizer without a template of its own."""
 
     def _prepare(self) -> None:
         """Set up what this kind of tokenization needs."""
 
     def _find_end_of_turn(self) -> int:
-        """The token that the template puts after an assistant's message; end-of-sequence if it puts none."""
-        marker = "The answer."
-        text = self.render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": marker}), False)
-        after = self.tokenizer(text.rsplit(marker, 1)[-1], add_special_tokens=False).input_ids
-        return int(after[0] if after and after[0] in self.special_ids else self.tokenizer.eos_token_id)
-
-    def render(self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False) -> str:
-        """What the template makes of a conversation.
-
-        Args:
-            generation_prompt: whether to open the assistant's next turn.
-            unfinished: whether to stop behind the text of the last message.
+        """The token that the template puts after an assistant's message; end-of-sequence if it puts none.
 
         Raises:
-            UserError: if it cannot be rendered, or the template refuses it.
+            DroppedTextError: if the template leaves out an assistant's message.
         """
-        try:
-            text = self.tokenizer.apply_chat_template(
-                _as_dicts(messages),
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                continue_final_message=unfinished,
+        text = self.render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARKER}), False)
+        if MARKER not in text:
+            raise DroppedTextError(
+                "the chat template leaves out the assistant's turns; mend it, or give another by chat_template: plain, raw "
+                "or the path of a Jinja file"
             )
-        except Exception as error:  # a template is a program from elsewhere, and fails in every way that one can
-            roles = ", ".join(message["role"] for message in messages)
-            raise UserError(
-                f"the chat template fails for a conversation of {roles} ({first_line(error)}); mend it, or give another "
-                "by chat_template: plain, raw or the path of a Jinja file"
-            ) from error
-        assert isinstance(text, str)
-        return text
+        after = self.template_ids(text.rsplit(MARKER, 1)[-1])
+        return int(after[0] if after and after[0] in self.special_ids else self.tokenizer.eos_token_id)
 
-    def template_ids(self, text: str) -> list[int]:
-        """Ids of what a template wrote: special tokens are what they spell."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+    def prompt_ids(self, prompt: Conversation) -> list[int]:
+        """The prompt up to where the assistant's turn begins, as sampling reads it.
+
+        Raises:
+            DroppedTextError: if the template leaves out a turn.
+            SpecialTokenError: if a message spells a special token that the tokenizer cannot read as characters.
+        """
+        self.require_turns(prompt)
+        return self._conversation_ids(prompt)
+
+    def head_length(self, prompt: Conversation) -> int:
+        """Tokens of a prompt before what its first user turn says: the beginning of the text, and a system turn."""
+        first = next(number for number, turn in enumerate(prompt) if turn["role"] == "user")
+        ids = self.prompt_ids(prompt)
+        others: list[Message] = [{"role": "user", "content": text} for text in ("A", "1")]
+        return min(_shared(ids, self.prompt_ids((*prompt[:first], other))) for other in others)
+
+    def answer_ids(
+        self, prompt: Conversation, text: str, whole: bool = True, ended: bool = True
+    ) -> tuple[list[int], list[int]]:
+        """Prompt and recorded answer, to the token that ends it, as the template writes a conversation that ends with it.
+
+        The prompt is that of sampling, up to where the template writes something else before a recorded answer: one that
+        opens a thought for sampling (`<think>`) does not write that before an answer.
+
+        Args:
+            whole: refuse an answer of which the template leaves out a part, such as a thought.
+            ended: False for a response that was cut off: the token that ends it is left out.
+
+        Raises:
+            DroppedTextError: if the template leaves out a turn, or a part of the answer.
+            SpecialTokenError: if a message spells a special token that the tokenizer cannot read as characters.
+        """
+        prompt_ids, (response,) = self.answers_ids(prompt, [text], whole)
+        return prompt_ids, response if ended else response[:-1]
+
+    def answers_ids(
+        self, prompt: Conversation, texts: Sequence[str], whole: bool = True
+    ) -> tuple[list[int], list[list[int]]]:
+        """A prompt and several recorded answers to it, see `answer_ids`. The prompt is what all of them share."""
+        self.require_turns(prompt)
+        asked = self.render(prompt)
+        opening = self._conversation_ids(prompt) if self.spells_special_token(prompt) else self.template_ids(asked)
+        if self.encoder_decoder:
+            return opening, [self.response_ids(text) for text in texts]
+        found: list[tuple[list[int], list[int]]] = []
+        for text in texts:
+            messages: Conversation = (*prompt, {"role": "assistant", "content": text})
+            self.require_turns(messages)
+            told = self.render(messages, False)
+            response = self.plain_continuation(asked, told, text)
+            found.append((opening, response) if response else self._cut_answer(messages, opening, whole))
+        shared = min(len(ids) for ids, _ in found)
+        return opening[:shared], [[*ids[shared:], *response] for ids, response in found]
+
+    def plain_continuation(self, asked: str, told: str, text: str) -> list[int] | None:
+        """The ids of an answer and its end where the template writes nothing else behind the prompt; otherwise None.
+
+        Args:
+            asked: the rendered prompt.
+            told: the rendered conversation that ends with the answer.
+        """
+        if not self._joins or not told.startswith(asked + text):
+            return None
+        tail = told[len(asked) + len(text) :]
+        if tail not in self._closings:
+            after = self.template_ids(tail)
+            ends = [token for token in after if token in self.end_ids] or [self.end_id]
+            self._closings[tail] = ends[0] if after[:1] == ends[:1] or ends[0] not in after else None
+        closing = self._closings[tail]
+        return None if closing is None else [*self._encode_message(text), closing]
+
+    def _cut_answer(self, messages: Conversation, opening: list[int], whole: bool) -> tuple[list[int], list[int]]:
+        """Prompt and last answer of a conversation, cut from its rendering."""
+        asked, told = self.render(messages[:-1]), self.render(messages, False)
+        tail = self._tail(messages)
+        head, _ = self._split_tail(told, tail)
+        if whole and not _letters(head).endswith(_letters(messages[-1]["content"])):
+            raise DroppedTextError(
+                f"the chat template leaves out or changes a part of the answer {messages[-1]['content'][:40]!r}...; remove "
+                "that part, or give a template that writes answers whole by chat_template"
+            )
+        spelled = self.spells_special_token(messages)
+        if spelled:
+            marked = self._marked(messages)
+            asked, told = self.render(marked[:-1]), self.render(marked, False)
+        head, tail = self._split_tail(told, tail)
+        ends = [tail.find(text) + len(text) for text in self._end_texts if text in tail]
+        text, closing = head + tail[: min(ends, default=0)], [] if ends else [self.end_id]
+        ids = [*self._marked_ids(text, spelled), *closing]
+        shared = _shared(opening, ids)
+        if told.startswith(asked) and shared < len(opening):
+            # A token spans the border, which sampling never does: it begins behind the prompt's last token.
+            return opening, [*self._marked_ids(text[len(asked) :], spelled), *closing]
+        shared = min(shared, len(ids) - 1)
+        return ids[:shared], ids[shared:]
+
+    def _tail(self, messages: Conversation) -> str:
+        """What the template writes behind the last answer of a conversation with these roles."""
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._tails:
+            marked: Conversation = (*messages[:-1], {"role": "assistant", "content": MARKER})
+            self._tails[roles] = self.render(marked, False).rsplit(MARKER, 1)[-1]
+        return self._tails[roles]
+
+    def _split_tail(self, told: str, tail: str) -> tuple[str, str]:
+        """A rendered conversation up to the end of its last answer, and the rest, which usually is `tail`."""
+        if told.endswith(tail):
+            return told.removesuffix(tail), tail
+        place = max((told.rfind(text) for text in self._end_texts), default=-1)
+        return (told[:place], told[place:]) if place >= 0 else (told.rstrip(), "")
 
     def _encode_message(self, text: str) -> list[int]:
         """Ids of what a person or a model wrote, none of them special.
@@ -116,51 +209,28 @@ class Tokenization:
             )
         return ids
 
-    def spells_special_token(self, messages: Conversation) -> bool:
-        return any(spelling in message["content"] for message in messages for spelling in self._special_token_texts)
-
-    def _encode_with_spelled_tokens(
-        self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False
-    ) -> list[int]:
-        """Ids of a rendering in which the tokens that messages spell are read as characters."""
-        try:
-            ids = self.tokenizer.apply_chat_template(
-                _as_dicts(messages),
-                add_generation_prompt=generation_prompt,
-                continue_final_message=unfinished,
-                return_dict=False,
-                sanitize_control_tokens=True,
-            )
-        except ValueError as error:
-            raise SpecialTokenError(f"{first_line(error)}; remove it") from error
-        return cast(list[int], ids)
-
-    def prompt_ids(self, prompt: Conversation) -> list[int]:
-        """The prompt up to where the assistant's turn begins.
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of a text that is no part of a conversation, without special tokens.
 
         Raises:
-            SpecialTokenError: if a message spells a special token that the tokenizer cannot read as characters.
+            SpecialTokenError: if the text spells a special token and the tokenizer cannot read it as anything else.
         """
-        ids = self._conversation_ids(prompt)
-        before, after = self._automatic_tokens()
-        # T5's encoder expects `</s>` after its input, which its tokenizer adds by itself and a template leaves out. A
-        # model's own template writes what it wants in front; base models want the `<s>` that their tokenizer adds.
-        own = self.tokenizer.chat_template not in NAMED_TEMPLATES.values()
-        return [*ids, *after] if own else [*before, *ids, *after]
+        return self._encode_message(text)
 
-    def _conversation_ids(
-        self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False
-    ) -> list[int]:
-        """What the template makes of a conversation, without tokens that the tokenizer would put around it."""
-        if self.spells_special_token(messages):
-            return self._encode_with_spelled_tokens(messages, generation_prompt, unfinished)
-        return self.template_ids(self.render(messages, generation_prompt, unfinished))
+    def as_whole_text(self, ids: list[int]) -> list[int]:
+        """Ids with the special tokens that the tokenizer puts before every text, and for an encoder-decoder after it."""
+        return [*self.opening_ids, *ids, *self.closing_ids]
 
-    def _automatic_tokens(self) -> tuple[list[int], list[int]]:
-        """Special ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""
-        plain, full = self.template_ids("a"), self.tokenizer("a").input_ids
-        start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
-        return full[:start], full[start + len(plain) :]
+    def response_ids(self, text: str, ended: bool = True) -> list[int]:
+        """A text of the assistant and, unless it was cut off, the token that ends it.
+
+        It is read alone. `answer_ids` reads it behind its prompt.
+        """
+        return [*self._encode_message(text), *([self.end_id] if ended else [])]
+
+    def has_ended(self, ids: Sequence[int]) -> bool:
+        """Whether sampled ids end by a token that ends a response; otherwise they were cut off."""
+        return len(ids) > 0 and ids[-1] in self.end_ids
 
     def written_ids(self) -> set[int]:
         """Ids that stand around the texts of a conversation: what the template and the tokenizer write, and all ends."""
@@ -172,27 +242,6 @@ class Tokenization:
             ids.update(self.prompt_ids(({"role": "system", "content": "a"}, *answered, *asked)))
         return ids
 
-    def text_ids(self, text: str) -> list[int]:
-        """Ids of a text that is no part of a conversation, without special tokens.
-
-        Raises:
-            SpecialTokenError: if the text spells a special token and the tokenizer cannot read it as anything else.
-        """
-        return self._encode_message(text)
-
-    def as_whole_text(self, ids: list[int]) -> list[int]:
-        """Ids with the special tokens that the tokenizer puts before and after every text."""
-        before, after = self._automatic_tokens()
-        return [*before, *ids, *after]
-
-    def response_ids(self, text: str, ended: bool = True) -> list[int]:
-        """The response and, unless it was cut off, the token that ends it."""
-        return [*self._encode_message(text), *([self.end_id] if ended else [])]
-
-    def has_ended(self, ids: Sequence[int]) -> bool:
-        """Whether sampled ids end by a token that ends a response; otherwise they were cut off."""
-        return len(ids) > 0 and ids[-1] in self.end_ids
-
     def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
         """Ids of a prompt and a response as a chat template wrote them: special tokens are what they spell.
 
@@ -202,12 +251,13 @@ class Tokenization:
         Args:
             to_the_end: take the response as it is, with that text: the reward models of other libraries read it.
         """
-        ids = self.template_ids(response)
+        prompt_ids, ids = self.template_ids(prompt), self.template_ids(response)
+        if self.closing_ids and prompt_ids[-len(self.closing_ids) :] != self.closing_ids:
+            prompt_ids += self.closing_ids  # T5's `</s>` behind the encoder's text
         end = next((number for number, token in enumerate(ids) if token in self.end_ids), None)
-        _, after = self._automatic_tokens()  # T5's `</s>` behind the encoder's text
         if not to_the_end:
             ids = [*ids, self.end_id] if end is None else ids[: end + 1]
-        return [*self.template_ids(prompt), *after], ids
+        return prompt_ids, ids
 
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         """Prompt and response as the template writes a conversation that ends with this response, to its last token.
@@ -219,34 +269,30 @@ class Tokenization:
             ended: False for a response that was cut off: what the template writes behind it is left out.
 
         Raises:
+            DroppedTextError: if the template leaves out a turn.
             SpecialTokenError: if a message spells a special token that the tokenizer cannot read as characters.
         """
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
+        self.require_turns(messages)
         ids = self._conversation_ids(messages, generation_prompt=False, unfinished=not ended)
-        if self.tokenizer.chat_template in NAMED_TEMPLATES.values():
-            ids = [*self._automatic_tokens()[0], *ids]
-        opening = self.prompt_ids(prompt)
-        shared = next((i for i, (a, b) in enumerate(zip(opening, ids, strict=False)) if a != b), min(len(opening), len(ids)))
-        shared = min(shared, len(ids) - 1)
+        shared = min(_shared(self.prompt_ids(prompt), ids), len(ids) - 1)
         return ids[:shared], ids[shared:]
 
     def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Token ids of a plain text, and of each of several texts that may follow it.
 
         Text and continuation are tokenized as one and cut where the text's own ids end, because a byte-pair tokenizer
-        joins a space to the word after it (lm-eval cuts at the same place). A tokenizer that closes every text with a
-        special token, such as T5's, reads them apart.
+        joins a space to the word after it (lm-eval cuts at the same place). An encoder-decoder reads them apart.
 
         Raises:
             UserError: if a continuation adds no token.
         """
-        before, after = self._automatic_tokens()
         text_ids, encode = self._encode_message(text), self._encode_message
-        encoded = [encode(more) if after else encode(text + more)[len(text_ids) :] for more in following]
+        encoded = [encode(more) if self.encoder_decoder else encode(text + more)[len(text_ids) :] for more in following]
         for more, ids in zip(following, encoded, strict=True):
             if not ids:
                 raise UserError(f"{more!r} adds no token after {text[-20:]!r}: nothing could be predicted")
-        return [*before, *text_ids, *after], encoded
+        return self.as_whole_text(text_ids), encoded
 
     def text(self, ids: list[int]) -> str:
         """The words of a response, without special tokens."""
@@ -281,10 +327,17 @@ class Tokenization:
         return (
             self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
             and self.tokenizer.chat_template == other.tokenizer.chat_template
-            and self.prompt_ids(probe) == other.prompt_ids(probe)
+            and self._conversation_ids(probe) == other._conversation_ids(probe)
             and self.end_id == other.end_id
         )
 
 
-def _as_dicts(messages: Conversation) -> list[dict[str, str]]:
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of ids at the beginning that are the same in both."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _letters(text: str) -> str:
+    """A text without white space, which templates trim."""
+    return "".join(text.split())

@@ -24,31 +24,55 @@ def encode_demonstration(
 
 
 def _example_of_turn(tokenization: Tokenization, messages: Conversation, index: int) -> EncodedDemonstration:
-    response = tokenization.response_ids(messages[index]["content"])
-    return EncodedDemonstration(tokenization.prompt_ids(messages[:index]), response, [True] * len(response))
+    prompt, response = tokenization.answer_ids(messages[:index], messages[index]["content"])
+    return EncodedDemonstration(prompt, response, [True] * len(response))
 
 
 def _example_of_all_turns(
     tokenization: Tokenization, messages: Conversation, assistant_turns: list[int]
 ) -> EncodedDemonstration | None:
-    """All turns in one row; None if the template does not continue its own rendering word for word.
+    """All turns in one row; None if the template does not continue its own rendering token for token.
 
     None also if a message spells a token: the text between two answers is a mix of template and message.
     """
     if tokenization.spells_special_token(messages):
         return None
+    joined = _join_texts(tokenization, messages, assistant_turns)
+    return joined or _join_ids(tokenization, messages, assistant_turns)
+
+
+def _join_texts(
+    tokenization: Tokenization, messages: Conversation, assistant_turns: list[int]
+) -> EncodedDemonstration | None:
+    """All turns in one row, each text tokenized once; None if answers are not plain continuations of the prompt."""
     response: list[int] = []
     learn: list[bool] = []
-    end = str(tokenization.tokenizer.decode([tokenization.end_id]))
     rendered = tokenization.render(messages[: assistant_turns[0]])
     for number, index in enumerate(assistant_turns):
-        words = tokenization.response_ids(messages[index]["content"])
+        text = messages[index]["content"]
+        words = tokenization.plain_continuation(rendered, tokenization.render(messages[: index + 1], False), text)
+        if words is None:
+            return None
         response, learn = response + words, learn + [True] * len(words)
         if number + 1 < len(assistant_turns):
-            head = rendered + messages[index]["content"] + end
+            head = rendered + text + str(tokenization.tokenizer.decode(words[-1:]))
             following = tokenization.render(messages[: assistant_turns[number + 1]])
             if not following.startswith(head):
                 return None
             between = tokenization.template_ids(following[len(head) :])
             response, learn, rendered = response + between, learn + [False] * len(between), following
+    tokenization.require_turns(messages)
     return EncodedDemonstration(tokenization.prompt_ids(messages[: assistant_turns[0]]), response, learn)
+
+
+def _join_ids(tokenization: Tokenization, messages: Conversation, assistant_turns: list[int]) -> EncodedDemonstration | None:
+    """All turns in one row; None if the last turn's row does not begin with those of the others."""
+    turns = [tokenization.answer_ids(messages[:index], messages[index]["content"]) for index in assistant_turns]
+    rows = [[*prompt, *response] for prompt, response in turns]
+    if any(rows[-1][: len(row)] != row for row in rows):
+        return None
+    start = len(turns[0][0])
+    learn = [False] * len(rows[-1])
+    for prompt, response in turns:
+        learn[len(prompt) : len(prompt) + len(response)] = [True] * len(response)
+    return EncodedDemonstration(rows[-1][:start], rows[-1][start:], learn[start:])

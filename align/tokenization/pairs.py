@@ -30,11 +30,25 @@ class PairTokenization(Tokenization):
             raise UserError("the tokenizer writes no mark between two texts: an encoder could not tell prompt from response")
         self.fixed_before, self.fixed_after = len(self._before), len(self._after)
 
+    def _complete(self, template: str) -> str:
+        return template
+
     def _find_end_of_turn(self) -> int:
         return int(self._after[0])
 
     def prompt_ids(self, prompt: Conversation) -> list[int]:
+        self.require_turns(prompt)
         return [*self._before, *self._conversation_ids(prompt), *self._middle]
+
+    def answer_ids(
+        self, prompt: Conversation, text: str, whole: bool = True, ended: bool = True
+    ) -> tuple[list[int], list[int]]:
+        return self.prompt_ids(prompt), self.response_ids(text)
+
+    def answers_ids(
+        self, prompt: Conversation, texts: Sequence[str], whole: bool = True
+    ) -> tuple[list[int], list[list[int]]]:
+        return self.prompt_ids(prompt), [self.response_ids(text) for text in texts]
 
     def response_ids(self, text: str, ended: bool = True) -> list[int]:  # the mark closes the pair, not the response
         return [*self._encode_message(text), *self._after]

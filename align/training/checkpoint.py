@@ -178,8 +178,8 @@ def restoring(run: Run) -> Iterator[None]:
         raise UserError(f"{run.checkpoint}: cannot be read ({what}), and was whole before; check the disk") from error
     except SafetensorError as error:
         raise UserError(
-            f"{run.checkpoint}: cannot be loaded ({reason(error)}), although its files are as they were written; keep it, and "
-            "resume with the version of align that wrote it (environment.json)"
+            f"{run.checkpoint}: cannot be loaded ({reason(error)}), although its files are as they were written; keep it, "
+            "and resume with the version of align that wrote it (environment.json)"
         ) from error
     except (KeyError, TypeError) as error:
         raise UserError(

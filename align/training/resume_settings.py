@@ -1,5 +1,6 @@
 """Which settings of a run may change when it is resumed."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from align.settings import RunConfig, dump
 
 # A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
 MODEL_SETTINGS = (
-    *("model", "chat_template", "lora_rank", "lora_alpha", "lora_targets"),
+    *("model", "chat_template", "template_date", "lora_rank", "lora_alpha", "lora_targets"),
     *("optimizer", "critic", "reference_refresh"),
 )
 # The number of an update decides which examples it reads. With other values it would read examples again and skip others.
@@ -23,6 +24,16 @@ FREE_ON_RESUME = (
     *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
     *("collective_timeout", "lost_after", "stop_grace", "checkpoint_in_background"),
 )
+
+
+def template_date(config: RunConfig, resumed: Path | None) -> str:
+    """The date that a run's chat templates read: the setting's, or that of the run that is resumed, or today.
+
+    Args:
+        resumed: the folder of the run that is resumed.
+    """
+    stored = (read_settings(resumed / "config.yaml") or {}).get("template_date") if resumed else None
+    return config.template_date or stored or date.today().isoformat()
 
 
 def compare_settings(config: RunConfig, folder: Path) -> str:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -28,12 +29,13 @@ from align.runtime.environment import environment
 from align.runtime.flops import peak_flops
 from align.settings import ModelConfig, RunConfig, dump
 from align.signals import Stopped, StopRequest
+from align.tokenization import set_template_date
 from align.training.background import BackgroundWork
 from align.training.checkpoint_files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside
 from align.training.lock import refuse_other_run, release_lock, take_lock
 from align.training.memory import GIB, Memory
 from align.training.metrics_file import update_of
-from align.training.resume_settings import compare_settings
+from align.training.resume_settings import compare_settings, template_date
 
 
 class StopRequestedError(Exception):
@@ -94,6 +96,10 @@ class Run:
         has_results = self.results.model or self.results.metrics_bytes > 0
         if has_results and not config.resume:
             raise UserError(f"{self.folder} already holds a run; set resume to continue it, or choose another output_dir")
+        resumed = self.folder if self.checkpoint else None
+        day = run_on_main(lambda: template_date(config, resumed), self.accelerator)
+        set_template_date(day)
+        self.config = config = replace(config, template_date=day)
         if self.checkpoint:
             self.say(compare_settings(config, self.folder))
         elif has_results:

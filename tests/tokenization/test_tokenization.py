@@ -8,6 +8,7 @@ from align.builtin.tiny import BOS, EOS, byte_tokenizer
 from align.data.records import Demonstration
 from align.errors import UserError
 from align.examples import EncodedDemonstration
+from align.models.loading import load_tokenization_of
 from align.tensor_ops import Padded
 from align.tokenization import NAMED_TEMPLATES, Tokenization, encode_demonstration, load_tokenization
 
@@ -80,16 +81,16 @@ def test_a_tokenizer_without_an_end_is_refused():
 
 def test_t5_gets_its_end_token_behind_the_prompt_and_decoders_do_not(sharp_folders):
     for name, folder in sharp_folders.items():
-        ids = load_tokenization(folder).prompt_ids(TALK)
+        ids = load_tokenization_of(folder).prompt_ids(TALK)
         assert ids.count(EOS) == 1 + (name == "tiny-t5")  # one behind "Hello"
         assert (ids[-1] == EOS) == (name == "tiny-t5")
 
 
 def starting_with_bos(template):
     """A tokenizer that puts <bos> before every text, as Llama's and Gemma's do."""
-    found = tokenization(template)
-    found.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
-    return found
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    return Tokenization(tokenizer, template)
 
 
 @pytest.mark.parametrize("name", ["plain", "raw"])
@@ -220,11 +221,15 @@ def test_both_ways_teach_a_model_the_same(sharp_backbones):
 
 
 def test_turns_are_split_where_the_template_rewrites_earlier_ones(tmp_path):
-    path = tmp_path / "forgetful.jinja"  # shows the last message alone
-    path.write_text("{{ messages[-1].content }}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}")
+    path = tmp_path / "loud.jinja"  # writes earlier answers in capitals
+    path.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content if m.role == 'user' or loop.last else m.content | upper }} "
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
     found = tokenization(str(path))
     turns = encode_demonstration(found, CONVERSATION, one_row=True)
-    assert [shown(found, turn.prompt) for turn in turns] == ["Hi", "And?"]
+    second = "system: BE KIND. user: Hi assistant: HELLO user: And? assistant: "
+    assert [shown(found, turn.prompt) for turn in turns] == ["system: BE KIND. user: Hi assistant: ", second]
     assert [shown(found, turn.response) for turn in turns] == ["Hello<eos>", "More<eos>"]
 
 
@@ -236,7 +241,7 @@ def test_an_earlier_answer_in_the_prompt_is_not_learned():
 
 
 def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
-    found = load_tokenization(sharp_folders["tiny-t5"])
+    found = load_tokenization_of(sharp_folders["tiny-t5"])
     first, second = encode_demonstration(found, CONVERSATION, one_row=False)
     assert first.prompt[-1] == second.prompt[-1] == EOS
     assert shown(found, second.prompt).endswith("Hello<eos>\nUser: And?\nAssistant: <eos>")

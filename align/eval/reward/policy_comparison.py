@@ -11,7 +11,7 @@ from align.batches.micro_batches import map_groups
 from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
 from align.data.records import Prompt
 from align.examples import SampledResponse
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load, load_tokenization_of
 from align.models.roles import response_log_probs
 from align.ppo.kl import kl_estimates
 from align.reward.checkpoint import LoadedReward
@@ -21,7 +21,6 @@ from align.sampling.generation import Sampling, row_uniforms, sample
 from align.seeds import SeedKey, Stream
 from align.settings import ModelConfig
 from align.statistics import mean_interval
-from align.tokenization import load_tokenization
 
 BATCH_TOKENS = 4096
 
@@ -143,7 +142,7 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
     Returns:
         [prompts] the share of a prompt's pairs that the second policy wins.
     """
-    accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization(policy)
+    accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization_of(policy)
     scorer = RewardModelScorer.from_loaded(judge, tokenization, accelerator, BATCH_TOKENS)
     prompts = [prompt.prompt for prompt in comparison.prompts for _ in range(comparison.samples)]
     scores = []
@@ -174,7 +173,7 @@ def sample_and_score(
     texts = [policy.tokenization.text(response) for response in responses.ids]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)
     rows = zip(prompts, ids, responses.ids, texts, responses.ended, strict=True)
-    rewards = scorer([SampledResponse(prompt.prompt, *row) for prompt, *row in rows])
+    rewards = scorer([SampledResponse(prompt.prompt, own, answer, text, end) for prompt, own, answer, text, end in rows])
     return PolicyResponses(texts, rewards, responses.ids, responses.ended)
 
 

@@ -195,8 +195,9 @@ def _score(
     def score_chunk(chunk: list[BenchmarkRow]) -> list[Json]:
         flat: list[SampledResponse] = []
         for row in chunk:
-            prompt = tokenization.prompt_ids(row.prompt)
-            flat += [SampledResponse(row.prompt, prompt, tokenization.response_ids(text), text) for text in row.responses]
+            prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
+            texts = zip(responses, row.responses, strict=True)
+            flat += [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
         found = iter(scorer(flat))
         return [{"rewards": [next(found) for _ in row.responses]} for row in chunk]
 

@@ -39,7 +39,7 @@ class AttributeClassifier:
         self.model, self.device = model.to(device), torch.device(device)
         self.index = [head.name for head in model.heads].index(attribute)
         self.version = f"{fingerprint(folder)}, after {prompt!r}"
-        self.prompt = self.loaded.tokenization.prompt_ids(user_turn(prompt))
+        self.conversation = user_turn(prompt)
 
     def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
         """The attribute's probability for each text, read at most `batch` at once.
@@ -47,15 +47,17 @@ class AttributeClassifier:
         Raises:
             UserError: if a text is longer than the model can read.
         """
-        responses = [self.loaded.tokenization.response_ids(text) for text in texts]
+        if not texts:
+            return []
+        prompt, responses = self.loaded.tokenization.answers_ids(self.conversation, texts, whole=False)
         for text, ids in zip(texts, responses, strict=True):
-            self.loaded.backbone.require_fit(len(self.prompt), len(ids), f"{self.name}: the text {text[:40]!r}")
+            self.loaded.backbone.require_fit(len(prompt), len(ids), f"{self.name}: the text {text[:40]!r}")
         lengths = [len(ids) for ids in responses]
-        return in_batches_of_tokens(lengths, batch, lambda rows: self._score([responses[row] for row in rows]))
+        return in_batches_of_tokens(lengths, batch, lambda rows: self._score(prompt, [responses[row] for row in rows]))
 
     @torch.no_grad()
-    def _score(self, responses: list[list[int]]) -> list[float]:
-        prompts = Padded.from_lists([self.prompt] * len(responses)).to(self.device)
+    def _score(self, prompt: list[int], responses: list[list[int]]) -> list[float]:
+        prompts = Padded.from_lists([prompt] * len(responses)).to(self.device)
         outputs = self.model(prompts, Padded.from_lists(responses).to(self.device))
         scores: list[float] = in_label_units(outputs.double(), self.model.heads)[:, self.index].tolist()
         return scores

@@ -77,8 +77,11 @@ class QuestionFormat:
         A plain answer is " " + its text; an answer in a chat is its text, without the token that would end the turn.
         """
         if self.chat:
-            prompt = tokenization.prompt_ids(self.messages(question))
-            return prompt, [tokenization.response_ids(answer)[:-1] for answer in answers]
+            messages = self.messages(question)
+            if not answers:
+                return tokenization.prompt_ids(messages), []
+            prompt, found = tokenization.answers_ids(messages, answers)
+            return prompt, [ids[:-1] for ids in found]
         return tokenization.continuations(self.text(question), [f" {answer}" for answer in answers])
 
 
@@ -88,7 +91,7 @@ def require_template(tokenization: Tokenization, chat_template: str, model: str)
     Raises:
         UserError: if the tokenizer has none and the settings name none.
     """
-    if chat_template == "auto" and tokenization.tokenizer.chat_template == PLAIN_TEMPLATE:
+    if chat_template == "auto" and PLAIN_TEMPLATE in tokenization.tokenizer.chat_template:
         raise UserError(
             f"model '{model}' has no chat template, which chat needs; set chat to false, or chat_template to plain or a file"
         )

@@ -45,4 +45,5 @@ def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: s
     low, high = profile_interval(design, outcomes, np.full(count, weight), np.array([1.0, 0.0]))
     ends = min(low, intercept), max(high, intercept)
     note = "predicted for answers of equal length"
-    return Figure(NAME, float(expit(intercept)), *(float(expit(end)) for end in ends), count, scorer, note, "higher")
+    shares = [float(expit(end)) for end in ends]
+    return Figure(NAME, float(expit(intercept)), shares[0], shares[1], count, scorer, note, "higher")

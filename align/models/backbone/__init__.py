@@ -17,6 +17,7 @@ from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.kinds import (
     adapter_settings,
     attention_kernel,
+    has_separate_encoder,
     is_encoder,
     linear_layers,
     make_prefix_lm,
@@ -40,6 +41,7 @@ __all__ = [
     "disable_dropout",
     "dry_run_states",
     "flops_profile",
+    "has_separate_encoder",
     "is_classifier",
     "is_dropout_rate",
     "is_encoder",

@@ -70,6 +70,11 @@ def is_encoder(config: PreTrainedConfig) -> bool:
     return masked and not config.is_encoder_decoder and not getattr(config, "is_decoder", False)
 
 
+def has_separate_encoder(config: PreTrainedConfig) -> bool:
+    """Whether an encoder reads the prompt and a decoder the response (T5, BART)."""
+    return bool(config.is_encoder_decoder)
+
+
 def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
     """Let a decoder's prompts see themselves whole from now on; it is saved with the config.
 

@@ -1,8 +1,8 @@
 """Attention over short rows in bfloat16 on a processor, for training.
 
 torch's fused CPU kernel is made for long rows. Forward and backward over 2,048 tokens of a layer of SmolLM2-135M it takes
-27 ms at 64 columns, this one 9; at 256 columns 38 and 36 (benchmarks/attention.py of commit af7d9de, two cores with avx512_bf16). As
-there, nothing of size T x T is kept for the backward pass: the probabilities are computed again.
+27 ms at 64 columns, this one 9; at 256 columns 38 and 36 (benchmarks/attention.py of commit af7d9de, two cores with
+avx512_bf16). As there, nothing of size T x T is kept for the backward pass: the probabilities are computed again.
 """
 
 from typing import Any

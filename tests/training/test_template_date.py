@@ -1,0 +1,61 @@
+"""The date that a chat template writes: fixed when a run starts, kept by it, and saved with its model."""
+
+import json
+
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from align import cli
+from align.builtin.tiny import byte_tokenizer
+from align.errors import UserError
+from align.settings_parser import parse
+from align.sft.config import SFTConfig
+from align.training import resume_settings
+
+DATED = "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}"
+TURNS = [{"role": "user", "content": "Hi"}]
+
+
+class Day(resume_settings.date):
+    number = 1
+
+    @classmethod
+    def today(cls):
+        return cls(2026, 7, cls.number)
+
+
+def dated_template(tmp_path):
+    path = tmp_path / "dated.jinja"
+    path.write_text(DATED + byte_tokenizer().chat_template)
+    return str(path)
+
+
+def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(resume_settings, "date", Day)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"Hi {n}", "completion": "Hello"}) + "\n" for n in range(4)))
+    run = tmp_path / "run"
+    words = ["sft", "--model", "tiny-gpt2", "--train_data", str(rows), "--output_dir", str(run), "--log_to", "none"]
+    words += ["--chat_template", dated_template(tmp_path), "--batch_size", "2", "--save_every", "2", "--seed", "0"]
+    words += ["--dtype", "float32"]
+    cli.main([*words, "--epochs", "1"])
+    assert yaml.safe_load((run / "config.yaml").read_text())["template_date"] == "2026-07-01"
+    monkeypatch.setattr(Day, "number", 2)
+    cli.main([*words, "--epochs", "2", "--resume", "true"])
+    assert yaml.safe_load((run / "config.yaml").read_text())["template_date"] == "2026-07-01"
+    elsewhere = AutoTokenizer.from_pretrained(run / "model")
+    text = elsewhere.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+    assert text == "Today: 01 Jul 2026\nUser: Hi\nAssistant: "
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--epochs", "3", "--resume", "true", "--template_date", "2026-07-03"])
+    assert "this run has template_date '2026-07-01', not '2026-07-03'" in capsys.readouterr().err
+
+
+def test_a_date_is_read_from_settings(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("template_date: 2026-07-04\n")
+    assert parse(SFTConfig, ["--config", str(path)]).template_date == "2026-07-04"
+    assert parse(SFTConfig, ["--template_date", "2026-07-04"]).template_date == "2026-07-04"
+    with pytest.raises(UserError, match="template_date is 'today', but must be a date as 2026-11-25"):
+        SFTConfig(template_date="today")
