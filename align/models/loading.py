@@ -150,7 +150,8 @@ def from_objects(
 ) -> LoadedModel:
     """Take a transformers model that is already in memory, as `load` would have loaded it from its folder.
 
-    The model is changed in place: dropout is switched off, its attention kernel is chosen, adapters are added.
+    The model is changed in place: dropout is switched off, its attention kernel is chosen, adapters are added, settings of
+    its generation config without effect are unset.
 
     Args:
         config: `chat_template`, `gradient_checkpointing` and the LoRA settings count; the number format is the model's own.
