@@ -32,9 +32,10 @@ Each row went through, with all weights and with LoRA on every linear layer:
   decoder's reward model has the score that transformers computes from its folder.
 
 *Packed* says whether several responses share one reading of their prompt in a row. Where it is "no" (positions by ALiBi,
-a window counted in columns), each response is a row. *Whole prompt* says whether it can be a [prefix language
-model](howto/own-model.md#a-prefix-language-model) (`prefix_lm`), read alike in all these ways; where it is "no", that is
-refused in a line.
+a window counted in columns), each response is a row. Models with LongRoPE (Phi-3.5, Phi-4-mini) read every row of a batch
+with other frequencies if one row exceeds the original context; a run prints a line about it. *Whole prompt* says whether
+it can be a [prefix language model](howto/own-model.md#a-prefix-language-model) (`prefix_lm`), read alike in all these
+ways; where it is "no", that is refused in a line.
 
 *vLLM*: "by name" says that the weights are handed over under the names and shapes, and with the values, of a plain
 checkpoint, with and without an adapter (`tests/sampling/test_served_weights.py`); "listed", that vLLM's own [list][1] (of

@@ -141,11 +141,11 @@ def _untie_adapted_weights(model: PreTrainedModel, folder: str) -> None:
         for name, weight in base.named_parameters(recurse=False):
             if holders[id(weight)] < 2:
                 continue
-            if model.config.is_encoder_decoder or is_sharded(weight):
-                kind = "an encoder-decoder" if model.config.is_encoder_decoder else "a model that ZeRO-3 shards"
+            if holders[id(weight)] > 2 or is_sharded(weight):  # T5 finds its embedding under four names
+                where = ", under ZeRO-3" if is_sharded(weight) else ""
                 raise UserError(
-                    f"adapter '{folder}': it adapts one of several layers that share a weight, which cannot be merged into "
-                    f"{kind}; train an adapter on other layers, without the embedding and the vocabulary matrix"
+                    f"adapter '{folder}': it adapts one of {holders[id(weight)]} layers that share a weight and cannot be "
+                    f"merged{where}; train an adapter on other layers, without the embedding and the vocabulary matrix"
                 )
             setattr(base, name, torch.nn.Parameter(weight.detach().clone(), weight.requires_grad))
 

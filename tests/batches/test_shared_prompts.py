@@ -27,8 +27,9 @@ def test_rows_that_were_cut_stay_apart_and_micro_batches_within_their_budget(sha
         prompt, response, index = pack_groups(prompts, responses, batch.rows, torch.device("cpu"))
         owners = index.tolist() if index is not None else range(len(batch.rows))
         read: dict[int, list[int]] = {}
+        texts = prompt.tolists()
         for owner, row in zip(owners, batch.rows, strict=True):
             read.setdefault(owner, []).append(row)
-            assert prompt.tolists()[owner] == prompts[row]
+            assert texts[owner] == prompts[row]
         assert {tuple(rows) for rows in read.values()} <= planned
         assert pack_rows(prompt, response, index).ids.numel() <= BUDGET

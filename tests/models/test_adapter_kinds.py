@@ -112,7 +112,7 @@ def test_a_merged_adapter_computes_the_same_and_so_does_its_saved_folder(make_ad
         ("tiny-gpt2", "c_attn", {"bias": "all"}, 2, "adapter with bias all, which .*: set lora_rank to 0 to merge"),
         ("tiny-gpt2", "c_attn", {"bias": "lora_only"}, 2, "adapter with bias lora_only, which .*: set lora_rank to 0"),
         ("tiny-llama", "q_proj", {"lora_bias": True}, 0, "PEFT cannot merge it into its base .*the base layer has no bias"),
-        ("tiny-t5", "q,shared", {}, 0, "layers that share a weight, which cannot be merged into an encoder-decoder"),
+        ("tiny-t5", "q,shared", {}, 0, "adapts one of [34] layers that share a weight and cannot be merged"),
     ],
 )
 def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targets, settings, rank, message):

@@ -191,7 +191,7 @@ def _can_share_prompts(backbone: Backbone) -> bool:
         packed = backbone.hidden(prompt, responses, prompt_index)
         rest = Padded(prompt.ids[:, 1:], prompt.lengths - 1)
         after_prefix = backbone.hidden(rest, responses, prompt_index, prompt.ids[0, :1].tolist())
-        if isinstance(backbone, DecoderBackbone) and backbone.model.dtype != torch.float32:
+        if backbone.prompt_in_row and backbone.model.dtype != torch.float32:
             with _reversed_positions(backbone):
                 if torch.equal(backbone.hidden(prompt, responses, prompt_index), packed):
                     return False  # the tolerance hides what ALiBi changes where states are large or attention is weak
