@@ -106,7 +106,9 @@ The card leaves a local base out. An adapter on a local base names its folder, w
 ## Reward models from elsewhere
 
 Any classifier of a decoder or an encoder with one label is read by its own tokenizer and chat template to the last token of
-an answer's turn, as transformers reads it (`tests/models/test_reward_on_disk.py`, `tests/models/test_encoders.py`). So is
+an answer's turn, as transformers reads it (`tests/models/test_reward_on_disk.py`, `tests/models/test_encoders.py`). A
+decoder without a chat template reads the policy's token ids, or by `chat_template` if it has another vocabulary
+(`tests/ppo/test_scoring_models.py`). So is
 ArmoRM's form: a Llama whose gate weighs attributes by the prompt (`tests/reward/test_gated_reward.py`, against the published
 code's arithmetic). All of it was tried on random weights: no published reward model could be had.
 """

@@ -108,7 +108,8 @@ class RuleTerms:
 
     def excess(self, violations: Violations) -> float:
         """How far the mean violations exceed their budgets, summed over rules; 0 if none does, or without budgets."""
-        return sum(max(0.0, float(violations[rule].mean()) - budget) for rule, budget in self.budgets.items())
+        over = [float(violations[rule].mean()) - budget for rule, budget in self.budgets.items()]
+        return sum(excess for excess in over if excess > 1e-6)  # float32 rounds a mean that is at its budget
 
     def _weighted(self, parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]]) -> Tensor:
         rules = torch.stack([_scaled(parts, scales, rule) for rule in self.rules]).mean(0)

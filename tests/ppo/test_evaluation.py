@@ -85,12 +85,12 @@ class RuleJudge:
         ([(0.0, 0.0, True), (-1.2, 0.05, True), (2.0, 0.6, False)], [1, 0.0]),
         ([(0.0, 0.6, True), (2.0, 0.6, False), (-1.2, 0.05, True)], [3, -1.2]),
         ([(0.0, 0.5, True), (0.3, 0.07, True), (0.05, 0.05, True)], [3, 0.05]),
-        ([(0.0, 0.5, True), (0.3, 0.4, True), (0.0, 0.2, True)], [3, -10 * (0.2 - 0.0625)]),
+        ([(0.0, 0.5, True), (0.3, 0.4, True), (0.0, 0.2, True)], [3, -10 * (0.2 - 0.05)]),
     ],
     ids=["never-ending", "never-ending first", "a little over", "none within"],
 )
 def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, make_ppo, load_sharp, hand_rollout, tmp_path):
-    algorithm = make_ppo(load_sharp("tiny-gpt2"), rule_model="x", rule_budgets=["0.0625"], missing_eos="replace", updates=9)
+    algorithm = make_ppo(load_sharp("tiny-gpt2"), rule_model="x", rule_budgets=["0.05"], missing_eos="replace", updates=9)
     spread = torch.tensor([-1.0, 1.0] * 3)
     wanted = iter([(spread + mean).tolist() for mean, _, _ in policies])
     preference = WeightedFunction("typed", 1.0, lambda prompts, responses: next(wanted))

@@ -173,7 +173,9 @@ def sample_and_score(
     texts = [policy.tokenization.text(response) for response in responses.ids]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)
     rows = zip(prompts, ids, responses.ids, texts, responses.ended, strict=True)
-    rewards = scorer([SampledResponse(prompt.prompt, own, answer, text, end) for prompt, own, answer, text, end in rows])
+    rewards = scorer(
+        [SampledResponse(prompt.prompt, read, response, text, ended) for prompt, read, response, text, ended in rows]
+    )
     return PolicyResponses(texts, rewards, responses.ids, responses.ended)
 
 
