@@ -194,12 +194,15 @@ class PPOTrainer:
 
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], list[WeightedFunction]]:
     """The reward models, and the functions with their weights."""
-    rewards = [str(reward) if isinstance(reward, Path) else reward for reward in rewards]
-    models = [reward for reward in rewards if isinstance(reward, (str, LoadedReward))]
+    models = [
+        str(reward) if isinstance(reward, Path) else reward
+        for reward in rewards
+        if isinstance(reward, (str, Path, LoadedReward))
+    ]
     functions = [
         reward if isinstance(reward, WeightedFunction) else WeightedFunction(function_name(reward), 1.0, reward)
         for reward in rewards
-        if not isinstance(reward, (str, LoadedReward))
+        if not isinstance(reward, (str, Path, LoadedReward))
     ]
     return models, functions
 
