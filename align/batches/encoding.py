@@ -23,7 +23,7 @@ from align.tokenization import ConversationError, Tokenization, encode_demonstra
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
-Records = str | Path | Sequence[Record | Mapping[str, Any] | str]
+Records = str | Sequence[Record | Mapping[str, Any] | str]
 
 
 class UnknownTokenError(UserError):
@@ -38,11 +38,11 @@ class Prefixed:
         prefix: put before the first user turn of each prompt.
     """
 
-    source: Records
+    source: Records | Path
     prefix: str
 
 
-Data = Records | Prefixed
+Data = Records | Path | Prefixed
 """Where records come from: a file, folder or hub name; or records in memory, as `align.data` records or as rows (dicts) in
 any layout that the files may have. A string is taken as a prompt. Either may be `Prefixed`."""
 

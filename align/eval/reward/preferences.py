@@ -29,7 +29,7 @@ from align.statistics import (
     resample,
 )
 
-Interval = tuple[float, float] | tuple[None, None]
+Interval = tuple[float | None, float | None]
 CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"
 
 

@@ -43,7 +43,5 @@ def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: s
     intercept, _ = fit(design, outcomes, np.ones(count))
     weight = 1 / max(1.0, design_effect(outcomes, items))
     low, high = profile_interval(design, outcomes, np.full(count, weight), np.array([1.0, 0.0]))
-    ends = min(low, intercept), max(high, intercept)
-    note = "predicted for answers of equal length"
-    shares = [float(expit(end)) for end in ends]
-    return Figure(NAME, float(expit(intercept)), shares[0], shares[1], count, scorer, note, "higher")
+    value, low, high = (float(expit(end)) for end in (intercept, min(low, intercept), max(high, intercept)))
+    return Figure(NAME, value, low, high, count, scorer, "predicted for answers of equal length", "higher")

@@ -104,4 +104,4 @@ def _end(drop: Callable[[float], float], at: float, sign: float) -> float:
         if abs(far) > FARTHEST:
             return far
         near, far = far, far + 2 * (far - at)
-    return float(brentq(drop, near, far, xtol=1e-6))
+    return float(brentq(drop, near, far, xtol=1e-5, rtol=1e-5))

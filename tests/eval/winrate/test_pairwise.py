@@ -142,13 +142,13 @@ def test_length_that_separates_wins_from_losses_leaves_a_wide_interval():
 
 def test_the_length_controlled_interval_covers_the_true_rate():
     generator, covered = np.random.default_rng(0), 0
-    for _ in range(100):
+    for _ in range(40):
         extra = generator.normal(30, 60, 40).round()
         won = generator.random(40) < 1 / (1 + np.exp(0.5 - 2 * np.tanh(extra / extra.std())))
         rows = [PairwiseComparison(str(n), "a", "b", float(won[n]), (500 + int(extra[n]), 500)) for n in range(40)]
         figure = length_controlled_figure(rows, "a", "judge")
         covered += figure.low <= 1 / (1 + math.exp(0.5)) <= figure.high
-    assert covered >= 91  # 95 expected; three standard errors are 6.5, and the sample's deviation scales the feature
+    assert covered >= 35  # 38 expected, two standard errors are 2.8
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge

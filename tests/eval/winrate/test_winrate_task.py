@@ -54,8 +54,8 @@ def test_more_than_two_models_get_strengths(tmp_path):
     ]
     found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out"), resamples=100))
     by_name = {each.model: values(each)["Bradley-Terry strength"] for each in found}
-    # x beats y three to one, y beats z three to one: log 3 apart each.
-    assert by_name == pytest.approx({"x": 1.0986, "y": 0.0, "z": -1.0986}, abs=1e-4)
+    # x beats y three to one, y beats z three to one, with half a win for each side more: log(3.5 / 1.5) apart each.
+    assert by_name == pytest.approx({"x": 0.8473, "y": 0.0, "z": -0.8473}, abs=1e-4)
     assert [row["won"] for row in found[0].tables["pairs"]] == [3, 3]
 
 
