@@ -204,8 +204,8 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
 
 def _name_local_base(peft_model: PeftModel, name: str) -> None:
     """Give an adapter the base that it is on: PEFT would look up the published one on the hub whenever it reads weights."""
-    base: Any = peft_model.get_base_model()
-    peft_model.peft_config[name].base_model_name_or_path = base.config.name_or_path
+    model = cast(PreTrainedModel, peft_model.get_base_model())
+    peft_model.peft_config[name].base_model_name_or_path = model.config.name_or_path
 
 
 def _stored_names(folder: str) -> set[str]:

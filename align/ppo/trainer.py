@@ -238,7 +238,9 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], 
                 "align.reward.checkpoint.reward_of_classifier(model, tokenizer), or a function that calls it"
             )
     models = [
-        str(reward) if isinstance(reward, Path) else reward for reward in rewards if isinstance(reward, str | Path | LoadedReward)
+        str(reward) if isinstance(reward, Path) else reward
+        for reward in rewards
+        if isinstance(reward, str | Path | LoadedReward)
     ]
     functions = [
         reward if isinstance(reward, WeightedFunction) else WeightedFunction(function_name(reward), 1.0, reward)
