@@ -1,0 +1,297 @@
+"""Every stage, export and evaluation over badly behaved models, against transformers on the saved folders."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from align.data.records import Demonstration
+from align.dpo import DPOConfig, run_dpo
+from align.errors import UserError
+from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.task import run_reward_eval
+from align.eval.toxicity.task import ToxicityConfig, run_toxicity
+from align.eval.truthfulness.task import TruthfulnessConfig, run_truthfulness
+from align.eval.winrate.settings import WinrateConfig
+from align.eval.winrate.task import run_winrate
+from align.models.loading import load
+from align.ppo import PPOConfig, run_ppo
+from align.reward import RewardConfig, run_reward
+from align.reward.checkpoint import load_reward_model
+from align.sampling.generation import Sampling, row_uniforms, sample
+from align.seeds import Stream
+from align.settings import ModelConfig
+from align.sft import SFTConfig, run_sft
+from align.tensor_ops import Padded
+from align.tokenization import encode_demonstration
+from tests.badly_behaved.specimens import SPECIMENS, Specimen, write
+
+QUESTIONS = ("Name a moon of Mars.", "Is ice warm?", "Add 2 and 2.", "Say hello.")
+ANSWERS = ("Phobos.", "No, ice is cold.", "4", "Hello!")
+TRAINED = [specimen for specimen in SPECIMENS if not specimen.refused]
+
+
+class Trained(NamedTuple):
+    """The models of all stages that started from one specimen."""
+
+    source: Path
+    sft: Path
+    reward: Path
+    ppo: Path
+    dpo: Path
+
+
+def rows(kind: str) -> list[dict[str, object]]:
+    """Four rows of a kind of record."""
+    pairs = list(zip(QUESTIONS, ANSWERS, strict=True))
+    return {
+        "prompts": [{"prompt": question} for question, _ in pairs],
+        "demonstrations": [{"prompt": question, "completion": answer} for question, answer in pairs],
+        "pairs": [{"prompt": question, "chosen": answer, "rejected": "I do not know"} for question, answer in pairs],
+    }[kind]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder, files = tmp_path_factory.mktemp("data"), {}
+    for kind in ("prompts", "demonstrations", "pairs"):
+        files[kind] = str(folder / f"{kind}.jsonl")
+        Path(files[kind]).write_text("".join(json.dumps(row) + "\n" for row in rows(kind)))
+    return files
+
+
+@pytest.fixture(scope="module")
+def source(sharp_folders, tmp_path_factory) -> Callable[[Specimen], Path]:
+    """The folder of a specimen, written once."""
+    made: dict[str, Path] = {}
+
+    def of(specimen: Specimen) -> Path:
+        if specimen.name not in made:
+            folder = tmp_path_factory.mktemp("specimens") / specimen.name
+            made[specimen.name] = write(specimen, folder, sharp_folders[specimen.base])
+        return made[specimen.name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def trained(request, source, data, tmp_path_factory) -> Trained:
+    """Every stage, in the order of the recipe."""
+    specimen, rank = request.param
+    folder, start = tmp_path_factory.mktemp("runs"), source(specimen)
+    common = {
+        "dtype": "float32",
+        "log_to": ["none"],
+        "lora_rank": rank,
+        "learning_rate": 1e-4,
+        "gradient_checkpointing": "dropout" in specimen.name,
+    }
+    sft = run_sft(
+        SFTConfig(
+            **common, model=str(start), output_dir=str(folder / "sft"), train_data=data["demonstrations"], batch_size=2
+        )
+    )
+    pairs = {"model": str(sft), "train_data": data["pairs"], "batch_size": 2}
+    reward = run_reward(
+        RewardConfig(**common, **pairs, output_dir=str(folder / "reward"), demonstrations=data["demonstrations"])
+    )
+    dpo = run_dpo(DPOConfig(**common, **pairs, output_dir=str(folder / "dpo")))
+    ppo = run_ppo(
+        PPOConfig(
+            **common,
+            model=str(sft),
+            reward_model=str(reward),
+            output_dir=str(folder / "ppo"),
+            prompts=data["prompts"],
+            updates=2,
+            rollout_size=4,
+            minibatches=2,
+            max_new_tokens=8,
+            epochs=1,
+        )
+    )
+    return Trained(start, Path(sft), Path(reward), Path(ppo), Path(dpo))
+
+
+def every(specimens: list[Specimen]) -> list[pytest.param]:
+    """Full fine-tuning of each, and LoRA, which takes the same paths with other files, in the full run."""
+    return [
+        pytest.param((specimen, rank), id=f"{specimen.name}-{rank or 'full'}", marks=[pytest.mark.full] if rank else [])
+        for specimen in specimens
+        for rank in (0, 4)
+    ]
+
+
+def in_transformers(folder: Path, base: Path, classifier: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A saved folder as transformers and PEFT load it."""
+    seq2seq = AutoConfig.from_pretrained(base).is_encoder_decoder
+    auto = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    more = {"dtype": torch.float32}
+    if classifier:
+        auto, more["num_labels"] = AutoModelForSequenceClassification, 1
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not (folder / "adapter_config.json").exists():
+        return auto.from_pretrained(folder, **more).eval(), tokenizer
+    inner = auto.from_pretrained(base, **more)
+    inner.config.pad_token_id = tokenizer.pad_token_id  # docs/howto/reward-elsewhere.md: an adapter has no config of its own
+    return PeftModel.from_pretrained(inner, folder).eval(), tokenizer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", every(TRAINED), indirect=True)
+class TestTrainedFromSpecimens:
+    def test_the_first_ratio_is_one_and_the_first_kl_is_zero(self, trained: Trained) -> None:
+        first = json.loads((trained.ppo.parent / "metrics.jsonl").read_text().splitlines()[0])
+        assert first["kl/k1"] == pytest.approx(0, abs=1e-5)
+        assert first["kl/k3"] == pytest.approx(0, abs=1e-5)
+
+    def test_transformers_reads_what_training_read(self, trained: Trained) -> None:
+        loaded = load(ModelConfig(model=str(trained.sft), dtype="float32"), torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(trained.sft)
+        for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
+            prompt, turn = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+            record = Demonstration(prompt=(prompt,), continuation=(turn,))
+            (example,) = encode_demonstration(loaded.tokenization, record, one_row=True)
+            whole = tokenizer.apply_chat_template([prompt, turn], return_dict=False)
+            if loaded.backbone.model.config.is_encoder_decoder:  # the encoder's text is closed behind the prompt
+                asked = tokenizer.apply_chat_template([prompt], add_generation_prompt=True, return_dict=False)
+                assert asked == example.prompt
+                assert tokenizer.decode(example.response) == answer + tokenizer.eos_token
+            else:
+                read = example.prompt + example.response
+                assert read == whole[: len(read)]
+                assert not tokenizer.decode(whole[len(read) :]).strip()
+
+    def test_transformers_generates_what_is_sampled_here(self, trained: Trained) -> None:
+        for folder in (trained.sft, trained.ppo, trained.dpo):
+            loaded = load(ModelConfig(model=str(folder), dtype="float32"), torch.float32)
+            loaded.backbone.eval()
+            model, tokenizer = in_transformers(folder, trained.source)
+            settings = Sampling(16, temperature=0.0)
+            prompts = [loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in QUESTIONS]
+            uniforms = row_uniforms(len(prompts), settings, 0, Stream.SAMPLE_COMMAND)
+            found = sample(loaded.backbone, prompts, uniforms, settings, loaded.tokenization.end_ids)
+            ends = GenerationConfig.from_pretrained(folder).eos_token_id
+            assert set(ends) >= end_ids_of(trained.source)
+            for text, prompt, ids in zip(QUESTIONS, prompts, found.ids, strict=True):
+                given = tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+                )
+                assert given["input_ids"][0].tolist() == prompt
+                limits = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=ends, pad_token_id=0)
+                whole = model.generate(**given, generation_config=limits)[0].tolist()
+                answer = whole[1:] if model.config.is_encoder_decoder else whole[len(prompt) :]
+                assert answer == ids
+
+    def test_transformers_scores_as_here(self, trained: Trained) -> None:
+        reward = load_reward_model(str(trained.reward), "float32")
+        if reward.loaded.backbone.model.config.is_encoder_decoder:
+            return  # transformers' classifier of T5 has a head with a hidden layer: there is no file to compare with
+        classifier, _ = in_transformers(trained.reward, trained.source, classifier=True)
+        tokenization = reward.loaded.tokenization
+        for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
+            prompt, turn = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+            record = Demonstration(prompt=(prompt,), continuation=(turn,))
+            (example,) = encode_demonstration(tokenization, record, one_row=True)
+            with torch.no_grad():
+                there = float(classifier(input_ids=torch.tensor([example.prompt + example.response])).logits)
+            found = score(reward, example.prompt, example.response)
+            assert found == pytest.approx(there, abs=1e-4)
+
+    def test_cards_name_no_path(self, trained: Trained) -> None:
+        for folder in (trained.sft, trained.reward, trained.ppo, trained.dpo):
+            head = yaml.safe_load(re.match(r"---\n(.*?)---\n", (folder / "README.md").read_text(), re.S).group(1))
+            assert "base_model" not in head  # the base is a local folder, which means nothing elsewhere
+
+    def test_evaluations_run(self, trained: Trained, data: dict[str, str], tmp_path: Path) -> None:
+        common = {"dtype": "float32", "resamples": 100, "limit": 2}
+        models = [str(trained.sft), str(trained.ppo)]
+        run_reward_eval(
+            RewardEvalConfig(
+                **common,
+                models=models,
+                reward_model=str(trained.reward),
+                preferences=data["pairs"],
+                prompts=data["prompts"],
+                samples=2,
+                max_new_tokens=4,
+                output=str(tmp_path / "reward"),
+            )
+        )
+        run_truthfulness(TruthfulnessConfig(**common, models=models, output=str(tmp_path / "truthfulness")))
+        run_winrate(
+            WinrateConfig(
+                **common,
+                models=models,
+                reward_model=str(trained.reward),
+                prompts=data["prompts"],
+                max_new_tokens=4,
+                output=str(tmp_path / "winrate"),
+            )
+        )
+        run_toxicity(
+            ToxicityConfig(
+                **common,
+                models=models,
+                scorer="tests.badly_behaved.test_every_stage:no_toxicity",
+                prompts=data["prompts"],
+                samples=2,
+                max_new_tokens=4,
+                output=str(tmp_path / "toxicity"),
+            )
+        )
+        for name in ("reward", "truthfulness", "winrate", "toxicity"):
+            assert list((tmp_path / name).rglob("*.json*"))
+
+
+def no_toxicity(texts: list[str]) -> list[float]:
+    """A scorer for the test above."""
+    return [0.0 for _ in texts]
+
+
+def end_ids_of(folder: Path) -> set[int]:
+    """The end tokens that a folder's generation config lists."""
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    return set(ends) if isinstance(ends, list) else {ends}
+
+
+@torch.no_grad()
+def score(reward, prompt: list[int], response: list[int]) -> float:
+    """What a reward model gives to token ids, without its mean."""
+    return float(reward.model(Padded.from_lists([prompt]), Padded.from_lists([response])))
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "ppo"])
+@pytest.mark.parametrize("specimen", [each for each in SPECIMENS if each.refused], ids=lambda each: each.name)
+def test_what_cannot_be_trained_is_refused_in_one_line(specimen, stage, source, data, tmp_path) -> None:
+    common = {"model": str(source(specimen)), "output_dir": str(tmp_path / "run"), "dtype": "float32", "log_to": ["none"]}
+    run, config = {
+        "sft": (run_sft, lambda: SFTConfig(**common, train_data=data["demonstrations"])),
+        "reward": (run_reward, lambda: RewardConfig(**common, train_data=data["pairs"])),
+        "dpo": (run_dpo, lambda: DPOConfig(**common, train_data=data["pairs"])),
+        "ppo": (
+            run_ppo,
+            lambda: PPOConfig(
+                **common, prompts=data["prompts"], reward_functions=["tests.commands.liking:code_points"], updates=1
+            ),
+        ),
+    }[stage]
+    with pytest.raises(UserError, match=specimen.refused) as found:
+        run(config())
+    assert "\n" not in str(found.value)
