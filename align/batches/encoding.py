@@ -122,7 +122,7 @@ class SpelledTokens:
         if self.found and os.environ.get("RANK", "0") == "0":
             logger.warning(
                 "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
-                "wrote these texts, give their turns as role and content instead",
+                "wrote these texts, give their turns as role and content, or their token ids as input_ids",
                 *(source, self.found, self.records, kind, self.example),
             )
 

@@ -153,7 +153,8 @@ class PPOAlgorithm:
             self.run.log(update, metrics)
             self.run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
         self.run.say(self.evaluation.warning())
-        if not run_on_main(self.folder.exists, self.run.accelerator):  # a shared disk may show it to some processes only
+        # A folder of an earlier run may be there. A shared disk may show it to some processes only.
+        if self.evaluation.kept is None or not run_on_main(self.folder.exists, self.run.accelerator):
             self.run.say("no evaluation chose a best policy; the last one is kept")
             with self._averaged_weights():
                 self.save(self.folder, {})
