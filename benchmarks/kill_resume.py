@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from benchmarks.forked_runs import Killed, run_alone, run_forked
 from tests.launch.launcher import launched
 
-COMMON = "--dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --learning_rate 1e-3 --save_every 2"
+COMMON = "--dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3 --save_every 2"
 COMMON += " --resume auto"
 SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --evaluate_every 4"
 SFT += " --validation_data data/demonstrations_heldout.jsonl"

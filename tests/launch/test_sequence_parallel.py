@@ -12,7 +12,7 @@ from tests.launch.launcher import ROOT, launch_in_turn
 from tests.launch.test_launch import metrics
 from tests.models.architectures import make_model
 
-COMMON = "--model tiny-llama --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 48 --learning_rate 1e-3"
+COMMON = "--model tiny-llama --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
 COMMON += " --max_response_tokens 33 --micro_batch_tokens 256"
 WORDS = {
     "sft": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --validation_data data/demonstrations_heldout.jsonl"

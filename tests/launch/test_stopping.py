@@ -18,7 +18,7 @@ from tests.launch.launcher import free_port, start_processes
 ROOT = Path(__file__).parents[2]
 ONE_SIGNAL, DEAF = (Path(__file__).with_name(name) for name in ("one_signal.py", "deaf.py"))
 WORDS = (
-    "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 32 --epochs 500 --batch_size 6"
+    "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --epochs 500 --batch_size 6"
 )
 WORDS += " --train_data data/demonstrations_heldout.jsonl --max_response_tokens 16 --learning_rate 1e-3"
 

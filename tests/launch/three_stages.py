@@ -12,7 +12,7 @@ from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
 
 model, folder = sys.argv[1], Path(sys.argv[2])
-common = {"dtype": "float32", "log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 48, "learning_rate": 1e-3}
+common = {"dtype": "float32", "log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64, "learning_rate": 1e-3}
 sft = run_sft(
     SFTConfig(
         **common,

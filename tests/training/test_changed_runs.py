@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from align import cli
 from tests.bad_input.conftest import TINY, snapshot, write_rows
 
-WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "48", "--learning_rate", "1e-3", "--save_every", "1")
+WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "64", "--learning_rate", "1e-3", "--save_every", "1")
 STAGES = {
     "sft": "--train_data data/demonstrations_heldout.jsonl --batch_size 10 --max_response_tokens 16",
     "reward": "--train_data data/rankings_heldout.jsonl --batch_size 30 --max_response_tokens 16",

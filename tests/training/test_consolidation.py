@@ -15,7 +15,7 @@ from align.training.checkpoint_files import write_checksums
 from align.training.stored_state import Part, StoredState, part_file, save_parts
 
 ROOT = Path(__file__).parents[2]
-COMMON = {"model": "tiny-llama", "dtype": "float32", "log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 48}
+COMMON = {"model": "tiny-llama", "dtype": "float32", "log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
 
 
 def train(folder: Path, **more) -> Path:

@@ -26,7 +26,7 @@ SMALL = [
     "--overlong",
     "truncate",
     "--max_prompt_tokens",
-    "48",
+    "64",
     "--learning_rate",
     "1e-3",
     "--save_every",
