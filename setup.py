@@ -1,4 +1,4 @@
-"""The one step of the build that pyproject.toml cannot say: configs/, data/ and forms/ go into the wheel, under align/_shipped/.
+"""Copy configs/, data/ and forms/ into the wheel, under align/_shipped/, which pyproject.toml cannot express.
 
 They stay at the root of the repository, where people look for them; `align.shipped` finds them in both places.
 """

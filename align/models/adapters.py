@@ -35,7 +35,7 @@ def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
     stored = _stored_names(folder)
     try:
         peft_model = PeftModel.from_pretrained(model, folder, adapter_name=name, autocast_adapter_dtype=False)
-    except Exception as error:  # its config is of elsewhere, and PEFT checks little of it
+    except Exception as error:  # an external config, of which PEFT checks little
         raise UserError(f"adapter '{folder}': it does not fit its base ({reason(error)})") from error
     _name_local_base(peft_model, name)
     _require_all_tensors(peft_model, folder, name, stored)
@@ -52,7 +52,7 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
     stored, was_training = _stored_names(folder), backbone.model.training
     try:
         backbone.peft.load_adapter(folder, adapter_name=name, autocast_adapter_dtype=False)
-    except Exception as error:  # its config is of elsewhere, and PEFT checks little of it
+    except Exception as error:  # an external config, of which PEFT checks little
         raise UserError(f"adapter '{folder}': it does not fit this model ({reason(error)})") from error
     _name_local_base(backbone.peft, name)
     _require_all_tensors(backbone.peft, folder, name, stored)

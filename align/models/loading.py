@@ -302,7 +302,7 @@ def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrained
                 attn_implementation=attention_kernel(config),
                 output_loading_info=True,
             )
-    except Exception as error:  # a config or an index of elsewhere can be wrong in every way
+    except Exception as error:  # an external config or index can be wrong in any way
         if type(error).__name__ == "SafetensorError":  # a type of its own for a broken file
             raise UserError(f"model '{source}': its weights are broken ({first_line(error)})") from error
         raise UserError(f"model '{source}': its weights cannot be loaded ({reason(error)})") from error

@@ -247,7 +247,7 @@ class Roles:
         return self.value_offset
 
     def load_state(self, state: float) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         self.value_offset = state
 
     def policy(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Prediction:

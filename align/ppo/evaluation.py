@@ -137,7 +137,7 @@ class PolicyEvaluation:
         return {**candidates, **watches}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         kept, start = state["kept"], state.get("start")
         if isinstance(kept, list):  # a checkpoint from before the start was a candidate
             kept = {"update": 1, "scores": kept}

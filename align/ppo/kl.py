@@ -40,7 +40,7 @@ class KLController:
         return self.beta
 
     def load_state(self, state: float) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         self.beta = state
 
     def adapt(self, kl: float, samples: int) -> None:

@@ -138,7 +138,7 @@ class RuleTerms:
         return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Restore what `state` returned.
 
         Raises:
             UserError: if it was written under other rules.

@@ -40,7 +40,7 @@ class RunningMoments:
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
 
 
@@ -112,5 +112,5 @@ class ScoreShaping:
         return self.moments.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         self.moments.load_state(state)

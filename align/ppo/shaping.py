@@ -36,8 +36,9 @@ def penalize_length(scores: Tensor, lengths: Tensor, limit: int, penalty: float)
 
 
 def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -> float:
-    """What a token more adds to the score among answers to the same prompt: a least-squares slope with a mean of its own for
-    each prompt, over all prompts. 0 if no two answers to a prompt that ended differ in length.
+    """Return the least-squares slope of score on response length, with a per-prompt intercept.
+
+    It is 0 if no two complete answers to a prompt differ in length.
 
     Args:
         scores: [B], the answers to one prompt side by side.

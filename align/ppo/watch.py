@@ -42,7 +42,7 @@ class NegativeKLWatch:
         return self.count
 
     def load_state(self, state: int) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         self.count = state
 
 
@@ -110,7 +110,7 @@ class DriftWatch:
         return self.first
 
     def load_state(self, state: dict[str, Any] | None) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         self.first = state
 
 
@@ -164,5 +164,5 @@ class OveroptimizationWatch:
         return {"count": self.count, "best": self.best}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore what `state` returned."""
         self.count, self.best = state["count"], state["best"]

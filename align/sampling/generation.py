@@ -144,7 +144,7 @@ def _sample_batch(
 
 
 def _start_decoding(backbone: Backbone, prompts: list[list[int]]) -> tuple[DecodingState, Tensor]:
-    """Like `Backbone.start`, but a prompt that occurs several times is read once."""
+    """Call `Backbone.prefill`, reading a prompt that occurs several times once."""
     numbers: dict[tuple[int, ...], int] = {}
     prompt_index = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
     state, hidden = backbone.prefill(Padded.from_lists([list(prompt) for prompt in numbers]).to(backbone.device))

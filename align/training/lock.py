@@ -64,7 +64,7 @@ def take_lock(folder: Path) -> None:
 
 
 def release_lock(folder: Path) -> None:
-    """Let others write to a folder; the empty file stays, for removing it could take it from the next one that locks it."""
+    """Release a folder. The file is not deleted: another process may already hold its lock."""
     descriptor = _held.pop(folder.resolve(), None)
     if descriptor is not None:
         os.ftruncate(descriptor, 0)

@@ -39,7 +39,7 @@ from align.training.resume_settings import compare_settings, template_date
 
 
 class StopRequestedError(Exception):
-    """A request to stop reached all processes before this update changed a weight: the update before it can be saved."""
+    """Raised on every process when a stop was requested before this update modified any weight."""
 
 
 class _Results(NamedTuple):
@@ -58,7 +58,7 @@ class Run:
 
     Args:
         config: the stage's settings; must hold the fields of both `ModelConfig` and `RunConfig`.
-        stage: `sft`, `reward`, `dpo` or `ppo`.
+        stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
 
     Raises:
         UserError: if the folder holds a finished or interrupted run and `resume` is off, or a run of another model, or if

@@ -35,7 +35,7 @@ def open_run(
     Args:
         config: a stage's settings, which hold those of `ModelConfig` too. In the run's own copy, `model` and
             `dtype` are those of the given model.
-        stage: `sft`, `reward`, `dpo` or `ppo`.
+        stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
         tokenizer: of a transformers model in memory.
         adapter: what to call the trained adapter.
         allow_reward_model: whether a model without a vocabulary matrix will do.

@@ -77,7 +77,7 @@ class EpochTrainer:
         teachers: Sequence[RolePass] = (),
         stream: Batches | None = None,
     ) -> Optimization:
-        """The optimization of all epochs, once it is known that there is the memory.
+        """Build the training engine after checking available memory.
 
         Args:
             module: what is trained, `loaded` with its heads.
@@ -90,7 +90,7 @@ class EpochTrainer:
             stream: examples that are read while the model learns; `mixed` are then as large as they may be.
 
         Raises:
-            UserError: if there is not.
+            UserError: if memory is insufficient.
         """
         config = self.config
         responses = (len(batch_shape([example]).response_tokens) for example in mixed.examples)

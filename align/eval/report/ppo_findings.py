@@ -146,9 +146,9 @@ def _add_rule_changes(summary: Summary, ppo: StageRun, first: int, kept: int) ->
 
 
 def _add_text_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
-    """Length, endings and repetition, which often get worse while the reward rises.
+    """Report length, endings and repetition, which often get worse while the reward rises.
 
-    The limits are tighter than those of `align.ppo.watch.Drift`, which warns during a run.
+    The limits are tighter than those of `align.ppo.watch.DriftWatch`, which warns during a run.
     """
     length = ppo.series("validation/length")
     before, after = length.at(first), length.at(kept)

@@ -21,12 +21,11 @@ UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "cache", "s_aux")
 
 
 def best_kernel(model: type[PreTrainedModel], config: PreTrainedConfig) -> str:
-    """Which of transformers' attention implementations to load a model with.
+    """Return the name of the attention implementation of transformers to load a model with.
 
-    Some classes (DeBERTa, GPT-J, Bloom) know no other attention than their own, which transformers calls eager; Falcon
-    chooses among its own. T5 trains
-    a bias inside its attention. The fused CPU and GPU kernels have no gradient for it, so training would leave them for
-    another path than scoring takes, and in bfloat16 the ratio at the first minibatch would not be 1.
+    Some classes (DeBERTa, GPT-J, Bloom) have only eager attention; Falcon chooses among its implementations. T5 trains a
+    bias inside its attention, for which the fused CPU and GPU kernels have no gradient. Training would then use another
+    kernel than scoring, and in bfloat16 the ratio at the first minibatch would not be 1.
     """
     if not model._supports_sdpa or hasattr(config, "relative_attention_num_buckets"):
         return "eager"
