@@ -75,6 +75,32 @@ models (`align attributes`, form heads) and rule models (`align rules`) are test
 | --- | --- | --- | --- | --- | --- | --- |
 """
 TAIL = """
+## Checked on loading
+
+| check | if it fails | where in `align/` |
+| --- | --- | --- |
+| the config can be used; weights are complete and finite | refused | `models/loading.py` |
+| weights that the model has no place for, such as `v_head` | left out, with one line | `models/loading.py` |
+| causality, padding, and the model's own logits on a few tokens | refused | `models/backbone/verification.py` |
+| reading token by token equals reading at once; rows can leave the cache | refused | `models/backbone/verification.py` |
+| responses can share one reading of their prompt | separate rows, with one line | `models/backbone/verification.py` |
+| dropout in modules, functions, layers and routers | set to 0 | `models/backbone/dropout.py` |
+| with `gradient_checkpointing`, two passes in training mode are equal | refused | `models/backbone/dropout.py` |
+| the tokenizer has no token without a row in the embedding matrix | refused | `models/loading.py` |
+| the tokenizer has an end token | refused | `tokenization/base.py` |
+| the chat template writes the turns of user and assistant | refused | `tokenization/rendering.py` |
+| the chat template writes every turn of a row, such as a system turn | the row is refused | `tokenization/rendering.py` |
+| an answer has the same token ids behind a prompt as alone | it is cut from the rendering | `tokenization/base.py` |
+| the current date in a template (`strftime_now`) | becomes a constant | `tokenization/templates.py` |
+| start token (decoders), closing token (T5) of a tokenizer | the saved template writes them | `tokenization/rendering.py` |
+| end ids of `generation_config.json` | end responses too | `models/generation_config.py` |
+| an adapter's kind (biases, PiSSA, embeddings) can be continued or merged | refused | `models/adapters.py` |
+| LongRoPE | one line with the context that short rows keep | `training/start.py` |
+| config, generation config, tokenizer and card can be saved | refused before the first update | `models/checkpoint.py` |
+
+`tests/badly_behaved/` has a tiny model for each habit of published models that these checks are for, and runs every stage,
+export and evaluation over all of them.
+
 ## Refused
 
 Other models are tried on a few tokens when they are loaded. They are refused if they read padding, if their logits are not
