@@ -63,9 +63,8 @@ def load_results(folder: Path) -> list[Evaluation]:
     Raises:
         UserError: if there is nothing.
     """
-    problems: list[str] = []
     for place in (folder / EVALUATIONS_FOLDER, folder):
-        evaluations = load_evaluations(place, problems) if place.is_dir() else []
+        evaluations = load_evaluations(place, problems=[])
         if evaluations:
             return evaluations
     raise UserError(f"{folder}: no results of align eval in it or in its {EVALUATIONS_FOLDER}/")

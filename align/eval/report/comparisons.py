@@ -1,6 +1,6 @@
 """What a report compares: responses before and after training, and a reward model's order with that of the labelers."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -85,14 +85,12 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float] | 
     return sum(values) / len(values), *statistics.mean_interval(values)
 
 
-def group_by_category(items: "Sequence[Item]", category_of: "Callable[[Item], str | None]") -> Mapping[str, list[Item]]:
+def group_by_category(items: Sequence[Item], category_of: Callable[[Item], str | None]) -> Mapping[str, list[Item]]:
     """Group items by category, in alphabetical order; those without one are left out."""
-    groups: dict[str, list[Item]] = {}
+    groups: defaultdict[str, list[Item]] = defaultdict(list)
     for item in items:
-        category = category_of(item)
-        if category:
-            groups.setdefault(category, []).append(item)
-    return dict(sorted(groups.items()))
+        groups[category_of(item) or ""].append(item)
+    return {category: groups[category] for category in sorted(groups) if category}
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,14 @@ from align.eval.core.results import Evaluation, read_evaluations
 from align.ppo.rollout_files import RolloutRow, read_rollout, rollout_paths
 from align.reward.metrics import ScoredRanking
 
-STAGE_OF_SETTING = {
-    "prompt_loss_weight": "sft",
-    "centering_weight": "reward",
-    "label_smoothing": "dpo",
-    "rollout_size": "ppo",
-    "layer_step": "distill",
+STAGES = {
+    "sft": ("Supervised fine-tuning", "prompt_loss_weight"),
+    "reward": ("Reward model", "centering_weight"),
+    "dpo": ("DPO", "label_smoothing"),
+    "ppo": ("PPO", "rollout_size"),
+    "distill": ("Distillation", "layer_step"),
 }
-"""A setting that only this stage has: it identifies the stage of a run folder that is not named after it."""
-STAGE_TITLES = {
-    "sft": "Supervised fine-tuning",
-    "reward": "Reward model",
-    "dpo": "DPO",
-    "ppo": "PPO",
-    "distill": "Distillation",
-}
-"""All stages in the order of the page."""
+"""Title of each stage, and a setting that only it has, which identifies a run folder that is not named after its stage."""
 OPTIONAL_STAGES = ("dpo", "distill")
 """Stages that a complete run need not have: DPO is a comparison, distillation makes a smaller model."""
 EVALUATIONS_FOLDER = "eval"
@@ -66,7 +58,7 @@ class StageRun:
     """One stage's folder; what could not be read is empty.
 
     Attributes:
-        stage: one of `STAGE_TITLES`.
+        stage: one of `STAGES`.
         config: resolved settings.
         environment: versions and machine, see `align.runtime.environment`.
         metrics: from an update to its figures.
@@ -152,7 +144,7 @@ def load_run(folder: Path) -> RunData:
     folders = _stage_folders(folder)
     if not folders:
         raise UserError(f"{folder}: no run in it; looked for config.yaml or metrics.jsonl in sft, reward and ppo")
-    for stage in STAGE_TITLES:
+    for stage in STAGES:
         if stage in folders:
             run.stages[stage] = _load_stage(stage, folders[stage], run.problems)
         elif stage not in OPTIONAL_STAGES:
@@ -198,10 +190,10 @@ def _stage_folders(folder: Path) -> dict[str, Path]:
     def holds_run(candidate: Path) -> bool:
         return (candidate / "config.yaml").is_file() or (candidate / "metrics.jsonl").is_file()
 
-    folders = {stage: folder / stage for stage in STAGE_TITLES if holds_run(folder / stage)}
+    folders = {stage: folder / stage for stage in STAGES if holds_run(folder / stage)}
     if not folders and holds_run(folder):
         config = _read_mapping(folder / "config.yaml", [])
-        folders = {stage: folder for setting, stage in STAGE_OF_SETTING.items() if setting in config}
+        folders = {stage: folder for stage, (_, setting) in STAGES.items() if setting in config}
     return folders
 
 
@@ -230,11 +222,11 @@ def _read_list(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problem
 
 def _read_whole(path: Path, parse: Callable[[str], Any], empty: Container, problems: list[str]) -> Container:
     """Parse a file; return `empty` if it cannot be read or holds another type."""
-    text = _read_text(path, problems)
-    if text is None:
-        return empty
     try:
-        value = parse(text)
+        value = parse(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror or error}.")
+        return empty
     except (ValueError, yaml.YAMLError):
         value = None
     if isinstance(value, type(empty)):
@@ -247,7 +239,7 @@ def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], proble
     """Read the records of a JSON Lines file; the last line of a killed run is often broken."""
 
     def values() -> Iterator[Any]:
-        for line in (_read_text(path, problems) or "").split("\n"):
+        for line in _read_whole(path, lambda text: text.split("\n"), [], problems):
             if line.strip():
                 try:
                     yield json.loads(line)
@@ -255,14 +247,6 @@ def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], proble
                     yield None
 
     return _parse_rows(path, values(), parse, problems)
-
-
-def _read_text(path: Path, problems: list[str]) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        problems.append(f"{path}: {error.strerror or error}.")
-        return None
 
 
 def _parse_rows(

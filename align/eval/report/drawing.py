@@ -136,7 +136,6 @@ class Chart:
     one (named `METRIC_error`), or the interval of a metric that has one (named `METRIC/low` and `METRIC/high`).
 
     Attributes:
-        name: identifier, unique within the stage.
         metrics: from a metric to its label.
         stacked: each metric has its own panel and scale, labeled by the metric.
         percent: whether the values are shares.
@@ -147,9 +146,9 @@ class Chart:
 
     name: str
     title: str
-    unit: str
     metrics: Mapping[str, str]
     caption: str
+    unit: str = ""
     stacked: bool = False
     percent: bool = False
     from_zero: bool = True

@@ -15,16 +15,12 @@ from align.eval.report.comparisons import (
     pair_accuracy,
     pair_samples,
 )
-from align.eval.report.data import STAGE_TITLES, RunData, StageRun, TableRow, format_number, format_percent
+from align.eval.report.data import STAGES, RunData, StageRun, TableRow, format_number, format_percent
 from align.reward.metrics import ScoredRanking, ranking_metrics
 
 Rating = Literal["good", "bad", "note"]
 """`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
 
-LENGTH_LIMIT = 0.4
-"""Correlation of reward with length above which the report warns that length is rewarded."""
-CALIBRATION_LIMIT = 0.1
-"""Calibration error above which the report warns."""
 REWARD_MODEL_TASKS = ("reward", "rewardbench", "rewardbench-2")
 """Tasks whose models are reward models side by side, not a start and what was trained from it."""
 
@@ -40,6 +36,7 @@ class Check:
         better: the better direction; empty: the change is not rated.
         limit: absolute change up to which a value counts as unchanged.
         ratios: least and greatest value after, relative to the value before; outside of them it got worse.
+        most: greatest absolute value after; above it got worse.
         percent: whether the value is a share.
     """
 
@@ -47,13 +44,16 @@ class Check:
     better: Better = ""
     limit: float = 0.0
     ratios: tuple[float, float] | None = None
+    most: float = float("inf")
     percent: bool = False
     note: str = ""
     good: str = ""
     bad: str = ""
 
-    def rate(self, before: float, after: float) -> str:
+    def rate(self, before: float | None, after: float) -> Literal["good", "bad", ""]:
         """Return `good`, `bad`, or empty for no change or an unrated one."""
+        if before is None:
+            return "bad" if abs(after) > self.most else ""
         if self.ratios:
             return "bad" if before and not self.ratios[0] <= after / before <= self.ratios[1] else ""
         if not self.better or abs(after - before) <= self.limit:
@@ -71,6 +71,23 @@ SFT_LOSS = Check(
 DISTILL_KL = Check(
     "Distillation: KL to the teacher", "lower", note="nats per token, 0 is the teacher; best at update {update}"
 )
+REWARD_CHECKS = {
+    "calibration_error": Check(
+        "Reward model: calibration error",
+        most=0.1,
+        percent=True,
+        note="0 is perfect",
+        bad="The reward model's confidence differs from its accuracy by {after} on average.",
+    ),
+    "kendall_tau": Check("Reward model: Kendall's tau", note="1: the labelers' order, 0: none"),
+    "length_correlation": Check(
+        "Reward model: correlation with length",
+        most=0.4,
+        note="near 0 is best",
+        bad="The reward model favors {preferred} responses (correlation with length {after}).",
+    ),
+}
+"""Checks of the reward model, by the figure of `align.reward.metrics.ranking_metrics`."""
 PPO_REWARD = Check(
     "PPO: reward on held-out prompts",
     "higher",
@@ -165,14 +182,13 @@ class Summary:
         """
         show = format_percent if check.percent else format_number
         change = "" if before is None else show(after - before, sign=True)
-        rating = check.rate(before, after) if clear and before is not None else ""
+        rating = check.rate(before, after) if clear else ""
         name, note = check.name.format(**words), check.note.format(**words)
         self.rows.append(TableRow(name, show(before), show(after), change, interval, note, rating))
-        if before is not None and rating:
-            template = check.good if rating == "good" else check.bad
-            words |= {"before": show(before), "after": show(after), "size": show(abs(after - before))}
-            if template:
-                self.add_finding("good" if rating == "good" else "bad", template.format(**words))
+        template = {"good": check.good, "bad": check.bad}.get(rating)
+        if rating and template:
+            words |= {"before": show(before), "after": show(after), "size": show(abs(after - (before or 0.0)))}
+            self.add_finding(rating, template.format(**words))
 
 
 def summarize_run(run: RunData) -> Summary:
@@ -193,7 +209,7 @@ def summarize_run(run: RunData) -> Summary:
             _add_ppo_findings(summary, stage, run)
     add_evaluation_findings(summary, run.evaluations)
     if not summary.headline:
-        stages = ", ".join(STAGE_TITLES[stage] for stage in run.stages)
+        stages = ", ".join(STAGES[stage][0] for stage in run.stages)
         summary.headline = f"Stages of this run: {stages}. A policy before and after PPO cannot be compared yet."
     return summary
 
@@ -218,17 +234,9 @@ def _add_reward_findings(summary: Summary, stage: StageRun, rankings: Sequence[S
     if not _add_pair_accuracy(summary, "Reward model", claim, rankings, "bad", consequence):
         return
     figures = ranking_metrics(rankings)
-    tau, length_correlation, error = figures["kendall_tau"], figures["length_correlation"], figures["calibration_error"]
-    summary.add(Check("Reward model: calibration error", percent=True, note="0 is perfect"), None, error)
-    summary.add(Check("Reward model: Kendall's tau", note="1: the labelers' order, 0: none"), None, tau)
-    summary.add(Check("Reward model: correlation with length", note="near 0 is best"), None, length_correlation)
-    if abs(length_correlation) > LENGTH_LIMIT:
-        preferred = "long" if length_correlation > 0 else "short"
-        text = f"The reward model favors {preferred} responses"
-        summary.add_finding("bad", f"{text} (correlation with length {format_number(length_correlation)}).")
-    if error > CALIBRATION_LIMIT:
-        text = "The reward model's confidence differs from its accuracy"
-        summary.add_finding("bad", f"{text} by {format_percent(error)} on average.")
+    preferred = "long" if figures["length_correlation"] > 0 else "short"
+    for name, check in REWARD_CHECKS.items():
+        summary.add(check, None, figures[name], preferred=preferred)
     losses = stage.series("validation/loss")
     best, shown = (
         min(losses.values, default=0.0),
@@ -245,10 +253,7 @@ def _add_pair_accuracy(
 ) -> bool:
     """Add the share of held-out pairs in the right order; return False if there are none.
 
-    Args:
-        claim: the beginning of the sentence.
-        unclear: the rating of an accuracy that may be chance.
-        consequence: of such an accuracy.
+    The sentence begins with `claim`. For a share that may be chance, it is rated `unclear` and ends with `consequence`.
     """
     accuracy = pair_accuracy(rankings)
     if accuracy is None:
@@ -325,16 +330,12 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int, c
     unclear = "" if clear or not mean else ". The interval includes no change, so this may be chance"
     summary.headline = f"{text}{unclear}."
     if compared:
-        _add_prompt_counts(summary, compared)
+        winners, losers = sum(pair.change > 0 for pair in compared), sum(pair.worse for pair in compared)
+        of_all = f"of {len(compared)} held-out prompts got a response with a"
+        summary.add_finding("good" if winners > losers else "note", f"{winners} {of_all} higher reward.")
+        if losers:
+            summary.add_finding("bad", f"{losers} {of_all} lower reward: see the samples.")
     _add_caveats(summary, ppo, first, kept)
-
-
-def _add_prompt_counts(summary: Summary, compared: list[SamplePair]) -> None:
-    winners, losers = sum(pair.change > 0 for pair in compared), sum(pair.worse for pair in compared)
-    of_all = f"of {len(compared)} held-out prompts got a response with a"
-    summary.add_finding("good" if winners > losers else "note", f"{winners} {of_all} higher reward.")
-    if losers:
-        summary.add_finding("bad", f"{losers} {of_all} lower reward: see the samples.")
 
 
 def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:

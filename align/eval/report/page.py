@@ -22,16 +22,15 @@ from align.eval.core.evaluated_models import short_names
 from align.eval.core.results import Evaluation, figure_tables, notes
 from align.eval.report.comparisons import pair_samples
 from align.eval.report.data import (
-    STAGE_TITLES,
+    STAGES,
     RunData,
     Sample,
-    Series,
     StageRun,
     format_number,
     read_summary_row,
     visible_text,
 )
-from align.eval.report.drawing import COLORS, Plot, describe_series, draw_line, draw_plot, label_update_axes
+from align.eval.report.drawing import COLORS, Plot, describe_series, downsample, draw_plot, label_update_axes
 from align.eval.report.findings import Summary, summarize_run
 from align.eval.report.plots import evaluation_plots, stage_plots
 from align.eval.report.rollouts import show_rollouts
@@ -90,7 +89,7 @@ def render_run_page(run: RunData) -> str:
 
 def _section(stage: StageRun, run: RunData, summary: Summary) -> Section:
     settings = [(visible_text(name), visible_text(_format_setting(value))) for name, value in stage.config.items()]
-    return Section(stage.stage, STAGE_TITLES[stage.stage], _facts(stage), stage_plots(stage, run, summary), settings)
+    return Section(stage.stage, STAGES[stage.stage][0], _facts(stage), stage_plots(stage, run, summary), settings)
 
 
 def _facts(stage: StageRun) -> str:
@@ -186,43 +185,43 @@ def _labeled_evaluations(runs: Sequence[NamedRun]) -> list[Evaluation]:
 
 def _overlay_plot(runs: Sequence[NamedRun], stage: str, metric: str, title: str, unit: str) -> Plot | None:
     """Draw one metric of all runs over updates; None if no run has it."""
-    curves = [(each.name, each.run.stages[stage].series(metric)) for each in runs if stage in each.run.stages]
-    curves = [(name, series) for name, series in curves if series]
-    if not curves:
-        return None
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        for number, (name, series) in enumerate(curves):
-            draw_line(axes, series, name, COLORS[number % len(COLORS)], LINE_STYLES[number % len(LINE_STYLES)], "o")
-        label_update_axes(axes, unit)
-
-    words = " ".join(describe_series(series, name) for name, series in curves)
-    return draw_plot(f"several-{stage}-{metric.replace('/', '-')}", title, words, f"{title}. {words}", paint)
+    found = [(each.name, each.run.stages[stage].series(metric)) for each in runs if stage in each.run.stages]
+    found = [(name, series) for name, series in found if series]
+    lines = [(name, shown.updates, shown.values) for name, shown in ((name, downsample(series)) for name, series in found)]
+    words = " ".join(describe_series(series, name) for name, series in found)
+    return _lines_plot(f"{stage}-{metric.replace('/', '-')}", title, words, f"{title}. {words}", ("update", unit), lines)
 
 
 def _frontier_plot(runs: Sequence[NamedRun]) -> Plot | None:
     """Draw held-out reward against KL: a run above the others has more reward at the same distance from its start."""
-    curves: list[tuple[str, Series, Series]] = []
+    lines = []
     for each in runs:
-        ppo = each.run.stages.get("ppo")
-        if ppo is not None and ppo.series("validation/kl"):
-            curves.append((each.name, ppo.series("validation/kl"), ppo.series("validation/reward")))
-    if not curves:
+        if "ppo" in each.run.stages:
+            kl, reward = (each.run.stages["ppo"].series(f"validation/{name}") for name in ("kl", "reward"))
+            updates = [update for update in kl.updates if reward.at(update) is not None]
+            lines.append((each.name, [kl.at(update) for update in updates], [reward.at(update) for update in updates]))
+    lines = [line for line in lines if line[1]]
+    caption = "Above the others: more reward at the same KL. Rewards compare only where the same reward model gave them."
+    alt = f"Held-out reward against KL of {', '.join(name for name, _, _ in lines)}."
+    return _lines_plot("frontier", "Reward against KL", caption, alt, ("KL, nats per response", "reward"), lines)
+
+
+def _lines_plot(
+    name: str, title: str, caption: str, alt: str, units: tuple[str, str], lines: Sequence[tuple[str, Any, Any]]
+) -> Plot | None:
+    """Draw a line for each run, given its name and its coordinates; None without a line."""
+    if not lines:
         return None
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        for number, (name, kl, reward) in enumerate(curves):
-            points = [(kl.at(update), reward.at(update)) for update in kl.updates if reward.at(update) is not None]
-            style: Any = {"color": COLORS[number % len(COLORS)], "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
-            axes.plot(*zip(*points, strict=True), label=name, marker="o", **style)
-        label_update_axes(axes, "reward")
-        axes.set_xlabel("KL, nats per response")
+        for number, (run, x, y) in enumerate(lines):
+            color, style = COLORS[number % len(COLORS)], LINE_STYLES[number % len(LINE_STYLES)]
+            axes.plot(x, y, label=run, color=color, linestyle=style, marker="o")
+        label_update_axes(axes, units[1])
+        axes.set_xlabel(units[0])
 
-    caption = "Above the others: more reward at the same KL. Rewards compare only where the same reward model gave them."
-    names = ", ".join(name for name, _, _ in curves)
-    return draw_plot("several-frontier", "Reward against KL", caption, f"Held-out reward against KL of {names}.", paint)
+    return draw_plot(f"several-{name}", title, caption, alt, paint)
 
 
 def _common_prompts(runs: Sequence[NamedRun]) -> list[PromptAnswers]:
@@ -243,7 +242,7 @@ def _common_prompts(runs: Sequence[NamedRun]) -> list[PromptAnswers]:
 def _differing_settings(runs: Sequence[NamedRun]) -> list[tuple[str, list[str]]]:
     """Return settings that are not the same in all runs, as `stage.name` with a value for each run."""
     rows = []
-    for stage in STAGE_TITLES:
+    for stage in STAGES:
         configs = [each.run.stages[stage].config if stage in each.run.stages else {} for each in runs]
         for name in dict.fromkeys(name for config in configs for name in config):
             values = [visible_text(config.get(name, "–")) for config in configs]
@@ -325,14 +324,9 @@ def summary_table(rows: Iterable[Mapping[str, Any]], width: int | None = None) -
         KeyError: if a row lacks a name, a before or an after.
     """
     shown = [read_summary_row(row) for row in rows]
-    columns = {
-        "measure": [row.name for row in shown],
-        "before": [row.before for row in shown],
-        "after": [row.after for row in shown],
-        "change": [row.change for row in shown],
-        "95 % interval": [row.interval for row in shown],
-        "note": [row.note for row in shown],
-    }
+    titles = {"name": "measure", "before": "before", "after": "after", "change": "change"}
+    titles |= {"interval": "95 % interval", "note": "note"}
+    columns = {title: [getattr(row, name) for row in shown] for name, title in titles.items()}
     columns = {title: cells for title, cells in columns.items() if any(cells)}
     table = Table(show_lines=False, header_style="bold")
     for title in columns:

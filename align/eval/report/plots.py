@@ -42,16 +42,14 @@ MAX_DOTS = 1500
 """Responses on the plot of reward against length."""
 MAX_UPDATE_LABELS = 14
 """Labels of updates on the plot of reward against KL: a label for each of many points would cover them."""
-MAX_POINTS_IN_WORDS = 30
-"""Points of that plot that its text alternative names."""
 
 LOSS = Chart(
     "loss",
     "SFT loss",
-    "nats per token",
     {"loss": "training", "validation/loss": "validation"},
     "Lower is better. A validation loss that rises while training falls is overfitting; the model with the lowest "
     "validation loss is kept.",
+    unit="nats per token",
     from_zero=False,
     table={"validation loss": "validation/loss"},
 )
@@ -63,9 +61,9 @@ REWARD_LOSS = replace(
 ACCURACY = Chart(
     "accuracy",
     "Accuracy",
-    "pairs in the right order",
     {"accuracy": "training", "validation/accuracy": "validation"},
     "Pairs that the model orders as the labelers did. Training figures are of one batch each. Whiskers: 95 % intervals.",
+    unit="pairs in the right order",
     percent=True,
     from_zero=False,
     reference=(0.5, "chance"),
@@ -73,7 +71,6 @@ ACCURACY = Chart(
 STEPS = Chart(
     "steps",
     "Optimizer steps",
-    "",
     {"learning_rate": "learning rate", "gradient_norm": "gradient norm"},
     "The schedule, and how large gradients are before clipping. Spikes point to bad batches or too high a learning rate.",
     stacked=True,
@@ -83,17 +80,17 @@ DPO_CHARTS = [
     Chart(
         "rewards",
         "Implicit rewards",
-        "reward",
         {"rewards/chosen": "better response", "rewards/rejected": "worse response", "rewards/margin": "difference"},
         "Beta times how much more likely the policy makes a response than its start does. Where both fall, the policy makes "
         "all labeled responses less likely, and something else more so.",
+        unit="reward",
     ),
     Chart(
         "log-probs",
         "Log-probabilities",
-        "nats per response",
         {"logps/chosen": "better response", "logps/rejected": "worse response"},
         "Log-probabilities of whole responses. Each update has other responses, so single steps mean little.",
+        unit="nats per response",
     ),
     STEPS,
 ]
@@ -101,57 +98,56 @@ DISTILL_CHARTS = [
     Chart(
         "kl",
         "KL from teacher to student",
-        "nats per token",
         {"kl": "training", "validation/kl": "held out"},
         "How far the student's distribution is from the teacher's, both at the temperature; 0 is the teacher itself.",
+        unit="nats per token",
     ),
     Chart(
         "losses",
         "Losses",
-        "nats per token; 1 - cosine",
         {"loss/ce": "cross-entropy", "loss/lm": "language model", "loss/cosine": "1 - cosine"},
         "The three losses before they are weighted. The cross-entropy ends at the teacher's entropy, not at 0.",
+        unit="nats per token; 1 - cosine",
     ),
     STEPS,
 ]
 REWARD = Chart(
     "reward",
     "Reward",
-    "reward",
     {"reward/mean": "rollouts", "validation/reward": "held-out prompts ± s.e."},
     "Higher is what PPO aims for. Whiskers: one standard error over the held-out prompts.",
+    unit="reward",
     from_zero=False,
     table={"held-out reward": "validation/reward", "standard error": "validation/reward_error", "KL": "validation/kl"},
 )
 JUDGE = Chart(
     "judge",
     "Judge",
-    "judge's reward",
     {"validation/judge": "held-out prompts"},
     "A reward model that was not trained on. Where it falls while the reward rises, the reward is exploited.",
+    unit="judge's reward",
 )
 KL = Chart(
     "kl",
     "KL to the starting model",
-    "nats per response",
     {"kl/k1": "rollouts", "validation/kl": "held-out prompts", "kl/k3": "rollouts, k3"},
     "How far the policy has moved from where it started; 0 is no change.",
+    unit="nats per response",
 )
 KL_COEFFICIENT = Chart(
-    "kl-coefficient", "KL coefficient", "beta", {"kl/beta": "beta"}, "The adaptive coefficient of the KL penalty."
+    "kl-coefficient", "KL coefficient", {"kl/beta": "beta"}, "The adaptive coefficient of the KL penalty.", unit="beta"
 )
 PPO_CHARTS = [
     Chart(
         "length",
         "Response length",
-        "tokens",
         {"text/length": "rollouts", "validation/length": "held-out prompts"},
         "Mean length. Sudden growth or collapse is a warning.",
+        unit="tokens",
     ),
     Chart(
         "text",
         "Endings and repetition",
-        "share",
         {
             "text/ended": "ended",
             "validation/ended": "ended, held out",
@@ -159,19 +155,19 @@ PPO_CHARTS = [
             "validation/repetition": "repeated, held out",
         },
         "Responses that end by themselves (more is better), and three-token sequences that repeat within a response.",
+        unit="share",
         percent=True,
     ),
     Chart(
         "entropy",
         "Entropy",
-        "nats per token",
         {"entropy": "policy"},
         "How varied the next token is. Falling is normal; close to 0 the policy gives one answer only.",
+        unit="nats per token",
     ),
     Chart(
         "losses",
         "Losses",
-        "",
         {"loss/policy": "policy", "loss/value": "value", "loss/ptx": "text (ptx)"},
         "The policy loss hovers near 0 by design; the value loss should fall as the critic learns to predict.",
         stacked=True,
@@ -179,9 +175,9 @@ PPO_CHARTS = [
     Chart(
         "clips",
         "Clip shares",
-        "share of tokens",
         {"clipped/policy": "policy", "clipped/value": "value"},
         "Tokens whose loss the clipping decided. Steadily above 30 % means that each update moves too far.",
+        unit="share of tokens",
         percent=True,
     ),
     STEPS,
@@ -215,12 +211,7 @@ def reward_plots(stage: StageRun, rankings: Sequence[ScoredRanking]) -> list[Plo
 
 
 def ppo_plots(stage: StageRun, pairs: Sequence[SamplePair], kept: int | None) -> list[Plot]:
-    """Draw all plots of PPO.
-
-    Args:
-        pairs: samples before and after.
-        kept: the update whose policy was kept.
-    """
+    """Draw all plots of PPO, given samples before and after and the update whose policy was kept."""
     kl, limit = KL, max_kl(stage)
     if math.isfinite(limit):
         kl = replace(kl, caption=f"{kl.caption} A policy with a KL above {limit:g} is never kept.")
@@ -394,7 +385,7 @@ def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
         axes.set_xlabel("KL to the starting model, nats per response")
         axes.set_ylabel("held-out reward")
 
-    words = "; ".join(f"update {update}: KL {x:.3g}, reward {y:.3g}" for x, y, update in points[:MAX_POINTS_IN_WORDS])
+    words = "; ".join(f"update {update}: KL {x:.3g}, reward {y:.3g}" for x, y, update in points[::step])
     caption = "What reward costs in distance; labels are updates. Up and to the left is better."
     caption += " The ring marks the policy that was kept." if kept is not None else ""
     return draw_plot("ppo-frontier", "Reward against KL", caption, f"Held-out reward against KL. {words}.", paint)

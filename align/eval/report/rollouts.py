@@ -52,16 +52,6 @@ class RolloutsView:
     advantage_scale: float
     written: int
 
-    @property
-    def updates(self) -> list[int]:
-        """The updates that are shown."""
-        return sorted({rollout.update for rollout in self.rollouts})
-
-    @property
-    def categories(self) -> list[str]:
-        """The categories of the prompts that are shown."""
-        return sorted({rollout.category for rollout in self.rollouts if rollout.category})
-
 
 def show_rollouts(updates: Sequence[Sequence[RolloutRow]]) -> RolloutsView | None:
     """Choose the responses that fit the page, the most informative of each update first; None if there are none."""
