@@ -72,9 +72,8 @@ class StageRun:
 
     def series(self, name: str) -> Series:
         """Return a metric over updates; empty if it was never written."""
-        points = [
-            (update, row[name]) for update, row in sorted(self.metrics.items()) if math.isfinite(row.get(name, math.nan))
-        ]
+        rows = sorted(self.metrics.items())
+        points = [(update, row[name]) for update, row in rows if math.isfinite(row.get(name, math.nan))]
         return Series(tuple(update for update, _ in points), tuple(value for _, value in points))
 
 
@@ -198,9 +197,8 @@ def _stage_folders(folder: Path) -> dict[str, Path]:
 
 
 def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
-    run = StageRun(
-        stage, folder, _read_mapping(folder / "config.yaml", problems), _read_mapping(folder / "environment.json", problems)
-    )
+    config, environment = (_read_mapping(folder / name, problems) for name in ("config.yaml", "environment.json"))
+    run = StageRun(stage, folder, config, environment)
     path = folder / "metrics.jsonl"
     run.metrics = dict(
         _read_lines(path, _parse_figures, problems)

@@ -178,7 +178,9 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
                 format_as_percent(axes.yaxis)
             if chart.from_zero and not chart.stacked:
                 axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-            label_update_axes(axes, label if chart.stacked else chart.unit, legend=len(chart.metrics) > panels)
+            label_update_axes(
+                axes, label if chart.stacked else chart.unit, legend=len(chart.metrics) > 1 and not chart.stacked
+            )
             axes.label_outer()
 
     words = " ".join(describe_series(stage.series(metric), label.capitalize()) for metric, label, _ in shown)
