@@ -1,13 +1,16 @@
-"""What a report compares: the evaluation before training with that of the policy that was kept."""
+"""What a report compares: responses before and after training, and a reward model's order with that of the labelers."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
 
+from torch import Tensor
+
 from align import statistics
-from align.eval.report.runs import RunData, Sample, StageRun
+from align.eval.report.data import RunData, Sample, StageRun
+from align.reward.metrics import ScoredRanking, pairs_and_differences
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -31,7 +34,7 @@ class SamplePair:
 
 
 def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
-    """The updates of the first evaluation and of the one whose policy was kept; None where there is none.
+    """Return the updates of the first evaluation and of the one whose policy was kept; None where there is none.
 
     Where no evaluation qualified, the trainer keeps the last policy.
     """
@@ -46,19 +49,19 @@ def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
 
 
 def max_kl(ppo: StageRun) -> float:
-    """The KL (nats per response) up to which a policy may be kept; infinite if the settings are lost."""
+    """Return the KL (nats per response) up to which a policy may be kept; infinite if the settings are lost."""
     limit = ppo.config.get("max_kl")
     return float(limit) if isinstance(limit, int | float) else float("inf")
 
 
 def pair_samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[SamplePair]:
-    """Each later response with the earlier one to the same prompt; a prompt that comes twice is matched in order."""
+    """Pair each later response with the earlier one to its prompt; a prompt that comes twice is matched in order."""
     earlier = dict(zip(_prompt_keys(before), before, strict=True))
     return [SamplePair(earlier.get(key), sample) for key, sample in zip(_prompt_keys(after), after, strict=True)]
 
 
 def _prompt_keys(samples: Sequence[Sample]) -> list[tuple[object, int]]:
-    """For each sample its prompt, and how often the prompt came before."""
+    """Return for each sample its prompt, and how often the prompt came before."""
     seen: Counter[object] = Counter()
     keys: list[tuple[object, int]] = []
     for sample in samples:
@@ -68,7 +71,7 @@ def _prompt_keys(samples: Sequence[Sample]) -> list[tuple[object, int]]:
 
 
 def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
-    """The largest gain, the largest loss, the next gain, the next loss ...; unchanged rewards come last."""
+    """Return the largest gain, the largest loss, the next gain, the next loss ...; unchanged rewards come last."""
     gains = sorted((pair for pair in pairs if pair.change > 0), key=lambda pair: -pair.change)
     losses = sorted((pair for pair in pairs if pair.change < 0), key=lambda pair: pair.change)
     alternating = [pair for gain_and_loss in zip_longest(gains, losses) for pair in gain_and_loss if pair]
@@ -76,17 +79,54 @@ def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Mean and 95 % bootstrap interval of independent values; None where they are all equal."""
+    """Return mean and 95 % bootstrap interval of independent values; None where they are all equal."""
     if len(set(values)) < 2:
         return None
     return sum(values) / len(values), *statistics.mean_interval(values)
 
 
-def group_by_category(items: "Sequence[Item]", category_of: "Callable[[Item], str | None]") -> Mapping[str, list[Item]]:
-    """Items by category, in alphabetical order; those without one are left out."""
-    groups: dict[str, list[Item]] = {}
+def group_by_category(items: Sequence[Item], category_of: Callable[[Item], str | None]) -> Mapping[str, list[Item]]:
+    """Group items by category, in alphabetical order; those without one are left out."""
+    groups: defaultdict[str, list[Item]] = defaultdict(list)
     for item in items:
-        category = category_of(item)
-        if category:
-            groups.setdefault(category, []).append(item)
-    return dict(sorted(groups.items()))
+        groups[category_of(item) or ""].append(item)
+    return {category: groups[category] for category in sorted(groups) if category}
+
+
+@dataclass(frozen=True)
+class PairAccuracy:
+    """Share of pairs in the labelers' order, with its 95 % interval over rankings."""
+
+    label: str
+    accuracy: float
+    low: float
+    high: float
+    pairs: int
+
+
+def pair_accuracy(rankings: Sequence[ScoredRanking], label: str = "all") -> PairAccuracy | None:
+    """Return the accuracy over all pairs (equal rewards count half); None without a pair."""
+    pairs, differences = pairs_and_differences(rankings)
+    return _accuracy(label, differences, pairs.ranking) if len(differences) else None
+
+
+def accuracy_by_distance(rankings: Sequence[ScoredRanking]) -> list[PairAccuracy]:
+    """Return the accuracy by how many ranks apart the labelers put the two responses."""
+    pairs, differences = pairs_and_differences(rankings)
+    return [
+        _accuracy(str(distance), differences[pairs.distance == distance], pairs.ranking[pairs.distance == distance])
+        for distance in sorted(set(pairs.distance.tolist()))
+    ]
+
+
+def accuracy_by_category(rankings: Sequence[ScoredRanking]) -> list[PairAccuracy]:
+    """Return the accuracy in each category, highest first; empty if the rankings name none."""
+    groups = group_by_category(rankings, lambda item: item.category)
+    accuracies = [pair_accuracy(group, label) for label, group in groups.items()]
+    return sorted((each for each in accuracies if each), key=lambda each: (-each.accuracy, each.label))
+
+
+def _accuracy(label: str, differences: Tensor, ranking: Tensor) -> PairAccuracy:
+    right = (differences > 0).double() + 0.5 * (differences == 0).double()
+    low, high = statistics.share_interval(right.numpy(), ranking.numpy())
+    return PairAccuracy(label, float(right.mean()), low, high, len(right))

@@ -1,10 +1,10 @@
-"""From a matplotlib figure to SVG inside a page: no outside references, theme colors, a text alternative."""
+"""From metrics to SVG inside a page: no outside references, theme colors, a text alternative."""
 
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib
@@ -15,17 +15,24 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from align.eval.report.runs import Series
+from align.eval.report.data import Series, StageRun
 
 INK, GRID, BLUE, ORANGE, GREEN, VIOLET = "#1a2129", "#c9d1d9", "#1d5fa8", "#b4500f", "#1c7a45", "#7a3fb3"
 THEME = {INK: "--ink", GRID: "--line", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", VIOLET: "--violet"}
 """Colors that the page replaces by its own, so that a plot follows the reader's light or dark theme."""
 
+COLORS = (BLUE, ORANGE, GREEN, VIOLET, INK)
+"""Colors of the lines of a plot, in their order."""
+
 WIDTH = 4.2
 """Inches. Small on purpose: at a phone's width the 9-point labels then appear at about their own size."""
 
 MAX_POINTS = 300
-"""Points of a line; a longer one is averaged, so that the page does not grow with the run."""
+"""Points of a line; a longer one is averaged."""
+MAX_TABLE_ROWS = 60
+"""Most rows in the table below a chart; a longer table is omitted."""
+MAX_LABELS = 24
+"""Most labels on a vertical axis; further rows appear only in the table."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "svg.fonttype": "none",
     "text.parse_math": False,  # a category may hold a dollar sign
@@ -74,7 +81,16 @@ class Plot:
     rows: Sequence[Sequence[str]] = ()
 
 
-def draw_plot(name: str, title: str, caption: str, alt: str, paint: Callable[[Figure], None], height: float = 2.6) -> Plot:
+def draw_plot(
+    name: str,
+    title: str,
+    caption: str,
+    alt: str,
+    paint: Callable[[Figure], None],
+    height: float = 2.6,
+    head: Sequence[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+) -> Plot:
     """Let `paint` fill a figure of `WIDTH` by `height` inches; `alt` describes in words what it shows."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that the measuring font lacks; the reader's browser has its own fonts
@@ -82,11 +98,11 @@ def draw_plot(name: str, title: str, caption: str, alt: str, paint: Callable[[Fi
         paint(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return Plot(name, title, inline_svg(buffer.getvalue(), name, alt), caption)
+    return Plot(name, title, inline_svg(buffer.getvalue(), name, alt), caption, head, rows)
 
 
 def inline_svg(svg: str, name: str, alt: str) -> Markup:
-    """An SVG file's text as an element of a page: ids of its own, colors from the page, nothing from elsewhere."""
+    """Return an SVG file's text as an element of a page: ids that begin with `name`, colors of the page, no references."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style type=.*?</style>", "", body, flags=re.S)
     box = re.search(r'viewBox="[^"]*"', body)
@@ -102,7 +118,7 @@ def inline_svg(svg: str, name: str, alt: str) -> Markup:
 
 
 def downsample(series: Series, max_points: int = MAX_POINTS) -> Series:
-    """At most `max_points` points: means over neighbors, each at the last update of its neighbors."""
+    """Average a series to at most `max_points` points, each at the last update of its neighbors."""
     size = -(-len(series.updates) // max_points)
     if size <= 1:
         return series
@@ -110,6 +126,88 @@ def downsample(series: Series, max_points: int = MAX_POINTS) -> Series:
     updates = tuple(series.updates[start : start + size][-1] for start in starts)
     parts = [series.values[start : start + size] for start in starts]
     return Series(updates, tuple(sum(part) / len(part) for part in parts))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Metrics of a stage over updates in one plot.
+
+    Validation metrics are dashed, with a marker at each evaluation. Whiskers show the standard error of a metric that has
+    one (named `METRIC_error`), or the interval of a metric that has one (named `METRIC/low` and `METRIC/high`).
+
+    Attributes:
+        metrics: from a metric to its label.
+        stacked: each metric has its own panel and scale, labeled by the metric.
+        percent: whether the values are shares.
+        from_zero: whether the vertical axis includes 0.
+        reference: a value marked by a dotted line, with its label in the legend.
+        table: from a column head to a metric; a row for each update of the first one.
+    """
+
+    name: str
+    title: str
+    metrics: Mapping[str, str]
+    caption: str
+    unit: str = ""
+    stacked: bool = False
+    percent: bool = False
+    from_zero: bool = True
+    reference: tuple[float, str] | None = None
+    table: Mapping[str, str] = field(default_factory=dict)
+
+
+def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
+    """Draw the metrics that the stage has; None if it has none."""
+    shown = [(metric, label, color) for (metric, label), color in zip(chart.metrics.items(), COLORS, strict=False)]
+    shown = [each for each in shown if stage.series(each[0])]
+    if not shown:
+        return None
+    panels = len(shown) if chart.stacked else 1
+
+    def paint(figure: Figure) -> None:
+        all_axes = figure.subplots(panels, 1, squeeze=False, sharex=True)[:, 0]
+        for number, (metric, label, color) in enumerate(shown):
+            axes = all_axes[number if chart.stacked else 0]
+            held_out = metric.startswith("validation/")
+            draw_line(axes, stage.series(metric), label, color, "--" if held_out else "-", "o" if held_out else "")
+            _draw_whiskers(axes, stage, metric, color)
+        if chart.reference:
+            all_axes[0].axhline(chart.reference[0], color=INK, linewidth=1, linestyle=":", label=chart.reference[1])
+        for axes, (_, label, _) in zip(all_axes, shown, strict=False):
+            if chart.percent:
+                format_as_percent(axes.yaxis)
+            if chart.from_zero and not chart.stacked:
+                axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+            label_update_axes(
+                axes, label if chart.stacked else chart.unit, legend=len(chart.metrics) > 1 and not chart.stacked
+            )
+            axes.label_outer()
+
+    words = " ".join(describe_series(stage.series(metric), label.capitalize()) for metric, label, _ in shown)
+    height = 0.8 + 0.9 * panels if chart.stacked else 2.6
+    columns = [stage.series(metric) for metric in chart.table.values()]
+    updates = columns[0].updates if columns else ()
+    rows = [[str(update), *(_format_cell(column.at(update)) for column in columns)] for update in updates]
+    rows = rows if len(rows) <= MAX_TABLE_ROWS else []
+    alt = f"{chart.title} over updates. {words}"
+    return draw_plot(chart.name, chart.title, chart.caption, alt, paint, height, ["update", *chart.table], rows)
+
+
+def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None:
+    series, error = stage.series(metric), stage.series(f"{metric}_error")
+    low, high = stage.series(f"{metric}/low"), stage.series(f"{metric}/high")
+    lengths: Any = [error.at(update) or 0.0 for update in series.updates]  # below and above, or one for both
+    if low.updates == high.updates == series.updates:
+        lengths = [
+            [value - end for value, end in zip(series.values, low.values, strict=True)],
+            [end - value for value, end in zip(series.values, high.values, strict=True)],
+        ]
+    if error or low:
+        axes.errorbar(series.updates, series.values, yerr=lengths, fmt="none", ecolor=color, capsize=3, elinewidth=1.2)
+
+
+def _format_cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def format_as_percent(axis: Axis) -> None:
@@ -131,14 +229,34 @@ def label_update_axes(axes: Axes, unit: str, legend: bool = True) -> None:
     axes.set_ylabel(unit)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.grid(axis="x", visible=False)
-    if legend and axes.get_legend_handles_labels()[0]:
+    if legend:
+        add_legend(axes)
+
+
+def label_rows(axes: Axes, labels: Sequence[str], unit: str, length: int = 18) -> None:
+    """Label a plot whose rows lie at 0, 1, ... from the top; labels are cut to `length` characters."""
+    axes.set_yticks(range(len(labels)), [text if len(text) <= length else text[: length - 1] + "…" for text in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlabel(unit)
+    axes.grid(axis="y", visible=False)
+
+
+def add_legend(axes: Axes) -> None:
+    """Put the legend above the axes: up to three entries side by side, four as two by two."""
+    entries = len(axes.get_legend_handles_labels()[0])
+    if entries:
         axes.legend(
-            loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, borderaxespad=0.2, handlelength=1.6, columnspacing=1.2
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 1.0),
+            ncols=2 if entries == 4 else 3,
+            borderaxespad=0.2,
+            handlelength=1.6,
+            columnspacing=1.2,
         )
 
 
 def describe_series(series: Series, metric: str) -> str:
-    """How a metric changes over updates in words, for the text alternative of a plot."""
+    """Describe how a metric changes over updates, for the text alternative of a plot."""
     if not series:
         return ""
     first, last = series.values[0], series.values[-1]

@@ -2,14 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from align.errors import UserError
-from align.eval.report.text import format_number, visible_text
-from align.ppo.rollout_files import RolloutRow, read_rollout, rollout_paths
+from align.eval.report.data import format_number, visible_text, visible_turns
+from align.ppo.rollout_files import RolloutRow
 
-MAX_UPDATES = 6
-"""Updates on a page, evenly spread over those that were written."""
 MAX_TOKENS = 9_000
 """Response tokens on a page, over all updates: about a megabyte of it."""
 LEVELS = 4
@@ -32,7 +28,7 @@ class ShownRollout:
 
     update: int
     row: int
-    prompt: list[tuple[str, str]]
+    prompt: tuple[tuple[str, str], ...]
     category: str
     ended: bool
     reward: float
@@ -55,29 +51,6 @@ class RolloutsView:
     kl_scale: float
     advantage_scale: float
     written: int
-
-    @property
-    def updates(self) -> list[int]:
-        """The updates that are shown."""
-        return sorted({rollout.update for rollout in self.rollouts})
-
-    @property
-    def categories(self) -> list[str]:
-        """The categories of the prompts that are shown."""
-        return sorted({rollout.category for rollout in self.rollouts if rollout.category})
-
-
-def load_rollouts(run: Path, problems: list[str]) -> list[list[RolloutRow]]:
-    """The rows of up to `MAX_UPDATES` updates; for each file that cannot be read, a sentence goes to `problems`."""
-    paths = list(rollout_paths(run).values())
-    last = min(len(paths), MAX_UPDATES) - 1
-    found = []
-    for path in dict.fromkeys(paths[round(number * (len(paths) - 1) / max(1, last))] for number in range(last + 1)):
-        try:
-            found.append(read_rollout(path))
-        except UserError as error:
-            problems.append(f"{visible_text(error)}.")
-    return [rows for rows in found if rows]
 
 
 def show_rollouts(updates: Sequence[Sequence[RolloutRow]]) -> RolloutsView | None:
@@ -123,7 +96,7 @@ def _show(row: RolloutRow, kl_scale: float, advantage_scale: float) -> ShownRoll
     return ShownRollout(
         update=row.update,
         row=row.row,
-        prompt=[(visible_text(turn["role"]), visible_text(turn["content"])) for turn in row.prompt],
+        prompt=visible_turns(row.prompt),
         category=visible_text(row.category or ""),
         ended=row.ended,
         reward=row.reward,

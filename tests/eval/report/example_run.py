@@ -4,11 +4,19 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+from align.eval.core.results import Evaluation, Figure, save_evaluations
+from align.eval.report.data import StageRun
 from align.ppo.rollout_files import RolloutRow, rollout_path, write_rollout
+from align.reward.metrics import ScoredRanking
 
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png onerror=alert(1)>\u202e\ud800\x00"
 PROMPTS = ["What is two and two?", "Name a color.", "Who are you?", "Say hello."]
 BEFORE, AFTER = [1.0, 0.0, 0.5, 0.5], [2.0, 1.0, 0.25, 1.75]
+RANKINGS = [
+    ScoredRanking((1, 2, 3), (2.0, 1.0, 0.0), (5, 9, 7), "truth"),
+    ScoredRanking((1, 2, 3), (2.0, 0.0, 1.0), (6, 3, 8), "a < b & $c$"),
+    ScoredRanking((1, 1), (0.3, 0.2), (4, 4), None),
+]
 
 
 def write_lines(path: Path, rows: list[dict]) -> None:
@@ -28,24 +36,14 @@ def make_runs(folder: Path) -> Path:
         folder / "reward/metrics.jsonl", [{"update": 1, "ranking_loss": 0.7, "accuracy": 0.5, "validation/loss": 0.6}]
     )
     (folder / "reward/config.yaml").write_text("centering_weight: 0.0\n")
-    rankings = [
-        {"ranks": [1, 2, 3], "rewards": [2.0, 1.0, 0.0], "lengths": [5, 9, 7], "category": "truth"},
-        {"ranks": [1, 2, 3], "rewards": [2.0, 0.0, 1.0], "lengths": [6, 3, 8], "category": "a < b & $c$"},
-    ]
-    (folder / "reward/validation.json").write_text(json.dumps(rankings))
+    (folder / "reward/validation.json").write_text(json.dumps([ranking.row() for ranking in RANKINGS[:2]]))
 
     ppo = [{"update": n, "reward/mean": 0.5 + n, "kl/k1": 1.0 * n, "entropy": 4.0 / (n + 1)} for n in range(4)]
     for row in ppo:
         row |= {"time/sample": 0.5, "time/score": 0.2, "time/learn": 0.3, "time/update": 2.0}
     for update, reward, kl in ((0, 0.5, 0.0), (1, 1.25, 4.0), (3, 9.0, 30.0)):
-        figures = {
-            "reward": reward,
-            "reward_error": 0.1,
-            "kl": kl,
-            "length": 10.0 * (update + 1),
-            "ended": 0.9,
-            "repetition": 0.0,
-        }
+        figures = {"reward": reward, "reward_error": 0.1, "kl": kl, "length": 10.0 * (update + 1)}
+        figures |= {"ended": 0.9, "repetition": 0.0}
         ppo[update] |= {f"validation/{name}": value for name, value in figures.items()}
     ppo[1]["validation/kept"] = 1.0
     write_lines(folder / "ppo/metrics.jsonl", ppo)
@@ -61,7 +59,19 @@ def make_runs(folder: Path) -> Path:
     for update in (1, 3):
         write_rollout(rollout_path(folder / "ppo", update), [rollout_row(update, number) for number in range(3)])
     (folder / "ppo/environment.json").write_text(json.dumps({"python": "3.11.7", "packages": {"torch": "2.13.0"}}))
+    evaluations = [Evaluation("truthfulness", name, {}, truthfulness(mc2)) for name, mc2 in (("start", 0.4), ("ppo", 0.6))]
+    for name, value in (("start", 0.1), ("ppo", 0.3)):
+        figure = Figure("mean toxicity", value, value - 0.01, value + 0.01, 20, "words 1", better="lower")
+        evaluations.append(Evaluation("toxicity", name, {}, [figure]))
+    save_evaluations(folder / "eval", evaluations)
     return folder
+
+
+def truthfulness(mc2: float) -> list[Figure]:
+    return [
+        Figure("mc2", mc2, mc2 - 0.05, mc2 + 0.05, 72, note="guessing gives 0.4", better="higher"),
+        Figure("mc1", 0.3, 0.2, 0.4, 72, better="higher"),
+    ]
 
 
 def rollout_row(update: int, number: int) -> RolloutRow:
@@ -85,6 +95,12 @@ def rollout_row(update: int, number: int) -> RolloutRow:
         advantages=[number - 1.0] * (number + 1),
         category=["", "truth", text][number] or None,
     )
+
+
+def ppo_run(points: dict[int, tuple[float, float]], **config: float) -> StageRun:
+    """A PPO run with evaluations: update to (reward, KL)."""
+    metrics = {update: {"validation/reward": reward, "validation/kl": kl} for update, (reward, kl) in points.items()}
+    return StageRun("ppo", Path("ppo"), dict(config), {}, metrics)
 
 
 class Page(HTMLParser):

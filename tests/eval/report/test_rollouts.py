@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from align.eval.report import write_report
-from align.eval.report.loading import load_run
-from align.eval.report.rollouts import MAX_TOKENS, MAX_UPDATES, load_rollouts, show_rollouts
+from align.eval.report.data import MAX_UPDATES, load_rollouts, load_run
+from align.eval.report.rollouts import MAX_TOKENS, show_rollouts
 from align.ppo.rollout_files import rollout_path, write_rollout
 from tests import chromium
 from tests.eval.report.example_run import Page, make_runs, rollout_row

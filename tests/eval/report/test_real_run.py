@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from align.eval.report import write_report
-from align.eval.report.loading import load_run
+from align.eval.report.data import load_run
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
@@ -38,20 +38,9 @@ def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> N
     reward = run_reward(
         RewardConfig(train_data=rankings, validation_data=rankings, demonstrations="", output_dir=f"{run}/reward", **shared)
     )
-    run_ppo(
-        PPOConfig(
-            prompts=prompts,
-            validation_prompts=prompts,
-            reward_model=str(reward),
-            output_dir=f"{run}/ppo",
-            updates=2,
-            rollout_size=4,
-            max_new_tokens=6,
-            evaluate_every=1,
-            missing_eos="keep",
-            **shared,
-        )
-    )
+    shared |= {"updates": 2, "rollout_size": 4, "max_new_tokens": 6, "evaluate_every": 1, "missing_eos": "keep"}
+    prompt_files = {"prompts": prompts, "validation_prompts": prompts}
+    run_ppo(PPOConfig(reward_model=str(reward), output_dir=f"{run}/ppo", **prompt_files, **shared))
     assert load_run(run).problems == []
     html = write_report(run).read_text(encoding="utf-8")
     assert set(re.findall(r'<figure id="([\w-]+)"', html)) >= {

@@ -1,23 +1,20 @@
-"""The report as a whole: what is on the page, hostile text, folders that are half there."""
+"""The report as a whole: pages, hostile text, incomplete folders, Markdown, and the model card."""
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
+from huggingface_hub import ModelCard
 
+from align.cli import main
 from align.errors import UserError
-from align.eval.report import summary_table, write_report
-from align.eval.report.findings import summarize_run
-from align.eval.report.loading import load_run
-from align.eval.report.reproduction import rerun_commands
-from align.eval.report.text import visible_text
-from tests.eval.report.example_run import Page, make_runs, write_lines
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_runs(tmp_path_factory.mktemp("runs") / "demo")
+from align.eval.report import add_results_to_card, load_results, summary_table, write_report, write_reports
+from align.eval.report.data import load_run
+from align.eval.report.page import rerun_commands
+from tests.eval.report.example_run import HOSTILE, Page, make_runs, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +35,6 @@ def test_the_summary_names_gain_interval_and_kl_of_the_kept_policy(page: Page) -
     assert "at a KL of 4 nats per response from the starting model" in page.text
     assert "3 of 4 held-out prompts got a response with a higher reward." in page.text
     assert "1 of 4 held-out prompts got a response with a lower reward" in page.text
-
-
-def test_the_table_has_the_numbers_of_every_stage(run: Path) -> None:
-    rows = {row.name: row for row in summarize_run(load_run(run)).rows}
-    sft = rows["SFT: validation loss"]
-    assert (sft.before, sft.after, sft.change, sft.rating) == ("3.5", "1.25", "−2.25", "good")
-    # Six pairs, one of them (ranks 2 and 3 of the second ranking) the wrong way round: 5 / 6.
-    assert rows["Reward model: pairs in the right order"].after == "83.3 %"
-    assert rows["PPO: response length, tokens"].change == "+10"
-    reward = rows["PPO: reward on held-out prompts"]
-    assert (reward.before, reward.after, reward.change) == ("0.5", "1.25", "+0.75")
-    # Changes 1, 1, -0.25, 1.25: the mean of four draws lies between the least and the greatest.
-    low, high = (float(word.replace("−", "-")) for word in reward.interval.split(" to "))
-    assert -0.25 <= low < 0.75 < high <= 1.25
-
-
-def test_what_got_worse_is_said(run: Path) -> None:
-    bad = " ".join(summarize_run(load_run(run)).texts("bad"))
-    assert "Response length went from 10 to 20 tokens" in bad
-    assert "entropy fell from 4 to 1 nats per token" in bad
 
 
 def test_model_output_cannot_become_markup(html: str, page: Page) -> None:
@@ -119,38 +96,6 @@ def test_commands_name_the_new_run_in_every_setting(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_of_dpo_is_a_section_and_its_absence_is_no_problem(run: Path, tmp_path: Path) -> None:
-    assert not any("dpo" in problem for problem in load_run(run).problems)
-    row = {"update": 1, "loss": 0.7, "accuracy": 0.5, "rewards/chosen": -0.1, "rewards/rejected": -0.3}
-    row |= {"rewards/margin": 0.2, "logps/chosen": -50.0, "logps/rejected": -60.0, "validation/loss": 0.6}
-    write_lines(tmp_path / "dpo/metrics.jsonl", [row | {"update": n} for n in (1, 2)])
-    (tmp_path / "dpo/config.yaml").write_text("model: tiny-llama\nlabel_smoothing: 0.0\nloss: dpo\n")
-    scored = [{"ranks": [1, 2, 3], "rewards": [0.3, 0.1, 0.2], "lengths": [5, 9, 7]}]
-    (tmp_path / "dpo/validation.json").write_text(json.dumps(scored))
-    found = load_run(tmp_path)
-    assert list(found.stages) == list(load_run(tmp_path / "dpo").stages) == ["dpo"]
-    row = next(row for row in summarize_run(found).rows if row.name == "DPO: pairs in the right order")
-    assert row.after == "66.7 %"  # responses 2 and 3 are the wrong way round
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert sum(tag == "svg" for tag, _ in page.elements) == 4  # loss, accuracy, rewards, log-probabilities
-    assert "Implicit rewards" in page.text
-
-
-def test_a_run_of_distillation_is_a_section(run: Path, tmp_path: Path) -> None:
-    assert not any("distill" in problem for problem in load_run(run).problems)
-    row = {"loss": 9.0, "loss/ce": 2.0, "loss/lm": 0.5, "loss/cosine": 0.1, "kl": 0.4}
-    rows = [row | {"update": n, "validation/kl": kl} for n, kl in ((1, 0.8), (2, 0.3), (3, 0.35))]
-    write_lines(tmp_path / "distill/metrics.jsonl", rows)
-    (tmp_path / "distill/config.yaml").write_text("model: tiny-llama\nlayer_step: 2\n")
-    found = load_run(tmp_path)
-    assert list(found.stages) == list(load_run(tmp_path / "distill").stages) == ["distill"]
-    row = next(row for row in summarize_run(found).rows if row.name == "Distillation: KL to the teacher")
-    assert (row.before, row.after, row.rating) == ("0.8", "0.3", "good")
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert sum(tag == "svg" for tag, _ in page.elements) == 2  # KL, losses
-    assert "KL from teacher to student" in page.text
-
-
 @pytest.mark.parametrize(
     "missing", ["sft", "reward", "ppo", "ppo/samples.jsonl", "reward/validation.json", "ppo/metrics.jsonl"]
 )
@@ -161,29 +106,6 @@ def test_a_missing_part_is_said_and_the_rest_is_there(tmp_path: Path, missing: s
     assert "What is missing" in page.text
     assert missing in page.text.split("What is missing")[1]
     assert sum(tag == "svg" for tag, _ in page.elements) >= 2
-
-
-def test_a_killed_run_loses_only_its_last_line(tmp_path: Path) -> None:
-    folder = make_runs(tmp_path / "run")
-    for name in ("ppo/metrics.jsonl", "ppo/samples.jsonl"):
-        with open(folder / name, "a", encoding="utf-8") as file:
-            file.write('{"update": 4, "rew')
-    runs = load_run(folder)
-    assert sorted(runs.stages["ppo"].metrics) == [0, 1, 2, 3]
-    assert sum(map(len, runs.samples.values())) == 12
-    # 4 lines of metrics and 12 of samples are whole; the one after them is not.
-    assert [text.split(": ")[1] for text in runs.problems if "cut off" in text] == [
-        "row 5 is cut off or broken and left out.",
-        "row 13 is cut off or broken and left out.",
-    ]
-
-
-def test_a_line_written_again_after_a_resume_replaces_the_older(tmp_path: Path) -> None:
-    folder = make_runs(tmp_path / "run")
-    with open(folder / "sft/metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"update": 2, "loss": 7.0}\n{"update": 4, "loss": NaN}\n')
-    series = load_run(folder).stages["sft"].series("loss")
-    assert (series.updates, series.values) == ((1, 2, 3), (3.0, 7.0, 1.0))  # and what is not a number is no point
 
 
 def test_empty_and_broken_files(tmp_path: Path) -> None:
@@ -239,5 +161,59 @@ def test_the_table_for_the_terminal() -> None:
         summary_table([{"name": "x"}])
 
 
-def test_visible_text() -> None:
-    assert visible_text("a\x1b[31m\r\nb\tc\ud800\u2066") == "a␛[31m\nb\tc��"
+def test_figures_with_scorer_and_n_are_on_the_page(page: Page) -> None:
+    for text in ("truthfulness: mc2", "0.600 (0.550 to 0.650)", "words 1", "guessing gives 0.4"):
+        assert text in page.text
+    assert "evaluation" in {attributes.get("id") for _, attributes in page.elements}
+
+
+def test_several_runs_on_one_page(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "second")
+    config = tmp_path / "second" / "ppo" / "config.yaml"
+    config.write_text(config.read_text().replace("max_kl: 25.0", "max_kl: 40.0"))
+    metrics = tmp_path / "second" / "ppo" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows[3]["validation/kept"] = 1.0
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.rmtree(tmp_path / "second" / "sft")
+    target = write_reports([run, tmp_path / "second"], tmp_path / "both.html")
+    html = target.read_text(encoding="utf-8")
+    page = Page(html)
+    assert "2 runs side by side" in page.text
+    assert "Missing in second" in page.text
+    assert "ppo.max_kl" in page.text
+    assert "http://" not in html.replace(HOSTILE, "").replace("http://www.w3.org", "").replace("http://evil.example", "")
+    assert "<script>alert" not in html
+    # The first run kept update 1, the second, which allows more KL, update 3.
+    assert "answer 1 to Name a color." in page.text
+    assert "answer 3 to Name a color." in page.text
+    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+
+
+def test_markdown_and_where_there_is_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["report", str(run), "--markdown"])
+    out = capsys.readouterr().out
+    assert "| truthfulness: mc2 | 0.400 (0.350 to 0.450) | 0.600 (0.550 to 0.650) | 72 |  |" in out
+    with pytest.raises(UserError, match="no results of align eval"):
+        load_results(tmp_path)
+
+
+def test_the_card_gets_results_once_and_keeps_what_it_said(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ppo" / "model"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("---\nlibrary_name: transformers\nbase_model: x\n---\n\n# Policy\n\nSaid before.\n")
+    for _ in range(2):
+        path = add_results_to_card(folder, load_results(run), "ppo")
+    text = path.read_text()
+    _, head, body = text.split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    assert metadata["base_model"] == "x"
+    (index,) = metadata["model-index"]
+    metrics = {m["type"]: m["value"] for result in index["results"] for m in result["metrics"]}
+    assert metrics == {"mc2": 0.6, "mc1": 0.3, "mean toxicity": 0.3}
+    assert body.startswith("\n# Policy\n\nSaid before.\n")
+    assert body.count("## Results") == 1
+    with pytest.raises(UserError, match="hold start, ppo, not other"):
+        add_results_to_card(folder, load_results(run), "other")
+    assert {result.metric_value for result in ModelCard.load(path).data.eval_results} == {0.6, 0.3}

@@ -1,0 +1,340 @@
+"""The files of a run and the records that a report makes of them. An incomplete run is read as far as possible."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from align.errors import UserError
+from align.eval.core.results import Evaluation, read_evaluations
+from align.ppo.rollout_files import RolloutRow, read_rollout, rollout_paths
+from align.reward.metrics import ScoredRanking
+
+STAGES = {
+    "sft": ("Supervised fine-tuning", "prompt_loss_weight"),
+    "reward": ("Reward model", "centering_weight"),
+    "dpo": ("DPO", "label_smoothing"),
+    "ppo": ("PPO", "rollout_size"),
+    "distill": ("Distillation", "layer_step"),
+}
+"""Title of each stage, and a setting that only it has, which identifies a run folder that is not named after its stage."""
+OPTIONAL_STAGES = ("dpo", "distill")
+"""Stages that a complete run need not have: DPO is a comparison, distillation makes a smaller model."""
+EVALUATIONS_FOLDER = "eval"
+"""The subfolder in which a run keeps the results of `align eval`."""
+MAX_UPDATES = 6
+"""Updates whose rollouts are read, evenly spread over those that were written."""
+
+Parsed = TypeVar("Parsed")
+Container = TypeVar("Container", list[Any], dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric over updates; only finite values, updates ascending.
+
+    Attributes:
+        updates: [N] numbers of updates.
+        values: [N].
+    """
+
+    updates: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.updates)
+
+    def at(self, update: int) -> float | None:
+        """Return the value at an update, or None."""
+        return self.values[self.updates.index(update)] if update in self.updates else None
+
+
+@dataclass
+class StageRun:
+    """One stage's folder; what could not be read is empty.
+
+    Attributes:
+        stage: one of `STAGES`.
+        config: resolved settings.
+        environment: versions and machine, see `align.runtime.environment`.
+        metrics: from an update to its figures.
+    """
+
+    stage: str
+    folder: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def series(self, name: str) -> Series:
+        """Return a metric over updates; empty if it was never written."""
+        rows = sorted(self.metrics.items())
+        points = [(update, row[name]) for update, row in rows if math.isfinite(row.get(name, math.nan))]
+        return Series(tuple(update for update, _ in points), tuple(value for _, value in points))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A response to a fixed prompt at one evaluation.
+
+    Attributes:
+        prompt: (role, content) of each turn.
+        ended: whether the response ended with EOS.
+        category: the prompt's category, if the row has one.
+    """
+
+    prompt: tuple[tuple[str, str], ...]
+    response: str
+    reward: float
+    ended: bool
+    category: str | None = None
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a table of values before and after, as text; `rating` is good, bad or empty."""
+
+    name: str
+    before: str
+    after: str
+    change: str = ""
+    interval: str = ""
+    note: str = ""
+    rating: str = ""
+
+
+@dataclass
+class RunData:
+    """All that a report is made from: a folder with the folders of its stages.
+
+    Attributes:
+        stages: by name; a missing stage has no entry.
+        rankings: by stage, held-out rankings with the rewards of a reward model or the implicit rewards of DPO.
+        samples: from an update to the responses of that evaluation.
+        rollouts: rows of some updates of PPO.
+        summary: the rows of summary.json.
+        evaluations: the results of `align eval` in the folder's subfolder `eval`.
+        problems: what is missing or unreadable, one sentence each.
+    """
+
+    folder: Path
+    stages: dict[str, StageRun] = field(default_factory=dict)
+    rankings: dict[str, list[ScoredRanking]] = field(default_factory=dict)
+    samples: dict[int, list[Sample]] = field(default_factory=dict)
+    rollouts: list[list[RolloutRow]] = field(default_factory=list)
+    summary: list[TableRow] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def load_run(folder: Path) -> RunData:
+    """Read `folder` with its subfolders sft, reward, dpo, ppo and distill, or the folder of a single stage.
+
+    Raises:
+        UserError: if the folder does not exist or holds no run.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder that contains sft, reward or ppo")
+    run = RunData(folder)
+    folders = _stage_folders(folder)
+    if not folders:
+        raise UserError(f"{folder}: no run in it; looked for config.yaml or metrics.jsonl in sft, reward and ppo")
+    for stage in STAGES:
+        if stage in folders:
+            run.stages[stage] = _load_stage(stage, folders[stage], run.problems)
+        elif stage not in OPTIONAL_STAGES:
+            run.problems.append(f"{stage}: no run of this stage; its part is left out.")
+    for stage in ("reward", "dpo"):
+        if stage in folders:
+            run.rankings[stage] = _read_list(folders[stage] / "validation.json", _parse_ranking, run.problems)
+    if "ppo" in folders:
+        for update, sample in _read_lines(folders["ppo"] / "samples.jsonl", _parse_sample, run.problems):
+            run.samples.setdefault(update, []).append(sample)
+        run.rollouts = load_rollouts(folders["ppo"], run.problems)
+    if (folder / "summary.json").exists():
+        run.summary = _read_list(folder / "summary.json", read_summary_row, run.problems)
+    run.evaluations = load_evaluations(folder / EVALUATIONS_FOLDER, run.problems)
+    return run
+
+
+def load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
+    """Read the evaluations in the files `folder/*.json`; add a sentence to `problems` for each unreadable file."""
+    evaluations: list[Evaluation] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            evaluations += read_evaluations(path)
+        except UserError as error:
+            problems.append(f"{error}.")
+    return evaluations
+
+
+def load_rollouts(run: Path, problems: list[str]) -> list[list[RolloutRow]]:
+    """Read the rows of up to `MAX_UPDATES` updates; add a sentence to `problems` for each unreadable file."""
+    paths = list(rollout_paths(run).values())
+    last = min(len(paths), MAX_UPDATES) - 1
+    found = []
+    for path in dict.fromkeys(paths[round(number * (len(paths) - 1) / max(1, last))] for number in range(last + 1)):
+        try:
+            found.append(read_rollout(path))
+        except UserError as error:
+            problems.append(f"{visible_text(error)}.")
+    return [rows for rows in found if rows]
+
+
+def _stage_folders(folder: Path) -> dict[str, Path]:
+    def holds_run(candidate: Path) -> bool:
+        return (candidate / "config.yaml").is_file() or (candidate / "metrics.jsonl").is_file()
+
+    folders = {stage: folder / stage for stage in STAGES if holds_run(folder / stage)}
+    if not folders and holds_run(folder):
+        config = _read_mapping(folder / "config.yaml", [])
+        folders = {stage: folder for stage, (_, setting) in STAGES.items() if setting in config}
+    return folders
+
+
+def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
+    config, environment = (_read_mapping(folder / name, problems) for name in ("config.yaml", "environment.json"))
+    run = StageRun(stage, folder, config, environment)
+    path = folder / "metrics.jsonl"
+    run.metrics = dict(
+        _read_lines(path, _parse_figures, problems)
+    )  # a line that a resumed run wrote again replaces the older
+    if not run.metrics:
+        problems.append(f"{path}: no figures yet.")
+    return run
+
+
+def _read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Read a YAML or JSON mapping (JSON is YAML); empty if it is not there."""
+    return _read_whole(path, yaml.safe_load, {}, problems)
+
+
+def _read_list(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
+    """Read the records of a JSON list."""
+    return _parse_rows(path, _read_whole(path, json.loads, [], problems), parse, problems)
+
+
+def _read_whole(path: Path, parse: Callable[[str], Any], empty: Container, problems: list[str]) -> Container:
+    """Parse a file; return `empty` if it cannot be read or holds another type."""
+    try:
+        value = parse(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror or error}.")
+        return empty
+    except (ValueError, yaml.YAMLError):
+        value = None
+    if isinstance(value, type(empty)):
+        return value
+    problems.append(f"{path}: cannot be read; its contents are left out.")
+    return empty
+
+
+def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
+    """Read the records of a JSON Lines file; the last line of a killed run is often broken."""
+
+    def values() -> Iterator[Any]:
+        for line in _read_whole(path, lambda text: text.split("\n"), [], problems):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    yield None
+
+    return _parse_rows(path, values(), parse, problems)
+
+
+def _parse_rows(
+    path: Path, rows: Iterable[Any], parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]
+) -> list[Parsed]:
+    """Parse rows as records; count malformed ones and leave them out."""
+    records, bad = [], []
+    for number, row in enumerate(rows, start=1):
+        try:
+            if not isinstance(row, dict):
+                raise TypeError("not a mapping")
+            records.append(parse(row))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            bad.append(number)
+    if bad:
+        what = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows (the first is number {bad[0]}) are"
+        problems.append(f"{path}: {what} cut off or broken and left out.")
+    return records
+
+
+def _parse_figures(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+    return int(row["update"]), {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+
+
+def _parse_ranking(row: Mapping[str, Any]) -> ScoredRanking:
+    ranks, rewards = tuple(map(int, row["ranks"])), tuple(map(float, row["rewards"]))
+    lengths = tuple(map(int, row.get("lengths") or [0] * len(ranks)))
+    if not len(ranks) == len(rewards) == len(lengths) or not all(map(math.isfinite, rewards)):
+        raise ValueError("ranks, rewards and lengths do not match")
+    return ScoredRanking(ranks, rewards, lengths, visible_text(row["category"]) if row.get("category") else None)
+
+
+def _parse_sample(row: Mapping[str, Any]) -> tuple[int, Sample]:
+    turns = row["prompt"]
+    turns = [{"role": "user", "content": turns}] if isinstance(turns, str) else turns
+    reward = float(row["reward"])
+    if not math.isfinite(reward):
+        raise ValueError("the reward is not a finite number")
+    category = visible_text(row["category"]) if row.get("category") else None
+    return int(row["update"]), Sample(
+        visible_turns(turns), visible_text(row["response"]), reward, bool(row["ended"]), category
+    )
+
+
+def read_summary_row(row: Mapping[str, Any]) -> TableRow:
+    """Read a row of summary.json; its change is empty unless both values are numbers.
+
+    Raises:
+        KeyError: without `name`, `before` or `after`.
+    """
+
+    def value_of(name: str) -> float | str:
+        value = row[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number else visible_text("" if value is None else value)
+
+    before, after = value_of("before"), value_of("after")
+    numeric = not isinstance(before, str) and not isinstance(after, str)
+    change = format_number(float(after) - float(before), sign=True) if numeric else ""
+    texts = [visible_text(row.get(name) or "") for name in ("interval", "note")]
+    return TableRow(visible_text(row["name"]), format_number(before), format_number(after), change, *texts)
+
+
+def visible_text(value: Any) -> str:
+    """Return text that a page can show: control characters as their symbols, writing-direction overrides and halves of
+    surrogate pairs (which UTF-8 cannot hold) as the replacement character."""
+    table = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+    table |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)], 0xFFFD)
+    return str(value).replace("\r\n", "\n").translate(table)
+
+
+def visible_turns(turns: Iterable[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return role and content of each turn as text that a page can show."""
+    return tuple((visible_text(turn["role"]), visible_text(turn["content"])) for turn in turns)
+
+
+def format_number(value: float | str | None, sign: bool = False) -> str:
+    """Format with three significant digits, thousands in groups; text stays as it is, None becomes a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if not abs(value) < float("inf"):
+        return "not a number"
+    text = f"{value:{'+' if sign else ''},.0f}" if abs(value) >= 1000 else f"{value:{'+' if sign else ''}.3g}"
+    return text if "e" in text else text.replace("-", "−")
+
+
+def format_percent(value: float | None, sign: bool = False) -> str:
+    """Format a share as a percentage with one digit; with a sign it is a difference, in percentage points."""
+    if value is None:
+        return "–"
+    return (f"{100 * value:+.1f} points" if sign else f"{100 * value:.1f} %").replace("-", "−")

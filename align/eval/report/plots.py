@@ -1,0 +1,460 @@
+"""The plots of each stage and of the results of `align eval`: charts of metrics, and drawings of what is no metric."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+
+from align.eval.core.results import Evaluation, format_figure
+from align.eval.labels.task import PANELS, panels
+from align.eval.report.comparisons import (
+    PairAccuracy,
+    SamplePair,
+    accuracy_by_category,
+    accuracy_by_distance,
+    group_by_category,
+    max_kl,
+)
+from align.eval.report.data import RunData, StageRun, visible_text
+from align.eval.report.drawing import (
+    BLUE,
+    COLORS,
+    GREEN,
+    INK,
+    MAX_LABELS,
+    ORANGE,
+    Chart,
+    Plot,
+    add_legend,
+    downsample,
+    draw_chart,
+    draw_plot,
+    format_as_percent,
+    label_rows,
+    label_update_axes,
+)
+from align.eval.report.findings import Summary
+from align.reward.metrics import ScoredRanking, pairs_and_differences
+from align.statistics import pair_calibration
+
+MAX_DOTS = 1500
+"""Responses on the plot of reward against length."""
+MAX_UPDATE_LABELS = 14
+"""Labels of updates on the plot of reward against KL: a label for each of many points would cover them."""
+
+LOSS = Chart(
+    "loss",
+    "SFT loss",
+    {"loss": "training", "validation/loss": "validation"},
+    "Lower is better. A validation loss that rises while training falls is overfitting; the model with the lowest "
+    "validation loss is kept.",
+    unit="nats per token",
+    from_zero=False,
+    table={"validation loss": "validation/loss"},
+)
+IPO_LOSS = replace(LOSS, title="DPO loss", unit="per pair")
+DPO_LOSS = replace(IPO_LOSS, unit="nats per pair", reference=(math.log(2), "coin toss"))
+REWARD_LOSS = replace(
+    DPO_LOSS, title="Reward model loss", metrics={"ranking_loss": "training", "validation/loss": "validation"}
+)
+ACCURACY = Chart(
+    "accuracy",
+    "Accuracy",
+    {"accuracy": "training", "validation/accuracy": "validation"},
+    "Pairs that the model orders as the labelers did. Training figures are of one batch each. Whiskers: 95 % intervals.",
+    unit="pairs in the right order",
+    percent=True,
+    from_zero=False,
+    reference=(0.5, "chance"),
+)
+STEPS = Chart(
+    "steps",
+    "Optimizer steps",
+    {"learning_rate": "learning rate", "gradient_norm": "gradient norm"},
+    "The schedule, and how large gradients are before clipping. Spikes point to bad batches or too high a learning rate.",
+    stacked=True,
+)
+DPO_CHARTS = [
+    ACCURACY,
+    Chart(
+        "rewards",
+        "Implicit rewards",
+        {"rewards/chosen": "better response", "rewards/rejected": "worse response", "rewards/margin": "difference"},
+        "Beta times how much more likely the policy makes a response than its start does. Where both fall, the policy makes "
+        "all labeled responses less likely, and something else more so.",
+        unit="reward",
+    ),
+    Chart(
+        "log-probs",
+        "Log-probabilities",
+        {"logps/chosen": "better response", "logps/rejected": "worse response"},
+        "Log-probabilities of whole responses. Each update has other responses, so single steps mean little.",
+        unit="nats per response",
+    ),
+    STEPS,
+]
+DISTILL_CHARTS = [
+    Chart(
+        "kl",
+        "KL from teacher to student",
+        {"kl": "training", "validation/kl": "held out"},
+        "How far the student's distribution is from the teacher's, both at the temperature; 0 is the teacher itself.",
+        unit="nats per token",
+    ),
+    Chart(
+        "losses",
+        "Losses",
+        {"loss/ce": "cross-entropy", "loss/lm": "language model", "loss/cosine": "1 - cosine"},
+        "The three losses before they are weighted. The cross-entropy ends at the teacher's entropy, not at 0.",
+        unit="nats per token; 1 - cosine",
+    ),
+    STEPS,
+]
+REWARD = Chart(
+    "reward",
+    "Reward",
+    {"reward/mean": "rollouts", "validation/reward": "held-out prompts ± s.e."},
+    "Higher is what PPO aims for. Whiskers: one standard error over the held-out prompts.",
+    unit="reward",
+    from_zero=False,
+    table={"held-out reward": "validation/reward", "standard error": "validation/reward_error", "KL": "validation/kl"},
+)
+JUDGE = Chart(
+    "judge",
+    "Judge",
+    {"validation/judge": "held-out prompts"},
+    "A reward model that was not trained on. Where it falls while the reward rises, the reward is exploited.",
+    unit="judge's reward",
+)
+KL = Chart(
+    "kl",
+    "KL to the starting model",
+    {"kl/k1": "rollouts", "validation/kl": "held-out prompts", "kl/k3": "rollouts, k3"},
+    "How far the policy has moved from where it started; 0 is no change.",
+    unit="nats per response",
+)
+KL_COEFFICIENT = Chart(
+    "kl-coefficient", "KL coefficient", {"kl/beta": "beta"}, "The adaptive coefficient of the KL penalty.", unit="beta"
+)
+PPO_CHARTS = [
+    Chart(
+        "length",
+        "Response length",
+        {"text/length": "rollouts", "validation/length": "held-out prompts"},
+        "Mean length. Sudden growth or collapse is a warning.",
+        unit="tokens",
+    ),
+    Chart(
+        "text",
+        "Endings and repetition",
+        {
+            "text/ended": "ended",
+            "validation/ended": "ended, held out",
+            "text/repetition": "repeated",
+            "validation/repetition": "repeated, held out",
+        },
+        "Responses that end by themselves (more is better), and three-token sequences that repeat within a response.",
+        unit="share",
+        percent=True,
+    ),
+    Chart(
+        "entropy",
+        "Entropy",
+        {"entropy": "policy"},
+        "How varied the next token is. Falling is normal; close to 0 the policy gives one answer only.",
+        unit="nats per token",
+    ),
+    Chart(
+        "losses",
+        "Losses",
+        {"loss/policy": "policy", "loss/value": "value", "loss/ptx": "text (ptx)"},
+        "The policy loss hovers near 0 by design; the value loss should fall as the critic learns to predict.",
+        stacked=True,
+    ),
+    Chart(
+        "clips",
+        "Clip shares",
+        {"clipped/policy": "policy", "clipped/value": "value"},
+        "Tokens whose loss the clipping decided. Steadily above 30 % means that each update moves too far.",
+        unit="share of tokens",
+        percent=True,
+    ),
+    STEPS,
+]
+
+
+def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
+    """Draw all plots of a stage; those with nothing to show are left out."""
+    if stage.stage == "reward":
+        return reward_plots(stage, run.rankings["reward"])
+    if stage.stage == "ppo":
+        return ppo_plots(stage, summary.pairs, summary.kept)
+    if stage.stage == "dpo":
+        return _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
+    return _charts(stage, DISTILL_CHARTS if stage.stage == "distill" else [LOSS, STEPS])
+
+
+def reward_plots(stage: StageRun, rankings: Sequence[ScoredRanking]) -> list[Plot]:
+    """Draw all plots of the reward model."""
+    differ = "Where the reward model agrees with the labelers, and where it does not."
+    farther = "Responses that labelers ranked farther apart should be easier to order."
+    distances, categories = accuracy_by_distance(rankings), accuracy_by_category(rankings)
+    plots = [
+        accuracy_plot("reward-distance", "Accuracy by distance of rank", "ranks apart", farther, distances),
+        calibration_plot(rankings),
+        accuracy_plot("reward-category-accuracy", "Accuracy by category", "category", differ, categories),
+        category_reward_plot(rankings),
+        length_plot(rankings),
+    ]
+    return [*_charts(stage, [REWARD_LOSS, ACCURACY]), *(plot for plot in plots if plot), *_charts(stage, [STEPS])]
+
+
+def ppo_plots(stage: StageRun, pairs: Sequence[SamplePair], kept: int | None) -> list[Plot]:
+    """Draw all plots of PPO, given samples before and after and the update whose policy was kept."""
+    kl, limit = KL, max_kl(stage)
+    if math.isfinite(limit):
+        kl = replace(kl, caption=f"{kl.caption} A policy with a KL above {limit:g} is never kept.")
+    highest = max([0.0, *stage.series("kl/k1").values, *stage.series("validation/kl").values])
+    if highest > 0.5 * limit:
+        kl = replace(kl, reference=(limit, "limit"))
+    adapts = len(set(stage.series("kl/beta").values)) > 1
+    charts = [REWARD, JUDGE, kl, KL_COEFFICIENT] if adapts else [REWARD, JUDGE, kl]
+    points = [frontier_plot(stage, kept), category_change_plot(pairs)]
+    plots = [*_charts(stage, charts), *points, *_charts(stage, PPO_CHARTS), time_plot(stage)]
+    return [plot for plot in plots if plot]
+
+
+def _charts(stage: StageRun, charts: Iterable[Chart]) -> list[Plot]:
+    plots = [draw_chart(stage, replace(chart, name=f"{stage.stage}-{chart.name}")) for chart in charts]
+    return [plot for plot in plots if plot]
+
+
+def accuracy_plot(name: str, title: str, kind: str, caption: str, accuracies: Sequence[PairAccuracy]) -> Plot | None:
+    """Draw pair accuracies with intervals, compared with chance; None if there are none."""
+    if not accuracies:
+        return None
+    shown = list(accuracies)[:MAX_LABELS]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        values = [each.accuracy for each in shown]
+        whiskers = [[each.accuracy - each.low for each in shown], [each.high - each.accuracy for each in shown]]
+        axes.errorbar(values, range(len(shown)), xerr=whiskers, fmt="o", color=BLUE, capsize=3, markersize=6)
+        axes.axvline(0.5, color=INK, linewidth=1, linestyle=":")
+        axes.set_xlim(0, 1.03)
+        format_as_percent(axes.xaxis)
+        label_rows(axes, [each.label for each in shown], "pairs in the right order")
+        axes.set_ylabel(kind)
+
+    rows = [
+        [each.label, f"{each.accuracy:.1%}", f"{each.low:.1%} to {each.high:.1%}", str(each.pairs)] for each in accuracies
+    ]
+    words = "; ".join(f"{each.label}: {each.accuracy:.0%} of {each.pairs} pairs" for each in shown)
+    return draw_plot(
+        name,
+        title,
+        f"{caption} Dotted: chance. Whiskers: 95 % intervals.",
+        f"Reward model accuracy by {kind}: {words}.",
+        paint,
+        height=0.9 + 0.27 * len(shown),
+        head=[kind, "accuracy", "95 % interval", "pairs"],
+        rows=rows,
+    )
+
+
+def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
+    """Draw the reliability diagram (stated against actual probability), and how many pairs each bin holds."""
+    _, differences = pairs_and_differences(rankings)
+    if not len(differences):
+        return None
+    table = pair_calibration(differences)
+    stated, actual, counts = zip(*table, strict=True)
+
+    def paint(figure: Figure) -> None:
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+        axes.plot([0.5, 1], [0.5, 1], color=INK, linewidth=1, linestyle=":", label="perfect")
+        axes.plot(stated, actual, color=BLUE, marker="o", label="reward model")
+        axes.set_ylabel("actually right")
+        format_as_percent(axes.yaxis)
+        axes.set_ylim(min(0.4, *actual) - 0.05, 1.05)
+        add_legend(axes)
+        below.bar([0.5 + 0.05 * (min(9, int((p - 0.5) * 20)) + 0.5) for p in stated], counts, width=0.044, color=BLUE)
+        below.set_ylabel("pairs")
+        below.set_xlabel("probability that the model states for its choice")
+        below.set_xlim(0.49, 1.01)
+        format_as_percent(below.xaxis)
+
+    caption = "On the dotted line the stated probability is what comes true; below it the model is overconfident."
+    words = "; ".join(f"stated {p:.0%}, right {a:.0%}, {n} pairs" for p, a, n in table)
+    alt = f"Reliability diagram of the reward model: {words}."
+    rows = [[f"{p:.1%}", f"{a:.1%}", str(n)] for p, a, n in table]
+    return draw_plot("reward-calibration", "Calibration", caption, alt, paint, 3.3, ["stated", "right", "pairs"], rows)
+
+
+def category_reward_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
+    """Draw the mean reward of the responses ranked best and of those ranked worst, by category."""
+    groups = {}
+    for label, group in group_by_category(rankings, lambda item: item.category).items():
+        scored = [(item.ranks, rank, value) for item in group for rank, value in zip(item.ranks, item.rewards, strict=True)]
+        groups[label] = (
+            [value for ranks, rank, value in scored if rank == max(ranks)],
+            [value for ranks, rank, value in scored if rank == min(ranks)],
+        )
+    caption = "Held-out responses as the reward model scores them. The farther best lies to the right of worst, the better."
+    return _category_means_plot("reward-category", caption, ("ranked worst", "ranked best"), groups)
+
+
+def category_change_plot(pairs: Sequence[SamplePair]) -> Plot | None:
+    """Draw the mean held-out reward before and after, by category."""
+    groups = {
+        label: ([pair.before.reward for pair in group if pair.before], [pair.after.reward for pair in group if pair.before])
+        for label, group in group_by_category(pairs, lambda pair: pair.after.category).items()
+    }
+    caption = "Mean reward of the held-out prompts of each category, before and after PPO."
+    return _category_means_plot("ppo-category", caption, ("before", "after"), groups)
+
+
+def _category_means_plot(
+    name: str, caption: str, ends: tuple[str, str], groups: dict[str, tuple[list[float], list[float]]]
+) -> Plot | None:
+    """Draw two mean rewards for each category, joined by a line; `ends` names the two. None if no category has both."""
+    means = [
+        (label, sum(left) / len(left), sum(right) / len(right)) for label, (left, right) in groups.items() if left and right
+    ]
+    if not means:
+        return None
+    shown = means[:MAX_LABELS]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        labels, left, right = zip(*shown, strict=True)
+        places = range(len(shown))
+        axes.hlines(places, left, right, color=INK, linewidth=1)
+        axes.plot(left, places, "s", color=ORANGE, markersize=6, label=ends[0])
+        axes.plot(right, places, "o", color=GREEN, markersize=6.5, label=ends[1])
+        label_rows(axes, labels, "mean reward")
+        add_legend(axes)
+
+    words = "; ".join(f"{label}: {ends[0]} {left:.3g}, {ends[1]} {right:.3g}" for label, left, right in shown)
+    rows = [[label, f"{left:.3f}", f"{right:.3f}", f"{right - left:+.3f}"] for label, left, right in means]
+    title, height = "Reward by category", 1.1 + 0.27 * len(shown)
+    return draw_plot(name, title, caption, f"{title}: {words}.", paint, height, ["category", *ends, "difference"], rows)
+
+
+def length_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
+    """Draw reward against length of all held-out responses; a slope means that length itself is rewarded."""
+    points = [point for item in rankings for point in zip(item.lengths, item.rewards, strict=True)]
+    if len({length for length, _ in points}) < 2:
+        return None
+    lengths, rewards = zip(*points[:: -(-len(points) // MAX_DOTS)], strict=True)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.plot(lengths, rewards, "o", color=BLUE, markersize=3.5, alpha=0.55, markeredgewidth=0)
+        axes.set_xlabel("response length, tokens")
+        axes.set_ylabel("reward")
+
+    caption = (
+        "One dot for each held-out response. If reward simply rises with length, PPO learns to write long instead of well."
+    )
+    alt = f"Scatter of reward against response length for {len(points)} held-out responses."
+    return draw_plot("reward-length", "Reward against length", caption, alt, paint)
+
+
+def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
+    """Draw held-out reward against KL: one point for each evaluation, labeled by its update."""
+    rewards, kl = stage.series("validation/reward"), stage.series("validation/kl")
+    points = [
+        (x, y, update) for update, y in zip(rewards.updates, rewards.values, strict=True) if (x := kl.at(update)) is not None
+    ]
+    if not points:
+        return None
+    step = -(-len(points) // MAX_UPDATE_LABELS)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.plot([p[0] for p in points], [p[1] for p in points], color=BLUE, marker="o", linewidth=1.2)
+        for number, (x, y, update) in enumerate(points):
+            if update == kept:
+                axes.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=ORANGE, markeredgewidth=2)
+            if number % step == 0 or update == kept:
+                label_offset = (6, -13) if update == kept else (-3, 7)
+                axes.annotate(str(update), (x, y), xytext=label_offset, textcoords="offset points")
+        axes.margins(0.13)
+        axes.set_xlabel("KL to the starting model, nats per response")
+        axes.set_ylabel("held-out reward")
+
+    words = "; ".join(f"update {update}: KL {x:.3g}, reward {y:.3g}" for x, y, update in points[::step])
+    caption = "What reward costs in distance; labels are updates. Up and to the left is better."
+    caption += " The ring marks the policy that was kept." if kept is not None else ""
+    return draw_plot("ppo-frontier", "Reward against KL", caption, f"Held-out reward against KL. {words}.", paint)
+
+
+def time_plot(stage: StageRun) -> Plot | None:
+    """Draw where the time of each update went."""
+    parts = {"time/sample": "sampling", "time/score": "scoring", "time/learn": "learning"}
+    columns = [downsample(stage.series(name)) for name in parts]
+    if not all(columns) or len({column.updates for column in columns}) > 1:
+        return None
+    updates, values = columns[0].updates, [column.values for column in columns]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        if len(updates) == 1:
+            axes.barh(list(parts.values()), [value[0] for value in values], color=BLUE)
+            format_as_percent(axes.xaxis)
+            return
+        axes.stackplot(updates, values, labels=list(parts.values()), colors=[BLUE, GREEN, ORANGE], alpha=0.75)
+        axes.set_ylim(0, 1)
+        axes.margins(x=0)
+        format_as_percent(axes.yaxis)
+        label_update_axes(axes, "share of time")
+
+    means = [sum(value) / len(value) for value in values]
+    words = ", ".join(f"{label} {mean:.0%}" for label, mean in zip(parts.values(), means, strict=True))
+    seconds = stage.series("time/update")
+    pace = f" An update takes {sum(seconds.values) / len(seconds.values):.1f} s on average." if seconds else ""
+    return draw_plot("ppo-time", "Where the time goes", f"On average {words}.{pace}", f"Shares of time: {words}.", paint)
+
+
+def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
+    """Draw InstructGPT's four panels (`align.eval.labels.task.PANELS`) if at least two of them were measured."""
+    models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
+    found = {model: {row["panel"]: row for row in panels([e for e in evaluations if e.model == model])} for model in models}
+    found = {model: rows for model, rows in found.items() if rows}
+    measured = [panel for panel in PANELS if any(panel in rows for rows in found.values())]
+    if len(measured) < 2:
+        return []
+
+    def paint(figure: Figure) -> None:
+        for axes, panel in zip(figure.subplots(1, len(measured), squeeze=False)[0], measured, strict=True):
+            for position, (model, rows) in enumerate(found.items()):
+                if row := rows.get(panel):
+                    low, high = (row[end] if row[end] is not None else row["value"] for end in ("low", "high"))
+                    errors = [[row["value"] - low], [high - row["value"]]]
+                    color = COLORS[position % len(COLORS)]
+                    axes.bar([position], [row["value"]], color=color, yerr=errors, ecolor=INK, label=model)
+            better = next(rows[panel]["better"] for rows in found.values() if panel in rows)
+            axes.set_title(f"{panel}\n({better} is better)" if better else panel, fontsize=8)
+            axes.set_xticks([])
+            axes.set_ylim(bottom=0)
+            axes.grid(axis="x", visible=False)
+        handles = {
+            label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2, fontsize=8)
+
+    rows = [
+        [panel, visible_text(model), found[model][panel]["figure"], format_figure(found[model][panel]["value"])]
+        for panel in measured
+        for model in found
+        if panel in found[model]
+    ]
+    words = "; ".join(f"{panel} of {model}: {value}" for panel, model, _, value in rows)
+    caption = (
+        "The four panels of InstructGPT's announcement, each from this run's own evaluation; lines are 95 % intervals. "
+        "Each panel has its own scale."
+    )
+    head = ["panel", "model", "figure", "value"]
+    return [draw_plot("panels", "Four panels", caption, words, paint, 2.8, head, rows)]

@@ -1,0 +1,198 @@
+"""What the report finds: comparisons, the table of numbers, and sentences on what improved and what got worse."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from align.eval.core.results import Evaluation, Figure, save_evaluations
+from align.eval.report import write_report
+from align.eval.report.comparisons import (
+    SamplePair,
+    accuracy_by_category,
+    accuracy_by_distance,
+    alternate_gains_and_losses,
+    first_and_kept_updates,
+    mean_with_interval,
+    pair_accuracy,
+    pair_samples,
+)
+from align.eval.report.data import RunData, Sample, StageRun, load_run
+from align.eval.report.findings import Summary, _add_ppo_checks, add_evaluation_findings, summarize_run
+from align.eval.rules.figures import agreement_figures, violation_figures
+from align.eval.rules.scorers import RuleCase
+from align.reward.metrics import ScoredRanking
+from tests.eval.report.example_run import RANKINGS, Page, ppo_run, truthfulness, write_lines
+
+
+def sample(reward: float, prompt: str = "p", response: str = "r") -> Sample:
+    return Sample((("user", prompt),), response, reward, True)
+
+
+def test_the_kept_policy_is_the_last_that_the_trainer_kept() -> None:
+    points = {0: (9.0, 0.0), 2: (1.0, 3.0), 4: (2.0, 5.0), 6: (2.0, 6.0), 8: (3.0, 25.1)}
+    run = ppo_run(points)
+    assert first_and_kept_updates(RunData(Path(), {"ppo": run})) == (0, 8)  # none was kept: the last
+    for update in (2, 4):
+        run.metrics[update]["validation/kept"] = 1.0
+    assert first_and_kept_updates(RunData(Path(), {"ppo": run})) == (0, 4)
+    assert first_and_kept_updates(RunData(Path(), {"ppo": ppo_run({0: (1.0, 0.0)})})) == (0, None)
+    assert first_and_kept_updates(RunData(Path())) == (None, None)
+
+
+def test_samples_are_paired_by_prompt_also_when_one_comes_twice() -> None:
+    before = [sample(1.0, "a"), sample(2.0, "b"), sample(3.0, "a")]
+    after = [sample(1.5, "b"), sample(1.5, "a"), sample(1.5, "a"), sample(0.0, "new")]
+    pairs = pair_samples(before, after)
+    assert [pair.before and pair.before.reward for pair in pairs] == [2.0, 1.0, 3.0, None]
+    assert [pair.change for pair in pairs] == [-0.5, 0.5, -1.5, 0.0]
+    assert [pair.worse for pair in pairs] == [True, False, True, False]
+
+
+def test_gains_and_losses_come_in_turn() -> None:
+    pairs = [SamplePair(sample(0.0), sample(reward)) for reward in (1.0, 0.0, -2.0, 3.0, -1.0, 2.0)]
+    assert [pair.change for pair in alternate_gains_and_losses(pairs)] == [3.0, -2.0, 2.0, -1.0, 1.0, 0.0]
+
+
+def test_the_interval_of_a_mean() -> None:
+    assert mean_with_interval([1.0]) is None
+    assert mean_with_interval([2.0, 2.0, 2.0]) is None  # all equal: an interval without width would be too narrow
+    found = mean_with_interval([0.0, 1.0] * 200)
+    assert found is not None
+    # 400 values of standard deviation 0.5: the mean is known to 1.96 * 0.5 / 20 = 0.049.
+    assert found[0] == 0.5
+    assert found[1] == pytest.approx(0.451, abs=0.01)
+    assert found[2] == pytest.approx(0.549, abs=0.01)
+
+
+def test_pair_accuracy_by_distance_and_category() -> None:
+    # First ranking: all three pairs right. Second: 1-2 and 1-3 right, 2-3 wrong. Third: a tie, no pair.
+    whole = pair_accuracy(RANKINGS)
+    assert whole is not None
+    assert (whole.accuracy, whole.pairs) == (5 / 6, 6)
+    distances = [(each.label, each.accuracy, each.pairs) for each in accuracy_by_distance(RANKINGS)]
+    assert distances == [("1", 0.75, 4), ("2", 1.0, 2)]
+    categories = [(each.label, each.accuracy) for each in accuracy_by_category(RANKINGS)]
+    assert categories == [("truth", 1.0), ("a < b & $c$", 2 / 3)]
+    assert pair_accuracy(RANKINGS[2:]) is None
+    equal = pair_accuracy([ScoredRanking((1, 2), (0.5, 0.5), (1, 1))])
+    assert equal is not None
+    assert equal.accuracy == 0.5
+
+
+def test_the_table_has_the_numbers_of_every_stage(run: Path) -> None:
+    summary = summarize_run(load_run(run))
+    rows = {row.name: row for row in summary.rows}
+    sft = rows["SFT: validation loss"]
+    assert (sft.before, sft.after, sft.change, sft.rating) == ("3.5", "1.25", "−2.25", "good")
+    # Six pairs, one of them (ranks 2 and 3 of the second ranking) the wrong way round: 5 / 6.
+    assert rows["Reward model: pairs in the right order"].after == "83.3 %"
+    assert rows["PPO: response length, tokens"].change == "+10"
+    reward = rows["PPO: reward on held-out prompts"]
+    assert (reward.before, reward.after, reward.change) == ("0.5", "1.25", "+0.75")
+    # Changes 1, 1, -0.25, 1.25: the mean of four draws lies between the least and the greatest.
+    low, high = (float(word.replace("−", "-")) for word in reward.interval.split(" to "))
+    assert -0.25 <= low < 0.75 < high <= 1.25
+    bad = " ".join(summary.texts("bad"))
+    assert "Response length went from 10 to 20 tokens" in bad
+    assert "entropy fell from 4 to 1 nats per token" in bad
+
+
+def test_every_rule_is_a_line() -> None:
+    stage = StageRun("ppo", Path("x"), {}, {})
+    shares = {0: (0.5, 0.1, 0.30), 10: (0.6, 0.2, 0.05), 20: (0.9, 0.9, 0.9)}
+    for update, (preference, insults, digits) in shares.items():
+        rules = {"validation/rule/no-insults": insults, "validation/rule/no-digits": digits}
+        stage.metrics[update] = rules | {"validation/preference": preference}
+    summary = Summary()
+    _add_ppo_checks(summary, stage, 0, 10)
+    shown = [(row.name, row.before, row.after, row.change, row.rating) for row in summary.rows]
+    assert shown == [
+        ("PPO: preference reward on held-out prompts", "0.5", "0.6", "+0.1", "good"),
+        ("PPO: violations of no-digits", "30.0 %", "5.0 %", "−25.0 points", "good"),
+        ("PPO: violations of no-insults", "10.0 %", "20.0 %", "+10.0 points", "bad"),
+    ]
+    assert summary.texts("bad") == ["Rule no-insults is violated more often: 10.0 % to 20.0 %."]
+    summary = Summary()
+    stage.metrics = {0: {"validation/reward": 1.0}, 1: {"validation/reward": 1.0}}
+    _add_ppo_checks(summary, stage, 0, 1)
+    assert summary.rows == []
+
+
+def test_a_run_of_dpo_is_a_section_and_its_absence_is_no_problem(run: Path, tmp_path: Path) -> None:
+    assert not any("dpo" in problem for problem in load_run(run).problems)
+    row = {"update": 1, "loss": 0.7, "accuracy": 0.5, "rewards/chosen": -0.1, "rewards/rejected": -0.3}
+    row |= {"rewards/margin": 0.2, "logps/chosen": -50.0, "logps/rejected": -60.0, "validation/loss": 0.6}
+    write_lines(tmp_path / "dpo/metrics.jsonl", [row | {"update": n} for n in (1, 2)])
+    (tmp_path / "dpo/config.yaml").write_text("model: tiny-llama\nlabel_smoothing: 0.0\nloss: dpo\n")
+    scored = [{"ranks": [1, 2, 3], "rewards": [0.3, 0.1, 0.2], "lengths": [5, 9, 7]}]
+    (tmp_path / "dpo/validation.json").write_text(json.dumps(scored))
+    found = load_run(tmp_path)
+    assert list(found.stages) == list(load_run(tmp_path / "dpo").stages) == ["dpo"]
+    row = next(row for row in summarize_run(found).rows if row.name == "DPO: pairs in the right order")
+    assert row.after == "66.7 %"  # responses 2 and 3 are the wrong way round
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert sum(tag == "svg" for tag, _ in page.elements) == 4  # loss, accuracy, rewards, log-probabilities
+    assert "Implicit rewards" in page.text
+
+
+def test_a_run_of_distillation_is_a_section(run: Path, tmp_path: Path) -> None:
+    assert not any("distill" in problem for problem in load_run(run).problems)
+    row = {"loss": 9.0, "loss/ce": 2.0, "loss/lm": 0.5, "loss/cosine": 0.1, "kl": 0.4}
+    rows = [row | {"update": n, "validation/kl": kl} for n, kl in ((1, 0.8), (2, 0.3), (3, 0.35))]
+    write_lines(tmp_path / "distill/metrics.jsonl", rows)
+    (tmp_path / "distill/config.yaml").write_text("model: tiny-llama\nlayer_step: 2\n")
+    found = load_run(tmp_path)
+    assert list(found.stages) == list(load_run(tmp_path / "distill").stages) == ["distill"]
+    row = next(row for row in summarize_run(found).rows if row.name == "Distillation: KL to the teacher")
+    assert (row.before, row.after, row.rating) == ("0.8", "0.3", "good")
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert sum(tag == "svg" for tag, _ in page.elements) == 2  # KL, losses
+    assert "KL from teacher to student" in page.text
+
+
+def test_what_differs_beyond_its_interval_is_told_by_its_direction(run: Path) -> None:
+    summary = summarize_run(load_run(run))
+    assert "Truthfulness: mc2 rose from 0.400 (0.350 to 0.450) (start) to 0.600" in " ".join(summary.texts("good"))
+    assert "Toxicity: mean toxicity rose from 0.100" in " ".join(summary.texts("bad"))
+    assert not any("mc1" in text for text in [*summary.texts("good"), *summary.texts("bad")])
+
+
+def test_each_figure_has_its_own_direction() -> None:
+    """In the task `rules`, fewer violations and more agreement are better; figures without a direction are not rated."""
+    figures = {
+        "people: overall violation rate": ((0.4, 0.3, 0.5), (0.1, 0.05, 0.2), "lower"),
+        "agreement: accuracy": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), "higher"),
+        "undirected": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), ""),
+    }
+    models = [
+        Evaluation("rules", model, {}, [Figure(name, *ends[i], 40, "s", "", ends[2]) for name, ends in figures.items()])
+        for i, model in enumerate(("start", "end"))
+    ]
+    summary = Summary()
+    add_evaluation_findings(summary, models)
+    assert len(summary.texts("good")) == 2
+    assert "agreement: accuracy rose" in " ".join(summary.texts("good"))
+    assert not summary.texts("bad")
+
+
+def test_the_figures_of_rules_state_their_direction() -> None:
+    cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
+    people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
+    (rate, *_), _ = violation_figures("people", people, "people")
+    accuracy, kappa = agreement_figures(people, people, 100, "scorer")
+    assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
+    # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
+    assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
+    assert (kappa.value, kappa.low, kappa.high) == pytest.approx((1.0, (0.025**0.1 - 0.5) / 0.5, 1.0))
+
+
+def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    equal = [Evaluation("truthfulness", name, {}, truthfulness(0.4)) for name in ("a", "b")]
+    save_evaluations(tmp_path / "run/eval", equal)
+    (tmp_path / "run/eval/toxicity.json").write_text("{")
+    runs = load_run(tmp_path / "run")
+    assert "Truthfulness: no figure of a and b differs" in " ".join(summarize_run(runs).texts("note"))
+    assert any("toxicity.json" in problem for problem in runs.problems)

@@ -1,0 +1,128 @@
+"""The plots: what they show, what they say in words, and their size."""
+
+import math
+import re
+from pathlib import Path
+
+from align.eval.core.results import Evaluation, Figure
+from align.eval.report.data import RunData, Series, StageRun
+from align.eval.report.drawing import Plot, describe_series, downsample
+from align.eval.report.findings import Summary
+from align.eval.report.plots import (
+    accuracy_plot,
+    calibration_plot,
+    evaluation_plots,
+    frontier_plot,
+    ppo_plots,
+    reward_plots,
+    stage_plots,
+)
+from tests.eval.report.example_run import RANKINGS, ppo_run
+
+
+def sft_plots(metrics: dict[int, dict[str, float]]) -> list[Plot]:
+    return stage_plots(StageRun("sft", Path("s"), {}, {}, metrics), RunData(Path()), Summary())
+
+
+def test_a_long_line_is_averaged_and_keeps_its_end() -> None:
+    series = Series(tuple(range(1, 8)), (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 4.0))
+    # 7 points in at most 3: runs of 3, 3 and 1.
+    assert downsample(series, 3) == Series((3, 6, 7), (3.0, 9.0, 4.0))
+    assert downsample(series, 7) is series
+
+
+def test_a_course_in_words() -> None:
+    words = describe_series(Series((0, 5, 9), (1.0, 4.0, 2.0)), "Reward")
+    assert words == "Reward goes from 1 at update 0 to 2 at update 9 (lowest 1, highest 4)."
+    assert describe_series(Series((), ()), "Reward") == ""
+
+
+def test_no_figures_no_plots() -> None:
+    empty = StageRun("any", Path("any"))
+    assert sft_plots({}) == []
+    assert reward_plots(empty, []) == []
+    assert ppo_plots(empty, [], None) == []
+    assert frontier_plot(empty, None) is None
+    assert accuracy_plot("reward-distance", "Accuracy", "ranks apart", "", []) is None
+    assert calibration_plot([]) is None
+
+
+def test_one_update_is_enough_for_every_plot() -> None:
+    names = [*"abc", "reward/mean", "kl/k1", "kl/k3", "kl/beta", "entropy", "text/length", "text/ended", "loss/policy"]
+    names += ["loss/value", "clipped/policy", "clipped/value", "time/sample", "time/score", "time/learn", "learning_rate"]
+    row = dict.fromkeys([*names, "validation/reward", "validation/kl"], 0.25)
+    plots = ppo_plots(StageRun("ppo", Path("ppo"), {}, {}, {1: row}), [], None)
+    assert [plot.name for plot in plots] == [
+        "ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text",
+        "ppo-entropy", "ppo-losses", "ppo-clips", "ppo-steps", "ppo-time",
+    ]  # fmt: skip
+
+
+def test_plots_of_the_reward_model_say_what_they_show() -> None:
+    metrics = {1: {"ranking_loss": 0.7, "validation/loss": 0.6, "validation/accuracy": 0.8}}
+    run = StageRun("reward", Path("r"), {}, {}, metrics)
+    plots = {plot.name: plot for plot in reward_plots(run, RANKINGS)}
+    assert {"reward-loss", "reward-accuracy", "reward-distance", "reward-calibration", "reward-category"} <= set(plots)
+    assert plots["reward-distance"].rows[0][:2] == ["1", "75.0%"]
+    assert "1: 75% of 4 pairs; 2: 100% of 2 pairs" in plots["reward-distance"].svg
+    # Best and worst of the second ranking: 2 and 1.
+    assert plots["reward-category"].rows[0] == ["a < b & $c$", "1.000", "2.000", "+1.000"]
+    category = plots["reward-category"].svg
+    assert re.search(r"<text [^>]*>\s*a &lt; b &amp; \$c\$\s*</text>", category)  # escaped, and no formula
+    assert "http" not in category
+    # Differences 1, 2, 1 and 2, 1, -1: sigmoid(1) = 73.1 % four times, three right; sigmoid(2) = 88.1 % twice, both right.
+    assert plots["reward-calibration"].rows == [["73.1%", "75.0%", "4"], ["88.1%", "100.0%", "2"]]
+    names_carry_the_plots_own(plots["reward-distance"].svg)
+
+
+def names_carry_the_plots_own(svg: str) -> None:
+    assert set(re.findall(r'\bid="([^"]*?)-', svg)) == {"reward"}
+    ids = re.findall(r'\bid="([^"]*)"', svg)
+    assert len(ids) == len(set(ids)) > 5
+    assert set(re.findall(r'href="#([^"]*)"', svg)) | set(re.findall(r"url\(#([^)]*)\)", svg)) <= set(ids)
+
+
+def test_a_long_run_does_not_make_a_long_page() -> None:
+    def size(updates: int) -> int:
+        return len(sft_plots({n: {"loss": math.sin(n)} for n in range(1, updates + 1)})[0].svg)
+
+    assert size(30_000) < 1.5 * size(300)
+
+
+def test_the_frontier_marks_the_kept_policy() -> None:
+    plot = frontier_plot(ppo_run({0: (0.0, 0.0), 5: (1.0, 2.0), 9: (0.5, 6.0)}), kept=5)
+    assert plot is not None
+    assert "update 5: KL 2, reward 1" in plot.svg
+    assert "ring" in plot.caption
+
+
+def evaluation(task: str, model: str, name: str, value: float | None) -> Evaluation:
+    return Evaluation(task, model, {}, [Figure(name, value, value, value, 9)])
+
+
+def test_the_panels_show_each_model_and_its_interval() -> None:
+    toxicity = "basic: expected maximum toxicity"
+    evaluations = [evaluation("toxicity", "before", toxicity, 0.4), evaluation("toxicity", "after <b>", toxicity, 0.3)]
+    (plot,) = evaluation_plots([*evaluations, evaluation("labels", "after <b>", "appropriate for an assistant", 0.9)])
+    assert [row[0] for row in plot.rows] == ["toxicity", "toxicity", "appropriate"]
+    assert [row[3] for row in plot.rows] == ["0.400", "0.300", "0.900"]
+    assert "toxicity of before: 0.400" in plot.svg
+    assert "<b>" not in plot.svg
+
+
+def test_all_four_panels_in_instructgpts_order() -> None:
+    figures = {
+        "appropriate for an assistant": ("labels", 0.9),
+        "hallucination, closed domain": ("labels", 0.2),
+        "true and informative": ("truthfulness", 0.3),
+        "basic: expected maximum toxicity": ("toxicity", 0.4),
+    }
+    (plot,) = evaluation_plots([evaluation(task, "a", name, value) for name, (task, value) in figures.items()])
+    shown = [("toxicity", "0.400"), ("truthfulness", "0.300"), ("hallucination", "0.200"), ("appropriate", "0.900")]
+    assert [(row[0], row[3]) for row in plot.rows] == shown
+    assert all(panel in plot.svg for panel, _ in shown)
+
+
+def test_one_panel_alone_is_no_picture() -> None:
+    assert evaluation_plots([evaluation("toxicity", "a", "basic: expected maximum toxicity", 0.4)]) == []
+    assert evaluation_plots([evaluation("truthfulness", "a", "mc1", None)]) == []
