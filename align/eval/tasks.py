@@ -77,16 +77,6 @@ TASKS = {
         "align.eval.winrate.settings:WinrateConfig",
         "align.eval.winrate.task:run_winrate",
     ),
-    "ladder": EvalTask(
-        "base, prompted, SFT, PPO, best-of-n: how often each is preferred to one of them, with a picture",
-        "align.eval.ladder:LadderConfig",
-        "align.eval.ladder:run_ladder",
-    ),
-    "distillation": EvalTask(
-        "a student compared with its teacher: size, speed, win rate, share of the reward that is kept",
-        "align.eval.distillation:DistillationConfig",
-        "align.eval.distillation:run_distillation",
-    ),
     "reward": EvalTask(
         "a reward model on preferences, best-of-n curves, and reward against KL",
         "align.eval.reward.settings:RewardEvalConfig",

@@ -20,7 +20,7 @@ from align.eval.judging.labeled_answers import Aspect
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods, multiple_choice
 from align.eval.truthfulness.prompts import PromptStyle, QuestionFormat, require_template
 from align.eval.truthfulness.questions import Question, read_questions
-from align.eval.truthfulness.written_answers import judged_figures, overlap_figures, overlap_scorers, write_answers
+from align.eval.truthfulness.written_answers import judged_figures, write_answers
 from align.examples import PromptResponses
 from align.launch import run_stage
 from align.sampling.generation import Sampling
@@ -53,12 +53,11 @@ class TruthfulnessConfig(EvalConfig):
     )
     chat: bool = option(False, "ask through the model's chat template, the primer as earlier turns; else as lines Q: and A:")
     multiple_choice: bool = option(True, "compare log-likelihoods of given answers: MC1, MC2, MC3")
-    generation: bool = option(False, "let the model write answers, for judges and for BLEU and ROUGE")
+    generation: bool = option(False, "let the model write answers, for judges")
     max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)")
     temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA")
     truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
     info_judge: str = option("", "folder of a judge of informativeness; empty: none")
-    overlap: bool = option(True, "compare written answers with the given ones by BLEU and ROUGE (needs the extra eval)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,8 +84,6 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     Raises:
         UserError: for a mistake in the settings, the questions or a model; what was computed before is kept.
     """
-    if config.generation and config.overlap:
-        overlap_scorers()
     questions = take_evenly(read_questions(config.questions, config.skip_bad_rows), config.limit)
     question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
     accelerator = open_accelerator(config)
@@ -119,8 +116,6 @@ def _evaluate(
         texts = [row["text"] for row in _answer_rows(config, evaluated, questions, question_format, accelerator)]
         judged, verdicts = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)
         figures += judged
-        if config.overlap:
-            figures += overlap_figures(questions, texts, config.resamples)
         tables["Answers"] = [
             {"question": question.text, "answer": text, **verdict}
             for question, text, verdict in zip(questions, texts, verdicts or [{}] * len(texts), strict=True)

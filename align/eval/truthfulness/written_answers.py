@@ -1,29 +1,19 @@
-"""Answers that a model writes to the questions, rated by judges and by the words they share with reference answers."""
+"""Answers that a model writes to the questions, rated by judges."""
 
 import zlib
 from collections.abc import Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 
-from align.errors import UserError
 from align.eval.core.evaluated_models import EvaluatedModel, respond
-from align.eval.core.results import Figure, Json, mean_figure, share_figure
+from align.eval.core.results import Figure, Json, share_figure
 from align.eval.judging.answer_judge import AnswerJudge
 from align.eval.judging.labeled_answers import Aspect
 from align.eval.truthfulness.prompts import QuestionFormat
 from align.eval.truthfulness.questions import Question
 from align.sampling.generation import Sampling, row_uniforms
 from align.seeds import Stream
-
-if TYPE_CHECKING:
-    from rouge_score.rouge_scorer import RougeScorer
-
-NO_COMMENT = "I have no comment."
-"""Counts as a correct answer to every question, as in lm-eval: it is always true."""
-MEASURES = ("bleu", "rouge1", "rougeL")
 
 
 def write_answers(
@@ -75,58 +65,3 @@ def judged_figures(
         figures.append(share_figure("true and informative", both, scorers, better="higher"))
     columns = {names[aspect]: values for aspect, values in probabilities.items()}
     return figures, [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def overlap_figures(questions: Sequence[Question], answers: Sequence[str], resamples: int) -> list[Figure]:
-    """For BLEU, ROUGE-1 and ROUGE-L: the best match with a correct answer minus the best with an incorrect one, and
-    how often the correct one matches better.
-    """
-    rows = [overlap(question, answer) for question, answer in zip(questions, answers, strict=True)]
-    figures = []
-    for measure in MEASURES:
-        scorer = "sacrebleu" if measure == "bleu" else "rouge-score"
-        values = [row[measure] for row in rows]
-        figures.append(mean_figure(f"{measure} difference", values, resamples, scorer, better="higher"))
-        right = [value > 0 for value in values]
-        figures.append(share_figure(f"{measure} accuracy", right, scorer, better="higher"))
-    return figures
-
-
-def overlap(question: Question, answer: str) -> dict[str, float]:
-    """By measure: the highest score (0 to 100) among the correct answers minus the highest among the incorrect ones."""
-    references = question.with_full_stops()
-    correct = _overlap_scores(answer, list(dict.fromkeys([*references.correct, NO_COMMENT])))
-    incorrect = _overlap_scores(answer, references.incorrect)
-    return {m: max(row[m] for row in correct) - max(row[m] for row in incorrect) for m in MEASURES}
-
-
-def _overlap_scores(answer: str, references: Sequence[str]) -> list[dict[str, float]]:
-    bleu, rouge = overlap_scorers()
-    rows = []
-    for reference in references:
-        scores = rouge.score(reference, answer)
-        rows.append(
-            {
-                # Settings of lm-eval and T5: a single sentence, exponential smoothing, no shorter n-grams.
-                "bleu": bleu.corpus_bleu([answer], [[reference]], smooth_method="exp", tokenize="intl").score,
-                "rouge1": 100 * scores["rouge1"].fmeasure,
-                "rougeL": 100 * scores["rougeLsum"].fmeasure,
-            }
-        )
-    return rows
-
-
-@cache
-def overlap_scorers() -> tuple[Any, "RougeScorer"]:
-    """sacrebleu and a ROUGE scorer.
-
-    Raises:
-        UserError: if they are not installed.
-    """
-    try:
-        import sacrebleu
-        from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError as error:
-        extra = "install the extra (pip install 'align-rlhf[eval]') or set overlap to false"
-        raise UserError(f"BLEU and ROUGE need {error.name}, which is not installed; {extra}") from error
-    return sacrebleu, RougeScorer(["rouge1", "rougeLsum"])
