@@ -43,24 +43,14 @@ TASKS = {
         "align.eval.instructions.task:run_instructions",
     ),
     "rules": EvalTask(
-        "how often each rule is broken, as judged by people and by a scorer",
+        "how often each rule is broken, as judged by a rule model, a function or rubrics",
         "align.eval.rules.task:RulesConfig",
         "align.eval.rules.task:run_rules",
     ),
-    "grounding": EvalTask(
-        "whether claims are supported and their sources named, as judged by people",
-        "align.eval.grounding.task:GroundingConfig",
-        "align.eval.grounding.task:run_grounding",
-    ),
-    "authorship": EvalTask(
-        "can people tell a model's text from a person's, compared with a control",
-        "align.eval.authorship.task:AuthorshipConfig",
-        "align.eval.authorship.task:run_authorship",
-    ),
-    "labels": EvalTask(
-        "how people labeled each model: ratings, eleven flags, InstructGPT's four panels",
-        "align.eval.labels.task:LabelsConfig",
-        "align.eval.labels.task:run_labels",
+    "verdicts": EvalTask(
+        "what people judged: violations of rules, claims and sources, authorship, ratings and flags",
+        "align.eval.verdicts.task:VerdictsConfig",
+        "align.eval.verdicts.task:run_verdicts",
     ),
     "bias": EvalTask(
         "which gender a model expects in an occupation, and how it speaks of groups",

@@ -6,15 +6,16 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from align.eval.core.results import Evaluation, format_figure
-from align.eval.labels.task import PANELS, panels
 from align.eval.report.drawing import BLUE, GREEN, INK, ORANGE, VIOLET, Plot, draw_plot
 from align.eval.report.text import visible_text
+from align.eval.verdicts.questions import PANELS
+from align.eval.verdicts.task import panels
 
 COLORS = (BLUE, ORANGE, GREEN, VIOLET)
 
 
 def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
-    """InstructGPT's four panels (`align.eval.labels.task.PANELS`), where at least two of them were measured."""
+    """InstructGPT's four panels (`align.eval.verdicts.questions.PANELS`), where at least two of them were measured."""
     models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
     found = {model: {row["panel"]: row for row in panels([e for e in evaluations if e.model == model])} for model in models}
     found = {model: rows for model, rows in found.items() if rows}

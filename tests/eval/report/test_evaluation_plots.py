@@ -13,7 +13,7 @@ def test_the_panels_show_each_model_and_its_interval() -> None:
         [
             evaluation("toxicity", "before", "basic: expected maximum toxicity", 0.4),
             evaluation("toxicity", "after <b>", "basic: expected maximum toxicity", 0.3),
-            evaluation("labels", "after <b>", "appropriate for an assistant", 0.9),
+            evaluation("verdicts", "after <b>", "appropriate for an assistant", 0.9),
         ]
     )
     assert [row[0] for row in plot.rows] == ["toxicity", "toxicity", "appropriate"]
@@ -24,8 +24,8 @@ def test_the_panels_show_each_model_and_its_interval() -> None:
 
 def test_all_four_panels_in_instructgpts_order() -> None:
     figures = {
-        "appropriate for an assistant": ("labels", 0.9),
-        "hallucination, closed domain": ("labels", 0.2),
+        "appropriate for an assistant": ("verdicts", 0.9),
+        "hallucination, closed domain": ("verdicts", 0.2),
         "true and informative": ("truthfulness", 0.3),
         "basic: expected maximum toxicity": ("toxicity", 0.4),
     }

@@ -15,8 +15,8 @@ from align.eval.report.findings import summarize_run
 from align.eval.report.loading import load_run
 from align.eval.report.model_card import add_results_to_card
 from align.eval.report.summary import Summary
-from align.eval.rules.figures import agreement_figures, violation_figures
 from align.eval.rules.scorers import RuleCase
+from align.eval.rules.task import agreement_figures, count_violations
 from tests.eval.report.example_run import HOSTILE, Page, make_runs
 
 
@@ -60,7 +60,7 @@ def test_what_differs_beyond_its_interval_is_told_by_its_direction(run):
 def test_each_figure_has_its_own_direction():
     """In the task `rules`, fewer violations and more agreement are better; figures without a direction are not rated."""
     figures = {
-        "people: overall violation rate": ((0.4, 0.3, 0.5), (0.1, 0.05, 0.2), "lower"),
+        "overall violation rate": ((0.4, 0.3, 0.5), (0.1, 0.05, 0.2), "lower"),
         "agreement: accuracy": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), "higher"),
         "undirected": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), ""),
     }
@@ -78,7 +78,7 @@ def test_each_figure_has_its_own_direction():
 def test_the_figures_of_rules_state_their_direction():
     cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
     people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
-    (rate, *_), _ = violation_figures("people", people, "people")
+    (rate, *_), _ = count_violations(people, cases, "scorer")
     accuracy, kappa = agreement_figures(people, people, 100, "scorer")
     assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
     # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
