@@ -19,8 +19,7 @@ from align.errors import UserError
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, share_figure
-from align.eval.reward.reward_models import NamedRewardModel
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
 from align.examples import SampledResponse
 from align.reward.scoring import RewardModelScorer
 

@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+from align.data.fields import check_row, check_texts, check_whole_numbers
+from align.data.sources import iter_rows
 from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.results import Evaluation, Figure, publish
-from align.eval.winrate.bradley_terry import strength_figures
 from align.eval.winrate.by_judge import compare_by_judge
-from align.eval.winrate.by_people import read_comparisons
 from align.eval.winrate.by_reward_model import compare_by_reward_model
-from align.eval.winrate.length_control import length_controlled_figure
+from align.eval.winrate.fits import length_controlled_figure, strength_figures
 from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate
 from align.eval.winrate.settings import WinrateConfig
 from align.launch import run_stage
+from align.runtime.console import console
 
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
@@ -70,6 +73,45 @@ def model_figures(comparisons: Sequence[PairwiseComparison], model: str, scorer:
         note = "verdicts that changed with the order of the answers; they count as ties"
         figures.append(Figure("position flips", flips, None, None, count, scorer, note))
     return figures
+
+
+def read_comparisons(config: WinrateConfig) -> list[PairwiseComparison]:
+    """Comparisons from rows with `prompt`, `responses`, `ranks` and `model`, as the app exports them; ties are kept.
+
+    Raises:
+        UserError: for a row that does not say which models it compares, or that is otherwise bad.
+    """
+    comparisons, skipped = [], 0
+    for path in config.comparisons:
+        for row in iter_rows(path):
+            try:
+                if row.error is not None:
+                    raise UserError(row.error)
+                comparisons += _comparisons_of_row(check_row(row.row))
+            except UserError as error:
+                if not config.skip_bad_rows:
+                    raise UserError(f"{row.where}: {error}") from error
+                skipped += 1
+    if skipped:
+        console.print(f"{skipped} bad rows were left out", highlight=False)
+    if not comparisons:
+        raise UserError(f"{', '.join(config.comparisons)}: no comparison of two models")
+    return comparisons
+
+
+def _comparisons_of_row(row: Any) -> list[PairwiseComparison]:
+    texts = check_texts(row.get("responses"), "responses", may_be_empty=True)
+    ranks = check_whole_numbers(row.get("ranks"), "ranks", len(texts), 1, None)
+    if row.get("model") is None:
+        raise UserError("field 'model': is missing; import answers with the name of the model that wrote each")
+    models = check_texts(row["model"], "model", len(texts))
+    item = str(row.get("id") or row.get("prompt"))
+    comparisons = []
+    for i, j in combinations(range(len(texts)), 2):
+        if models[i] != models[j]:
+            outcome = 0.5 + 0.5 * ((ranks[i] < ranks[j]) - (ranks[i] > ranks[j]))  # rank 1 is best
+            comparisons.append(PairwiseComparison(item, models[i], models[j], outcome, (len(texts[i]), len(texts[j]))))
+    return comparisons
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Scorers: one function for all kinds, a real server that misbehaves, a cache on disk, and the shipped head."""
+"""Scorers: one function for all kinds, a real server that misbehaves, scores on disk, and the shipped head."""
 
 import json
 import math
@@ -13,8 +13,8 @@ from accelerate import Accelerator
 
 from align.errors import UserError
 from align.eval.core.fingerprints import text_hash
-from align.eval.toxicity.score_cache import FILE, ScoreCache, score_texts
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
+from align.eval.toxicity.task import score_texts
 
 
 def lengths(texts):
@@ -202,7 +202,7 @@ def test_a_server_that_fails_is_one_line(server, behavior, complaint):
     assert "\n" not in str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------------ the cache
+# ------------------------------------------------------------------------------------------------------------ scores on disk
 
 
 def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
@@ -225,16 +225,11 @@ def test_what_was_scored_before_a_failure_is_kept(tmp_path):
             raise TimeoutError("no answer")
         return lengths(texts)
 
-    cache = ScoreCache(tmp_path, ToxicityScorer("s", "1", fails))
+    accelerator = Accelerator(cpu=True)
     with pytest.raises(UserError, match="TimeoutError: no answer"):
-        cache.score(["ccc", "a", "bb"], 2)
-    assert cache.lookup(["a", "bb", "ccc"]) == pytest.approx({"a": 0.1, "bb": 0.2})
-
-
-def test_a_broken_cache_is_one_line(tmp_path):
-    (tmp_path / FILE).write_bytes(b"no database at all" * 10)
-    with pytest.raises(UserError, match=r"scores\.sqlite: .*remove the file to score anew"):
-        ScoreCache(tmp_path, ToxicityScorer("s", "1", lengths))
+        score_texts(["ccc", "a", "bb"], ToxicityScorer("s", "1", fails), tmp_path, 2, accelerator)
+    never = ToxicityScorer("s", "1", lambda texts: pytest.fail("asked again"))
+    assert score_texts(["a", "bb"], never, tmp_path, 2, accelerator) == pytest.approx([0.1, 0.2])
 
 
 def test_half_a_surrogate_pair_has_a_key():

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from align.eval.judging.train_judge import JudgeConfig, run_train_judge
-from align.eval.truthfulness.task import TruthfulnessConfig, run_truthfulness
-from align.eval.truthfulness.written_answers import first_answer
+from align.eval.truthfulness.task import TruthfulnessConfig, first_answer, run_truthfulness
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from align.errors import UserError
 from align.eval.judging.chat_judge import ChatJudgeConfig
-from align.eval.winrate.judges import endpoint_judge
+from align.eval.winrate.by_judge import endpoint_judge
 from align.eval.winrate.settings import WinrateConfig
 from align.eval.winrate.task import run_winrate
 from align.runtime.endpoint import post_json
