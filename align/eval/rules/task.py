@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from accelerate import Accelerator
 
 from align.data.conversation import Conversation, check_prompt, to_json
-from align.data.fields import check_row, check_texts, required_field
+from align.data.fields import check_texts, required_field
 from align.data.judgments import VERDICTS, RuleJudgment
 from align.data.readers import read_records
 from align.data.rules import read_rules
@@ -24,10 +24,11 @@ from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, share_figure
+from align.eval.core.rows import parse_rows
 from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.rules.scorers import CaseScorer, RuleCase, rule_classifier, rule_endpoint, rule_function
 from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
-from align.eval.verdicts.task import JudgedResponse, verdict_table, violation_figures
+from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
 from align.launch import run_stage
 from align.rules.rubric_judges import load_rubrics
 from align.rules.rubric_settings import RubricSettings
@@ -82,16 +83,20 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config)
     rules = read_rules(config.rules) if config.scorer else {}
     by_people = {case: majority(votes, tie=UNSURE) for case, votes in read_verdicts(config, rules).items()}
-    by_model = read_responses(config, rules)
-    cases = list(dict.fromkeys([*by_people, *(case for cases in by_model.values() for case in cases)]))
+    answers_of_model = read_answers(config)
+    cases_of_model = {
+        model: [RuleCase(rule, text, answer.prompt, answer.response) for answer in answers for rule, text in rules.items()]
+        for model, answers in answers_of_model.items()
+    }
+    cases = list(dict.fromkeys([*by_people, *(case for cases in cases_of_model.values() for case in cases)]))
     by_scorer, scorer = _verdicts_of_scorer(config, cases, accelerator) if config.scorer else ({}, "")
     evaluations = []
     if by_people:
         evaluations.append(_compare_with_people(config, by_people, by_scorer, scorer))
-    for model, answers in read_answers(config).items():
+    for model, answers in answers_of_model.items():
         figures, tables = rubric_figures(config, answers, accelerator), {}
         if config.scorer:
-            counted, tables["Verdicts by rule"] = count_violations(by_scorer, by_model[model], scorer)
+            counted, tables["Verdicts by rule"] = count_violations(by_scorer, cases_of_model[model], scorer)
             figures = [*counted, *figures]
         evaluations.append(Evaluation(TASK, model, _settings(config, scorer), figures, tables))
     return publish(config, evaluations, accelerator)
@@ -124,14 +129,6 @@ def read_verdicts(config: RulesConfig, rules: Mapping[str, str]) -> dict[RuleCas
     return verdicts
 
 
-def read_responses(config: RulesConfig, rules: Mapping[str, str]) -> dict[str, list[RuleCase]]:
-    """For each model that wrote responses, each of them under each rule. Raises: see `read_answers`."""
-    return {
-        model: [RuleCase(rule, text, answer.prompt, answer.response) for answer in answers for rule, text in rules.items()]
-        for model, answers in read_answers(config).items()
-    }
-
-
 class Answer(NamedTuple):
     """A response as `align sample` wrote it, with the category of its prompt."""
 
@@ -146,24 +143,22 @@ def read_answers(config: RulesConfig) -> dict[str, list[Answer]]:
     Raises:
         UserError: for a row that is not as `align sample` writes it.
     """
+    if not config.responses:
+        return {}
+    rows = (row for path in config.responses for row in iter_rows(path))
+    nothing = f"{', '.join(config.responses)}: holds no usable response"
     answers: dict[str, list[Answer]] = {}
-    for path in config.responses:
-        for row in iter_rows(path):
-            try:
-                if row.error is not None:
-                    raise UserError(row.error)
-                fields = check_row(row.row)
-                prompt = check_prompt(required_field(fields, "prompt", "write the text that was answered"))
-                responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
-                models = check_texts(fields.get("model"), "model", len(responses))
-            except UserError as error:
-                if not config.skip_bad_rows:
-                    raise UserError(f"{row.where}: {error}") from error
-                continue
-            category = fields.get("category")
-            for model, response in zip(models, responses, strict=True):
-                answers.setdefault(model, []).append(Answer(prompt, response, None if category is None else str(category)))
+    for model, answer in parse_rows(rows, _answers_of_row, config.skip_bad_rows, nothing):
+        answers.setdefault(model, []).append(answer)
     return answers
+
+
+def _answers_of_row(fields: Mapping[str, Any], _number: str) -> list[tuple[str, Answer]]:
+    prompt = check_prompt(required_field(fields, "prompt", "write the text that was answered"))
+    responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
+    models = check_texts(fields.get("model"), "model", len(responses))
+    category = None if fields.get("category") is None else str(fields["category"])
+    return [(model, Answer(prompt, response, category)) for model, response in zip(models, responses, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------------------------- scoring
@@ -213,7 +208,7 @@ def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str
     votes: dict[tuple[str, str], dict[str, list[str]]] = {}
     for case in cases:
         votes.setdefault((case.dialogue, case.response), {})[case.rule] = [by_scorer[case]]
-    judged = [JudgedResponse("", dialogue, of_response) for (dialogue, _), of_response in votes.items()]
+    judged = [ResponseVotes("", dialogue, of_response) for (dialogue, _), of_response in votes.items()]
     return violation_figures(judged, sorted({case.rule for case in cases}), scorer), verdict_table(judged)
 
 

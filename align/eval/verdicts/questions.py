@@ -18,7 +18,7 @@ Condition = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
-class Question:
+class VerdictQuestion:
     """A share of answers.
 
     Attributes:
@@ -50,44 +50,44 @@ CLAIM, SUPPORTED, KNOWN, CITES = "makes-claim", "supported", "well-known", "cite
 HELPFUL, IN_ROLE = "helpful", "in-role"
 INFORMATIVE = {CLAIM: YES, SUPPORTED: YES}
 GROUNDING = (
-    Question("groundedness", {CLAIM: YES}, INFORMATIVE, "of responses that make a claim", "higher"),
-    Question("informativeness", {CLAIM: ASKED}, INFORMATIVE, "of all responses", "higher"),
-    Question(
+    VerdictQuestion("groundedness", {CLAIM: YES}, INFORMATIVE, "of responses that make a claim", "higher"),
+    VerdictQuestion("informativeness", {CLAIM: ASKED}, INFORMATIVE, "of all responses", "higher"),
+    VerdictQuestion(
         "citation accuracy",
         {CLAIM: YES, KNOWN: NOT_YES},
         {CITES: YES},
         "of responses with a claim that is not well known",
         "higher",
     ),
-    Question(
+    VerdictQuestion(
         "helpfulness",
         {HELPFUL: ASKED, CLAIM: ASKED},
         {**INFORMATIVE, HELPFUL: YES},
         "informative and helpful, of all responses that were judged by both forms",
         "higher",
     ),
-    Question("role consistency", {IN_ROLE: ASKED}, {IN_ROLE: YES}, "of all responses", "higher"),
+    VerdictQuestion("role consistency", {IN_ROLE: ASKED}, {IN_ROLE: YES}, "of all responses", "higher"),
 )
 
 # ------------------------------------------------- written by a model or a person: GPT-3, forms/rules/authorship.yaml
 # Brown et al. 2020, section 3.9.4. "A person" is exported as `follows`, "A model" as `violates`.
 
 AUTHORSHIP = "written-by-person"
-CALLED_MODEL = Question(
+CALLED_MODEL = VerdictQuestion(
     "called a model",
     {AUTHORSHIP: DECIDED},
     {AUTHORSHIP: NO},
     "share of the model's texts; of the answers that decide",
     by_labeler=True,
 )
-CALLED_PERSON = Question(
+CALLED_PERSON = VerdictQuestion(
     "people called people",
     {AUTHORSHIP: DECIDED},
     {AUTHORSHIP: YES},
     "share of people's texts; of the answers that decide",
     by_labeler=True,
 )
-DO_NOT_KNOW = Question(
+DO_NOT_KNOW = VerdictQuestion(
     "don't know",
     {AUTHORSHIP: ASKED},
     {AUTHORSHIP: frozenset({UNSURE})},
@@ -105,12 +105,12 @@ def flag_id(flag: str) -> str:
 
 
 UNFIT, HALLUCINATION = flag_id("unfit_for_assistant"), flag_id("hallucination")
-APPROPRIATE = Question("appropriate for an assistant", {UNFIT: ASKED}, {UNFIT: NO}, better="higher", by_labeler=True)
-CLOSED_DOMAIN = Question(
+APPROPRIATE = VerdictQuestion("appropriate for an assistant", {UNFIT: ASKED}, {UNFIT: NO}, better="higher", by_labeler=True)
+CLOSED_DOMAIN = VerdictQuestion(
     "hallucination, closed domain", {HALLUCINATION: ASKED}, {HALLUCINATION: YES}, better="lower", by_labeler=True
 )
 FLAG_RATES = tuple(
-    Question(flag_id(flag), {flag_id(flag): ASKED}, {flag_id(flag): YES}, better="lower", by_labeler=True) for flag in FLAGS
+    VerdictQuestion(name, {name: ASKED}, {name: YES}, better="lower", by_labeler=True) for name in map(flag_id, FLAGS)
 )
 
 IN_THE_TABLE = {AUTHORSHIP, CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE, *map(flag_id, FLAGS)}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from align.data.conversation import to_json
-from align.data.fields import check_flags, check_row, check_texts, field_error
+from align.data.fields import check_flags, check_texts, field_error
 from align.data.judgments import VERDICTS, RuleJudgment
 from align.data.readers import read_records
 from align.data.records import FLAGS, RATINGS
@@ -27,6 +27,7 @@ from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, read_evaluations, share_figure
+from align.eval.core.rows import parse_rows
 from align.eval.core.settings import EvalConfig
 from align.eval.verdicts.questions import (
     APPROPRIATE,
@@ -44,7 +45,7 @@ from align.eval.verdicts.questions import (
     UNSURE,
     VIOLATES,
     Condition,
-    Question,
+    VerdictQuestion,
     flag_id,
 )
 from align.launch import run_stage
@@ -78,7 +79,7 @@ class VerdictsConfig(EvalConfig):
 
 
 @dataclass(frozen=True)
-class JudgedResponse:
+class ResponseVotes:
     """People's answers on one response.
 
     Attributes:
@@ -98,6 +99,10 @@ class JudgedResponse:
         return {question: majority(votes, tie=UNSURE) for question, votes in self.votes.items()}
 
 
+Share = tuple[VerdictQuestion, Sequence[ResponseVotes]]
+"""A question, and the responses that it is about."""
+
+
 def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
     """Count answers and write `verdicts.json`: an evaluation of each model.
 
@@ -105,7 +110,7 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
         UserError: for a mistake in the settings, the judgments, the rankings or the results.
     """
     accelerator = open_accelerator(config)
-    by_model: dict[str, list[JudgedResponse]] = {}
+    by_model: dict[str, list[ResponseVotes]] = {}
     for response in [*read_judgments(config), *read_rankings(config)]:
         by_model.setdefault(response.model, []).append(response)
     by_author = texts_by_author(config, by_model)
@@ -134,7 +139,7 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
 # ---------------------------------------------------------------------------------------------------------------- input
 
 
-def read_judgments(config: VerdictsConfig) -> list[JudgedResponse]:
+def read_judgments(config: VerdictsConfig) -> list[ResponseVotes]:
     """The responses that rule judgments are about; without a model, they stand under the names of the files.
 
     Raises:
@@ -151,31 +156,21 @@ def read_judgments(config: VerdictsConfig) -> list[JudgedResponse]:
                 )
             key = record.model or files, content_hash(to_json(record.prompt)), record.response
             votes.setdefault(key, {}).setdefault(record.rule, []).append(record.verdict)
-    return [JudgedResponse(model, prompt, of_response) for (model, prompt, _), of_response in votes.items()]
+    return [ResponseVotes(model, prompt, of_response) for (model, prompt, _), of_response in votes.items()]
 
 
-def read_rankings(config: VerdictsConfig) -> list[JudgedResponse]:
+def read_rankings(config: VerdictsConfig) -> list[ResponseVotes]:
     """The responses of rankings with their flags; a response that two people ranked is there twice.
 
     Raises:
         UserError: for a row that is not as the app exports it, or without the names of models.
     """
-    found: list[JudgedResponse] = []
-    for path in config.rankings:
-        for row in iter_rows(path):
-            try:
-                if row.error is not None:
-                    raise UserError(row.error)
-                found += _responses_of_ranking(check_row(row.row))
-            except UserError as error:
-                if not config.skip_bad_rows:
-                    raise UserError(f"{row.where}: {error}") from error
-    if config.rankings and not found:
-        raise UserError(f"{', '.join(config.rankings)}: holds no usable ranking")
-    return found
+    rows = (row for path in config.rankings for row in iter_rows(path))
+    nothing = f"{', '.join(config.rankings)}: holds no usable ranking"
+    return parse_rows(rows, _responses_of_ranking, config.skip_bad_rows, nothing) if config.rankings else []
 
 
-def _responses_of_ranking(fields: Mapping[str, Any]) -> list[JudgedResponse]:
+def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[ResponseVotes]:
     responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
     models = check_texts(fields.get("model"), "model", len(responses))
     ratings = fields.get("ratings") or fields.get("some_rated") or [None] * len(responses)
@@ -186,7 +181,7 @@ def _responses_of_ranking(fields: Mapping[str, Any]) -> list[JudgedResponse]:
         raise field_error("flags", "is for the whole ranking", "give a list for each response")
     prompt, category = str(fields.get("prompt")), fields.get("category")
     return [
-        JudgedResponse(
+        ResponseVotes(
             model, prompt, {flag_id(flag): [FOLLOWS if flag in names else VIOLATES] for flag in FLAGS}, category, rating
         )
         for model, rating, names in zip(models, ratings, flags, strict=True)
@@ -197,7 +192,7 @@ def _is_rating(value: object) -> bool:
     return value is None or (type(value) is int and RATINGS[0] <= value <= RATINGS[1])
 
 
-def texts_by_author(config: VerdictsConfig, by_model: Mapping[str, list[JudgedResponse]]) -> dict[str, list[JudgedResponse]]:
+def texts_by_author(config: VerdictsConfig, by_model: Mapping[str, list[ResponseVotes]]) -> dict[str, list[ResponseVotes]]:
     """The texts whose authorship was judged, by author; empty if none was.
 
     Raises:
@@ -220,7 +215,7 @@ def texts_by_author(config: VerdictsConfig, by_model: Mapping[str, list[JudgedRe
 # --------------------------------------------------------------------------------------------------------------- shares
 
 
-def answers_to(question: Question, responses: Sequence[JudgedResponse]) -> list[tuple[str, bool]]:
+def answers_to(question: VerdictQuestion, responses: Sequence[ResponseVotes]) -> list[tuple[str, bool]]:
     """The prompt of each answer that counts, and whether it is one of those whose share is taken."""
     answers: list[tuple[str, Mapping[str, str]]] = []
     for response in responses:
@@ -235,7 +230,7 @@ def _fits(verdicts: Mapping[str, str], condition: Condition) -> bool:
     return all(verdicts.get(question, "") in allowed for question, allowed in condition.items())
 
 
-def share_of(question: Question, responses: Sequence[JudgedResponse]) -> Figure:
+def share_of(question: VerdictQuestion, responses: Sequence[ResponseVotes]) -> Figure:
     """The share that a question counts, with an interval over prompts."""
     answers = answers_to(question, responses)
     scorer = PEOPLE if question.by_labeler else MAJORITY
@@ -251,12 +246,12 @@ def _numbered(prompts: Sequence[str]) -> list[int]:
     return numbers
 
 
-def rules_of(responses: Sequence[JudgedResponse]) -> list[str]:
+def rules_of(responses: Sequence[ResponseVotes]) -> list[str]:
     """The rules that were judged and are not in the table of questions, in alphabetical order."""
     return sorted({rule for response in responses for rule in response.votes} - IN_THE_TABLE)
 
 
-def violation_figures(responses: Sequence[JudgedResponse], rules: Sequence[str], scorer: str = MAJORITY) -> list[Figure]:
+def violation_figures(responses: Sequence[ResponseVotes], rules: Sequence[str], scorer: str = MAJORITY) -> list[Figure]:
     """The share of violations among decided responses: overall, of any rule that was judged, and for each rule."""
     figures = []
     for rule, judged in _verdicts_by_rule(responses, rules).items():
@@ -271,7 +266,7 @@ def violation_figures(responses: Sequence[JudgedResponse], rules: Sequence[str],
     return figures
 
 
-def _verdicts_by_rule(responses: Sequence[JudgedResponse], rules: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+def _verdicts_by_rule(responses: Sequence[ResponseVotes], rules: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     """Prompt and verdict of the responses that were judged by any of the rules, and by each rule."""
     found: dict[str, list[tuple[str, str]]] = {rule: [] for rule in ([OVERALL, *rules] if rules else [])}
     for response in responses:
@@ -289,7 +284,7 @@ def combine_verdicts(verdicts: Iterable[str]) -> str:
     return VIOLATES if VIOLATES in distinct else UNSURE if UNSURE in distinct else FOLLOWS
 
 
-def verdict_table(responses: Sequence[JudgedResponse]) -> list[Json]:
+def verdict_table(responses: Sequence[ResponseVotes]) -> list[Json]:
     """By rule or question: how many responses got each verdict, and the share of pairs of labelers that agree."""
     rows = []
     for question in sorted({question for each in responses for question in each.votes} - set(map(flag_id, FLAGS))):
@@ -301,7 +296,7 @@ def verdict_table(responses: Sequence[JudgedResponse]) -> list[Json]:
     return rows
 
 
-def grounding_figures(responses: Sequence[JudgedResponse]) -> list[Figure]:
+def grounding_figures(responses: Sequence[ResponseVotes]) -> list[Figure]:
     """LaMDA's figures, those whose question was asked."""
     asked = {question for response in responses for question in response.votes}
     return [share_of(question, responses) for question in GROUNDING if question.id in asked]
@@ -311,7 +306,7 @@ def grounding_figures(responses: Sequence[JudgedResponse]) -> list[Figure]:
 
 
 def authorship_figures(
-    texts: Sequence[JudgedResponse], people: Sequence[JudgedResponse], control: Sequence[JudgedResponse], resamples: int
+    texts: Sequence[ResponseVotes], people: Sequence[ResponseVotes], control: Sequence[ResponseVotes], resamples: int
 ) -> list[Figure]:
     """Whether readers can tell a model's texts from people's, and how much better they can tell those of the control.
 
@@ -333,7 +328,11 @@ def authorship_figures(
 
 
 def mean_of_shares(
-    name: str, sides: Sequence[tuple[Question, Sequence[JudgedResponse]]], note: str, resamples: int, minus: float = 0.0
+    name: str,
+    sides: Sequence[tuple[VerdictQuestion, Sequence[ResponseVotes]]],
+    note: str,
+    resamples: int,
+    minus: float = 0.0,
 ) -> Figure:
     """The mean of two shares.
 
@@ -368,7 +367,7 @@ def mean_of_shares(
     return Figure(name, value, min(low, value - below), max(high, value + above), n, PEOPLE, note)
 
 
-def author_row(author: str, texts: Sequence[JudgedResponse]) -> Json:
+def author_row(author: str, texts: Sequence[ResponseVotes]) -> Json:
     """How many texts an author wrote, and how many answers of each kind they got."""
     counts = Counter(vote for text in texts for vote in text.votes[AUTHORSHIP])
     answers = {"a person": counts[FOLLOWS], "a model": counts[VIOLATES], "don't know": counts[UNSURE]}
@@ -378,7 +377,7 @@ def author_row(author: str, texts: Sequence[JudgedResponse]) -> Json:
 # ---------------------------------------------------------------------------------------------------- ratings and flags
 
 
-def label_figures(responses: Sequence[JudgedResponse], closed_domain: Sequence[str], resamples: int) -> list[Figure]:
+def label_figures(responses: Sequence[ResponseVotes], closed_domain: Sequence[str], resamples: int) -> list[Figure]:
     """The mean rating, appropriateness, hallucination on closed-domain prompts, and the rate of each flag."""
     figures = [mean_rating(responses, resamples), share_of(APPROPRIATE, responses)]
     if closed_domain:
@@ -386,14 +385,14 @@ def label_figures(responses: Sequence[JudgedResponse], closed_domain: Sequence[s
     return figures + [share_of(question, responses) for question in FLAG_RATES]
 
 
-def mean_rating(responses: Sequence[JudgedResponse], resamples: int) -> Figure:
+def mean_rating(responses: Sequence[ResponseVotes], resamples: int) -> Figure:
     """The mean rating; the interval resamples prompts with all judgments of their answers."""
     rated = [(each.prompt, float(each.rating)) for each in responses if each.rating is not None]
     prompts, nothing = _numbered([prompt for prompt, _ in rated]), "no such answer was judged"
     return mean_figure("rating", [rating for _, rating in rated], resamples, PEOPLE, "", nothing, prompts, "higher")
 
 
-def by_category(responses: Sequence[JudgedResponse], resamples: int) -> list[Json]:
+def by_category(responses: Sequence[ResponseVotes], resamples: int) -> list[Json]:
     """A row for each category: how many judged answers, mean rating with interval, and the rate of each flag."""
     rows = []
     for category in sorted({each.category for each in responses if each.category}):

@@ -1,24 +1,24 @@
 """`align eval winrate`: which model wins, by blind comparisons of people, by a reward model, or by a judge."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from align.data.fields import check_row, check_texts, check_whole_numbers
+from align.data.fields import check_texts, check_whole_numbers
 from align.data.sources import iter_rows
 from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.results import Evaluation, Figure, publish
+from align.eval.core.rows import parse_rows
 from align.eval.winrate.by_judge import compare_by_judge
 from align.eval.winrate.by_reward_model import compare_by_reward_model
 from align.eval.winrate.fits import length_controlled_figure, strength_figures
 from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate
 from align.eval.winrate.settings import WinrateConfig
 from align.launch import run_stage
-from align.runtime.console import console
 
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
@@ -81,25 +81,12 @@ def read_comparisons(config: WinrateConfig) -> list[PairwiseComparison]:
     Raises:
         UserError: for a row that does not say which models it compares, or that is otherwise bad.
     """
-    comparisons, skipped = [], 0
-    for path in config.comparisons:
-        for row in iter_rows(path):
-            try:
-                if row.error is not None:
-                    raise UserError(row.error)
-                comparisons += _comparisons_of_row(check_row(row.row))
-            except UserError as error:
-                if not config.skip_bad_rows:
-                    raise UserError(f"{row.where}: {error}") from error
-                skipped += 1
-    if skipped:
-        console.print(f"{skipped} bad rows were left out", highlight=False)
-    if not comparisons:
-        raise UserError(f"{', '.join(config.comparisons)}: no comparison of two models")
-    return comparisons
+    rows = (row for path in config.comparisons for row in iter_rows(path))
+    nothing = f"{', '.join(config.comparisons)}: no comparison of two models"
+    return parse_rows(rows, _comparisons_of_row, config.skip_bad_rows, nothing)
 
 
-def _comparisons_of_row(row: Any) -> list[PairwiseComparison]:
+def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseComparison]:
     texts = check_texts(row.get("responses"), "responses", may_be_empty=True)
     ranks = check_whole_numbers(row.get("ranks"), "ranks", len(texts), 1, None)
     if row.get("model") is None:

@@ -1,8 +1,6 @@
 """Rules: counts, rates and agreement by hand, people and a scorer on the same cases, and a service that misbehaves."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -186,40 +184,28 @@ def test_a_function_may_give_numpys_numbers(settings, monkeypatch):
 
 
 @pytest.fixture
-def service():
-    """A real service in OpenAI's form whose model says `service.says(question)`."""
+def service(serve):
+    """The settings of a service in OpenAI's form whose model writes `write(question)`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = self.server.says(asked["messages"][0]["content"])
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"choices": [{"message": {"content": said}}]}).encode())
+    def start(write):
+        def answer(path, headers, body):
+            return 200, {"choices": [{"message": {"content": write(body["messages"][0]["content"])}}]}
 
-        def log_message(self, *_):
-            pass
+        return {"scorer": serve(answer).url, "judge_model": "m"}
 
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    return start
 
 
 def test_a_service_reads_rule_conversation_and_reply(service, settings):
-    service.says = lambda question: (
-        "Well.\nVERDICT: " + ("BREAKS" if "three" in question and "topic." in question else "KEEPS")
+    asked = service(
+        lambda question: "Well.\nVERDICT: " + ("BREAKS" if "three" in question and "topic." in question else "KEEPS")
     )
-    url = f"http://127.0.0.1:{service.server_port}/v1"
-    (found,) = run_rules(settings(scorer=url, judge_model="m"))
+    (found,) = run_rules(settings(**asked))
     assert values(found)["on-topic violation rate"] == (0.25, 4)
     assert values(found)["no-insults violation rate"] == (0.0, 4)
-    assert found.figures[-1].scorer == f"m at {url}"
+    assert found.figures[-1].scorer == f"m at {asked['scorer']}"
 
 
 def test_a_service_without_a_verdict(service, settings):
-    service.says = lambda question: "I cannot say."
-    url = f"http://127.0.0.1:{service.server_port}/v1"
     with pytest.raises(UserError, match=r"no verdict in the answer 'I cannot say\.'; completed results are saved"):
-        run_rules(settings(scorer=url, judge_model="m"))
+        run_rules(settings(**service(lambda question: "I cannot say.")))

@@ -1,10 +1,7 @@
 """Scorers: one function for all kinds, a real server that misbehaves, scores on disk, and the shipped head."""
 
-import json
 import math
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -139,40 +136,26 @@ def test_a_label_that_is_not_there(classifier):
 
 
 @pytest.fixture
-def server():
+def server(serve):
     """A real server; `behavior[i]` is how it answers the i-th request, the last one for all further ones."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["texts"]
-            self.server.asked.append(texts)
-            how = self.server.behavior[min(len(self.server.asked), len(self.server.behavior)) - 1]
-            if how == "slow":
-                time.sleep(1.0)
-            body = {"few": {"scores": [0.5]}, "nan": {"scores": [math.nan] * len(texts)}, "odd": {"results": []}}
-            answer = json.dumps(body.get(how, {"scores": lengths(texts)})).encode()
-            try:
-                self.send_response(503 if how == "busy" else 400 if how == "refused" else 200)
-                self.end_headers()
-                self.wfile.write(answer)
-            except BrokenPipeError:  # whoever asked has given up
-                pass
+    def answer(path, headers, body):
+        texts = body["texts"]
+        found.asked.append(texts)
+        how = found.behavior[min(len(found.asked), len(found.behavior)) - 1]
+        if how == "slow":
+            time.sleep(1.0)
+        wrong = {"few": {"scores": [0.5]}, "nan": {"scores": [math.nan] * len(texts)}, "odd": {"results": []}}
+        return {"busy": 503, "refused": 400}.get(how, 200), wrong.get(how, {"scores": lengths(texts)})
 
-        def log_message(self, *_):
-            pass
-
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.asked, found.behavior = [], ["good"]
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    found = serve(answer)
+    found.asked = []
+    return found
 
 
 def ask(server, texts, *behavior, **settings):
     server.behavior = behavior
-    url = f"http://127.0.0.1:{server.server_port}/score"
-    return open_scorer(ScorerConfig(scorer=url, **({"scorer_retries": 0} | settings)))(texts)
+    return open_scorer(ScorerConfig(scorer=server.url, **({"scorer_retries": 0} | settings)))(texts)
 
 
 def test_a_server_scores_in_batches(server):

@@ -9,7 +9,7 @@ from align.data.records import FLAGS
 from align.errors import UserError
 from align.eval.core.results import Evaluation, Figure, read_evaluations, save_evaluations
 from align.eval.verdicts.task import (
-    JudgedResponse,
+    ResponseVotes,
     VerdictsConfig,
     authorship_figures,
     combine_verdicts,
@@ -68,11 +68,11 @@ def test_a_response_violates_if_it_breaks_any_rule(verdicts, result):
 
 def test_rate_and_its_bounds():
     """2 violate, 1 unsure, 5 follow: 2 of 7 decided; with the unsure one 2/8 at least, 3/8 at most."""
-    judged = [JudgedResponse("m", str(n), {"r": [verdict]}) for n, verdict in enumerate([V, V, U, F, F, F, F, F])]
+    judged = [ResponseVotes("m", str(n), {"r": [verdict]}) for n, verdict in enumerate([V, V, U, F, F, F, F, F])]
     overall, rate = violation_figures(judged, ["r"])
     assert (rate.n, rate.value, overall.value) == (7, pytest.approx(2 / 7), pytest.approx(2 / 7))
     assert rate.note == "1 of 8 unsure, left out; with them 0.250 to 0.375"
-    assert violation_figures([JudgedResponse("m", "p", {"r": [U]})], ["r"])[1].value is None
+    assert violation_figures([ResponseVotes("m", "p", {"r": [U]})], ["r"])[1].value is None
 
 
 def test_violations_by_rule_and_overall(run):
@@ -99,7 +99,7 @@ def response(number, claim, supported=NO, known=NO, cites=NO, **more):
     answers = {"makes-claim": claim}
     if claim == YES:
         answers |= {"supported": supported, "well-known": known, "cites": cites}
-    return JudgedResponse("m", str(number), {question: [answer] for question, answer in {**answers, **more}.items()})
+    return ResponseVotes("m", str(number), {question: [answer] for question, answer in {**answers, **more}.items()})
 
 
 TEN = [
@@ -166,7 +166,7 @@ def said(*by_prompt):
     """One text for each prompt, from its answers (a person, a model, don't know)."""
     kinds = (PERSON, MODEL, UNSURE)
     answers = [[kind for kind, n in zip(kinds, given, strict=True) for _ in range(n)] for given in by_prompt]
-    return [JudgedResponse("m", str(number), {"written-by-person": votes}) for number, votes in enumerate(answers)]
+    return [ResponseVotes("m", str(number), {"written-by-person": votes}) for number, votes in enumerate(answers)]
 
 
 PEOPLE = said((3, 1, 0), (2, 0, 2))  # 6 answers decide, 5 of them are right
