@@ -5,7 +5,6 @@ A scorer is named in settings by one word:
     minilm-l6            the local default: a sentence encoder from PyPI and a linear head that is shipped here
     model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` says which label counts
     attribute:FOLDER     an attribute model of `align attributes`; `scorer_label` says which of its attributes counts
-    detoxify:VARIANT     the Detoxify package (original, unbiased, ...), which fetches its own weights
     http://HOST/PATH     a server: POST {"texts": [...]} returns {"scores": [...]}
     module:function      a function of your own: a list of texts to as many numbers
 """
@@ -13,7 +12,6 @@ A scorer is named in settings by one word:
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
 from pathlib import Path
 
 import torch
@@ -31,7 +29,7 @@ from align.settings import option, require_setting
 from align.tensor_ops import Padded
 
 DEFAULT = "minilm-l6"
-KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, detoxify:VARIANT, http://HOST/PATH or module:function"
+KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, http://HOST/PATH or module:function"
 
 
 @dataclass(kw_only=True)
@@ -122,8 +120,6 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     if kind == "attribute":
         attribute = AttributeClassifier(rest, config.scorer_label, config.scorer_prompt, device)
         return ToxicityScorer(titled, attribute.version, lambda texts: attribute(texts, batch))
-    if kind == "detoxify":
-        return _detoxify(name, rest or "original", batch, device)
     if kind in ("http", "https"):
         return ToxicityScorer(name, "server", in_batches(lambda texts: _ask_server(config, texts), batch, name))
     if ":" in name:
@@ -202,21 +198,6 @@ class AttributeClassifier:
         outputs = self.model(prompts, Padded.from_lists(responses).to(self.device))
         scores: list[float] = in_label_units(outputs.double(), self.model.heads)[:, self.index].tolist()
         return scores
-
-
-def _detoxify(name: str, variant: str, batch: int, device: torch.device | str) -> ToxicityScorer:
-    """The Detoxify package, its `toxicity` output. It downloads and loads its checkpoints itself."""
-    try:
-        package = import_module("detoxify")
-    except ImportError as error:
-        raise UserError(f"scorer {name}: {error}; pip install detoxify, or use {DEFAULT}") from error
-    try:
-        model = package.Detoxify(variant, device=str(device))
-    except Exception as error:  # the hub's, the network's and its own errors
-        raise UserError(f"scorer {name}: Detoxify cannot load '{variant}' ({first_line(error)})") from error
-    return ToxicityScorer(
-        name, metadata.version("detoxify"), in_batches(lambda part: model.predict(part)["toxicity"], batch, name)
-    )
 
 
 def _hash_of_source(function: Callable[..., object]) -> str:

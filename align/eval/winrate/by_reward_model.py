@@ -1,6 +1,5 @@
 """Comparisons decided by a reward model: the answer with the higher reward wins."""
 
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -19,36 +18,8 @@ from align.reward.scoring import RewardModelScorer
 from align.runtime.console import console
 
 
-@dataclass(frozen=True)
-class RewardedAnswers:
-    """The answers of models and their rewards, by model and by the prompt's number.
-
-    Attributes:
-        scorer: the reward model's name.
-    """
-
-    answers: dict[str, dict[str, list[SampledResponse]]]
-    rewards: dict[str, dict[str, list[float]]]
-    scorer: str
-
-    @property
-    def prompts(self) -> list[str]:
-        """Numbers of the prompts that every model answered."""
-        return answered_by_all(list(self.answers.values()))
-
-    def rewards_of(self, model: str) -> list[float]:
-        """A model's reward for each of `prompts`."""
-        return [self.rewards[model][number][0] for number in self.prompts]
-
-
 def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
-    """Sample all models' answers and compare their rewards; returns the comparisons and the scorer's name."""
-    found = reward_answers(config, accelerator)
-    return compare_rewards(found), found.scorer
-
-
-def reward_answers(config: WinrateConfig, accelerator: Accelerator) -> RewardedAnswers:
-    """Sample all models' answers to the prompts, and score them with the reward model."""
+    """Sample all models' answers and compare every pair on the prompts that all answered; returns the scorer's name too."""
     folder = str(resolve_model(config.reward_model))
     reward, reward_fingerprint = load_reward_model(folder, config.dtype, config.chat_template), fingerprint(folder)
     answers: dict[str, dict[str, list[SampledResponse]]] = {}
@@ -66,18 +37,13 @@ def reward_answers(config: WinrateConfig, accelerator: Accelerator) -> RewardedA
         rewards[name] = score_answers(path, settings, scorer, answers[name], accelerator)
         if training_reward_fingerprint(evaluated.source) == reward_fingerprint:
             console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
-    return RewardedAnswers(answers, rewards, f"reward model {Path(folder).name} {reward_fingerprint}".strip())
-
-
-def compare_rewards(found: RewardedAnswers) -> list[PairwiseComparison]:
-    """Every pair of models on every prompt that all answered: the higher reward wins."""
     comparisons = []
-    for number in found.prompts:
-        for first, second in combinations(found.answers, 2):
-            outcome = outcome_of_rewards(found.rewards[first][number][0], found.rewards[second][number][0])
-            lengths = (len(found.answers[first][number][0].text), len(found.answers[second][number][0].text))
+    for number in answered_by_all(list(answers.values())):
+        for first, second in combinations(answers, 2):
+            outcome = outcome_of_rewards(rewards[first][number][0], rewards[second][number][0])
+            lengths = (len(answers[first][number][0].text), len(answers[second][number][0].text))
             comparisons.append(PairwiseComparison(number, first, second, outcome, lengths))
-    return comparisons
+    return comparisons, f"reward model {Path(folder).name} {reward_fingerprint}".strip()
 
 
 def training_reward_fingerprint(model: str) -> str:

@@ -79,12 +79,6 @@ def test_a_scorer_that_cannot_be_had(name, complaint):
         open_scorer(ScorerConfig(scorer=name))
 
 
-def test_detoxify_that_is_not_installed(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "detoxify", None)
-    with pytest.raises(UserError, match=r"scorer detoxify:original: .*detoxify.*; pip install detoxify, or use minilm-l6"):
-        open_scorer(ScorerConfig(scorer="detoxify:original"))
-
-
 # ------------------------------------------------------------------------------------------------------- a classifier
 
 
