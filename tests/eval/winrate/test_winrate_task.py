@@ -12,9 +12,8 @@ from align.errors import UserError
 from align.eval.core.answers import keep_best
 from align.eval.core.results import read_evaluations
 from align.eval.winrate.by_judge import function_judge
-from align.eval.winrate.by_reward_model import training_reward_fingerprint
 from align.eval.winrate.settings import WinrateConfig
-from align.eval.winrate.task import read_comparisons, run_winrate
+from align.eval.winrate.task import read_comparisons, run_winrate, training_reward_fingerprint
 from align.examples import SampledResponse
 from annotation_ui.tasks.compare import Compare
 
