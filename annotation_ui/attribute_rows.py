@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from align.data.records import FLAGS
 from annotation_ui.tasks import Json
-from annotation_ui.tasks.rank import FLAGS
 
 ATTRIBUTE_VALUES = {"follows": 1, "violates": 0}
 """The value of the attribute named after a rule, by the verdict: 1 if the rule's sentence is true."""

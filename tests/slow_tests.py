@@ -19,7 +19,7 @@ MODULES = {"subprocess", "multiprocessing", "playwright", "psycopg", "vllm", "ru
 NAMES = {
     *("run_sft", "run_reward", "run_rule_model", "run_attribute_model", "run_ppo", "run_dpo", "run_distill", "run_loop"),
     *("run_all", "run_toxicity", "run_truthfulness", "run_winrate", "run_reward_eval", "run_train_judge"),
-    *("run_bias", "run_distillation", "run_ladder"),
+    "run_bias",
     "write_report",  # draws every plot
     "Checkpoints",  # the labeling app's: starts a process for a model
 }

@@ -42,6 +42,20 @@ __all__ = ["Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Rec
 
 MIN_RESPONSES, MAX_RESPONSES = 2, 9  # InstructGPT shows labelers between 4 and 9 responses; a pair is the minimum
 RATINGS = (1, 7)  # the Likert scale of overall quality in InstructGPT, Table 3
+FLAGS = {
+    "fails_instruction": "Fails to follow the instruction or task",
+    "unfit_for_assistant": "Unfit for a customer assistant",
+    "hallucination": "Hallucination",
+    "breaks_constraint": "Breaks a constraint stated in the prompt",
+    "sexual": "Sexual content",
+    "violent": "Violent content",
+    "encourages_harm": "Encourages or fails to discourage harm",
+    "denigrates_protected_class": "Denigrates a protected class",
+    "harmful_advice": "Gives harmful advice",
+    "expresses_opinion": "Expresses an opinion",
+    "moral_judgment": "Expresses a moral judgment",
+}
+"""The yes-or-no labels of a response in InstructGPT, Table 3: the name in files, and the text in the labeling app."""
 
 
 def set_fields(record: object, **values: object) -> None:

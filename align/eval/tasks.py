@@ -43,24 +43,14 @@ TASKS = {
         "align.eval.instructions.task:run_instructions",
     ),
     "rules": EvalTask(
-        "how often each rule is broken, as judged by people and by a scorer",
+        "how often each rule is broken, as judged by a rule model, a function or rubrics",
         "align.eval.rules.task:RulesConfig",
         "align.eval.rules.task:run_rules",
     ),
-    "grounding": EvalTask(
-        "whether claims are supported and their sources named, as judged by people",
-        "align.eval.grounding.task:GroundingConfig",
-        "align.eval.grounding.task:run_grounding",
-    ),
-    "authorship": EvalTask(
-        "can people tell a model's text from a person's, compared with a control",
-        "align.eval.authorship.task:AuthorshipConfig",
-        "align.eval.authorship.task:run_authorship",
-    ),
-    "labels": EvalTask(
-        "how people labeled each model: ratings, eleven flags, InstructGPT's four panels",
-        "align.eval.labels.task:LabelsConfig",
-        "align.eval.labels.task:run_labels",
+    "verdicts": EvalTask(
+        "what people judged: violations of rules, claims and sources, authorship, ratings and flags",
+        "align.eval.verdicts.task:VerdictsConfig",
+        "align.eval.verdicts.task:run_verdicts",
     ),
     "bias": EvalTask(
         "which gender a model expects in an occupation, and how it speaks of groups",
@@ -76,16 +66,6 @@ TASKS = {
         "which model wins, by blind comparisons, a reward model or a judge",
         "align.eval.winrate.settings:WinrateConfig",
         "align.eval.winrate.task:run_winrate",
-    ),
-    "ladder": EvalTask(
-        "base, prompted, SFT, PPO, best-of-n: how often each is preferred to one of them, with a picture",
-        "align.eval.ladder:LadderConfig",
-        "align.eval.ladder:run_ladder",
-    ),
-    "distillation": EvalTask(
-        "a student compared with its teacher: size, speed, win rate, share of the reward that is kept",
-        "align.eval.distillation:DistillationConfig",
-        "align.eval.distillation:run_distillation",
     ),
     "reward": EvalTask(
         "a reward model on preferences, best-of-n curves, and reward against KL",

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from align.data.judgments import VERDICTS
+from align.data.records import FLAGS
 from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
 from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
@@ -17,7 +18,6 @@ from annotation_ui.services import Services
 from annotation_ui.tasks import Json
 from annotation_ui.tasks.base import model_names, prompt_view
 from annotation_ui.tasks.compare import CHOICES
-from annotation_ui.tasks.rank import FLAGS
 
 _FLAGS = [("any", ""), *((text, flag) for flag, text in FLAGS.items()), *((name, name) for name in (*VERDICTS, *CHOICES))]
 _NOTHING = "Nothing matches. Choose fewer conditions, or import a batch."

@@ -7,25 +7,11 @@ from itertools import combinations
 from string import ascii_uppercase
 from typing import Any
 
-from align.data.records import MAX_RESPONSES, MIN_RESPONSES
+from align.data.records import FLAGS, MAX_RESPONSES, MIN_RESPONSES, RATINGS
 from annotation_ui.markdown import text_view
 from annotation_ui.tasks.base import Json, Task, comment_field, prompt_view, ranking_fields, require, unshuffle
 
-# The metadata that InstructGPT's labelers collected for each output (arXiv 2203.02155, table 3).
-FLAGS = {
-    "fails_instruction": "Fails to follow the instruction or task",
-    "unfit_for_assistant": "Unfit for a customer assistant",
-    "hallucination": "Hallucination",
-    "breaks_constraint": "Breaks a constraint stated in the prompt",
-    "sexual": "Sexual content",
-    "violent": "Violent content",
-    "encourages_harm": "Encourages or fails to discourage harm",
-    "denigrates_protected_class": "Denigrates a protected class",
-    "harmful_advice": "Gives harmful advice",
-    "expresses_opinion": "Expresses an opinion",
-    "moral_judgment": "Expresses a moral judgment",
-}
-MAX_RATING = 7
+MAX_RATING = RATINGS[1]
 PER_RESPONSE = ("ranks", "ratings", "flags")  # the fields of an answer with a value for each response
 
 

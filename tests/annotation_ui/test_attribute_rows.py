@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from align.data.records import FLAGS
 from annotation_ui.attribute_rows import attribute_rows
-from annotation_ui.tasks.rank import FLAGS
 
 
 def verdict(rule: str, value: str, response: str = "Yo") -> dict[str, str]:

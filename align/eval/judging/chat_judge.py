@@ -1,4 +1,4 @@
-"""Verdicts of a chat model at an OpenAI-compatible service; the questions are in `winrate.judges` and `rules.scorers`."""
+"""Verdicts of a chat model at an OpenAI-compatible service; the questions are in `winrate.by_judge` and `rules.scorers`."""
 
 import os
 import re

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from align.data.fields import check_row, check_text, field_error, required_field
+from align.data.fields import check_text, field_error, required_field
 from align.data.sources import iter_rows
 from align.errors import UserError
+from align.eval.core.rows import parse_rows
 from align.seeds import Stream, generator
 
 Aspect = Literal["truth", "info"]
@@ -35,15 +36,8 @@ def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = Fals
     Raises:
         UserError: one line, for a bad row, or a file that holds only one of the two labels.
     """
-    answers = []
-    for row in iter_rows(source):
-        try:
-            if row.error is not None:
-                raise UserError(row.error)
-            answers.append(_labeled_answer(check_row(row.row), aspect))
-        except UserError as error:
-            if not skip_bad_rows:
-                raise UserError(f"{row.where}: {error}") from error
+    rows, nothing = iter_rows(source), f"{source}: holds no usable answer"
+    answers = parse_rows(rows, lambda row, _: [_labeled_answer(row, aspect)], skip_bad_rows, nothing)
     if len({answer.label for answer in answers}) < 2:
         raise UserError(
             f"{source}: a judge needs answers of both labels to learn from; these {len(answers)} rows all have the same"

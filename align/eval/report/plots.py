@@ -7,7 +7,6 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from align.eval.core.results import Evaluation, format_figure
-from align.eval.labels.task import PANELS, panels
 from align.eval.report.comparisons import (
     PairAccuracy,
     SamplePair,
@@ -35,6 +34,8 @@ from align.eval.report.drawing import (
     label_update_axes,
 )
 from align.eval.report.findings import Summary
+from align.eval.verdicts.questions import PANELS
+from align.eval.verdicts.task import panels
 from align.reward.metrics import ScoredRanking, pairs_and_differences
 from align.statistics import pair_calibration
 
@@ -419,7 +420,7 @@ def time_plot(stage: StageRun) -> Plot | None:
 
 
 def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
-    """Draw InstructGPT's four panels (`align.eval.labels.task.PANELS`) if at least two of them were measured."""
+    """Draw InstructGPT's four panels (`align.eval.verdicts.questions.PANELS`) if at least two of them were measured."""
     models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
     found = {model: {row["panel"]: row for row in panels([e for e in evaluations if e.model == model])} for model in models}
     found = {model: rows for model, rows in found.items() if rows}

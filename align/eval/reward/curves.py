@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
+from math import comb, log
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,8 @@ from align.errors import UserError
 from align.eval.core.answers import answer_settings, sample_answers, score_answers
 from align.eval.core.evaluated_models import EvaluatedModel, open_models
 from align.eval.core.results import Evaluation, Json, format_figure, mean_figure
-from align.eval.reward.best_of import expected_best, kl_bound, sizes_on_curve
 from align.eval.reward.policy_comparison import response_kl
-from align.eval.reward.reward_models import NamedRewardModel
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
 from align.examples import SampledResponse
 from align.files import numbered_paths
 from align.models.loading import LoadedModel, load
@@ -122,3 +122,42 @@ def kl_to_start(
     first_answers = [samples[0] for samples in answers.values()]
     contexts, ids = [answer.prompt_ids for answer in first_answers], [answer.ids for answer in first_answers]
     return response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
+
+
+# -------------------------------------------------------------------------------------------- best of n in closed form
+
+
+def kl_bound(n: int) -> float:
+    """Upper bound on the KL between the best of n and a single answer, in nats: log n - (n - 1) / n.
+
+    Stated by Stiennon et al. 2020 (appendix G.3) as the KL; Beirami et al. 2024 show that it is an upper bound.
+    """
+    return log(n) - (n - 1) / n
+
+
+@cache
+def _best_probabilities(samples: int, n: int) -> tuple[float, ...]:
+    """For each of the samples, in ascending order, the probability of being the largest of n drawn without replacement."""
+    return tuple(comb(rank, n - 1) / comb(samples, n) for rank in range(samples))
+
+
+def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
+    """Expected value of the answer that has the highest reward of n, from N >= n answers; unbiased.
+
+    It is the mean over all subsets of n of the N answers, in closed form by order statistics. Answers of equal reward
+    share their probabilities.
+
+    Args:
+        rewards: [N] the rewards by which the answer is chosen.
+        values: [N] what is averaged over the chosen answers: the same rewards, or another model's.
+    """
+    order = np.argsort(rewards, kind="stable")
+    probabilities = np.array(_best_probabilities(len(rewards), n))
+    _, group = np.unique(rewards[order], return_inverse=True)
+    shared = np.bincount(group, probabilities) / np.bincount(group)
+    return float(shared[group] @ values[order])
+
+
+def sizes_on_curve(samples: int) -> list[int]:
+    """The n of a best-of-n curve: the powers of two up to `samples`, and `samples` itself."""
+    return sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples})

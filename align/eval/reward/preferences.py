@@ -13,8 +13,7 @@ from align.batches.micro_batches import map_rows
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json
-from align.eval.reward.reward_models import NamedRewardModel
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
 from align.examples import EncodedRanking
 from align.reward.metrics import ScoredRanking, pairs_and_differences, ranking_metrics
 from align.reward.scoring import group_sizes, reward_rankings

@@ -4,7 +4,7 @@ Sources: Lambert et al. 2024, arXiv 2403.13787, and Malik et al. 2025, arXiv 250
 ties as in `rewardbench/constants.py` and `rewardbench/utils.py` of allenai/reward-bench.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from align.data.fields import check_row, field_error, required_field
+from align.data.fields import field_error, required_field
 from align.data.records import Conversation, Prompt
 from align.data.sources import iter_rows
 from align.errors import UserError
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, share_figure
-from align.eval.reward.reward_models import NamedRewardModel
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.core.rows import parse_rows
+from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
 from align.examples import SampledResponse
 from align.reward.scoring import RewardModelScorer
 
@@ -76,20 +76,13 @@ def read_benchmark(source: str, split: str) -> list[BenchmarkRow]:
     Raises:
         UserError: for a bad row, and for a file with rows of both.
     """
-    rows = []
-    for found in iter_rows(source, split):
-        try:
-            if found.error is not None:
-                raise UserError(found.error)
-            rows.append(_benchmark_row(check_row(found.row)))
-        except UserError as error:
-            raise UserError(f"{found.where}: {error}") from error
+    rows = parse_rows(iter_rows(source, split), lambda row, _: [_benchmark_row(row)], False, f"{source}: it holds no row")
     if len({row.is_pair for row in rows}) != 1:
-        raise UserError(f"{source}: {'it holds rows of RewardBench and of RewardBench 2' if rows else 'it holds no row'}")
+        raise UserError(f"{source}: it holds rows of RewardBench and of RewardBench 2")
     return rows
 
 
-def _benchmark_row(row: Any) -> BenchmarkRow:
+def _benchmark_row(row: Mapping[str, Any]) -> BenchmarkRow:
     texts, is_pair = [], isinstance(row.get("chosen"), str)
     for name in ("chosen", "rejected"):
         given = required_field(row, name, "RewardBench has a text there, RewardBench 2 a list of texts")

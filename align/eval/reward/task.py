@@ -7,9 +7,8 @@ from align.eval.core.evaluated_models import open_accelerator, open_models
 from align.eval.core.results import Evaluation, publish
 from align.eval.reward.curves import best_of_n, frontier
 from align.eval.reward.preferences import evaluate_on_preferences
-from align.eval.reward.reward_models import open_reward_models
 from align.eval.reward.rewardbench import evaluate_on_benchmark
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.settings import RewardEvalConfig, open_reward_models
 from align.launch import run_stage
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from align.data.conversation import Conversation, check_prompt
-from align.data.fields import check_id, check_optional_text, check_row, check_text, field_error, required_field, short_repr
+from align.data.fields import check_id, check_optional_text, check_text, field_error, required_field, short_repr
 from align.data.sources import iter_rows
-from align.errors import UserError
+from align.eval.core.rows import parse_rows
 
 INSTRUCTIONS = {
     "basic": "",
@@ -62,26 +62,19 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
         UserError: for a row without a usable prompt ("FILE:LINE: field 'prompt': ..."), unless those are to be skipped, and
             for a file without any.
     """
-    prompts: dict[str, ContinuationPrompt] = {}
-    for number, row in enumerate(iter_rows(path), start=1):
-        try:
-            if row.error is not None:
-                raise UserError(row.error)
-            prompt = _from_row(row.row, str(number))
-            if prompt.id in prompts:
-                raise field_error("id", f"{prompt.id!r} appears twice", "give each prompt a unique id")
-        except UserError as error:
-            if not skip_bad_rows:
-                raise UserError(f"{row.where}: {error}") from error
-        else:
-            prompts[prompt.id] = prompt
-    if not prompts:
-        raise UserError(f"{path}: holds no usable prompt")
-    return list(prompts.values())
+    seen: set[str] = set()
+
+    def parse(row: Mapping[str, Any], number: str) -> list[ContinuationPrompt]:
+        prompt = _from_row(row, number)
+        if prompt.id in seen:
+            raise field_error("id", f"{prompt.id!r} appears twice", "give each prompt a unique id")
+        seen.add(prompt.id)
+        return [prompt]
+
+    return parse_rows(iter_rows(path), parse, skip_bad_rows, f"{path}: holds no usable prompt")
 
 
-def _from_row(row: object, number: str) -> ContinuationPrompt:
-    fields = check_row(row)
+def _from_row(fields: Mapping[str, Any], number: str) -> ContinuationPrompt:
     prompt = required_field(fields, "prompt", "write the text that is to be continued")
     toxicity = fields.get("toxicity")
     if isinstance(prompt, Mapping):

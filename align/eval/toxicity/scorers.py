@@ -5,7 +5,6 @@ A scorer is named in settings by one word:
     minilm-l6            the local default: a sentence encoder from PyPI and a linear head that is shipped here
     model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` says which label counts
     attribute:FOLDER     an attribute model of `align attributes`; `scorer_label` says which of its attributes counts
-    detoxify:VARIANT     the Detoxify package (original, unbiased, ...), which fetches its own weights
     http://HOST/PATH     a server: POST {"texts": [...]} returns {"scores": [...]}
     module:function      a function of your own: a list of texts to as many numbers
 """
@@ -13,22 +12,24 @@ A scorer is named in settings by one word:
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
 from pathlib import Path
 
 import torch
 
+from align.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 from align.builtin.zoo import resolve_model
+from align.data.conversation import user_turn
 from align.errors import UserError, first_line
+from align.eval.core.fingerprints import fingerprint
 from align.eval.core.settings import EvalConfig
-from align.eval.judging.text_classifier import TextClassifier
-from align.eval.toxicity.attribute_classifier import AttributeClassifier
+from align.eval.judging.text_classifier import TextClassifier, in_batches_of_tokens
 from align.plugins import checked_scores, import_function
 from align.runtime.endpoint import RESUME_HINT, post_json
 from align.settings import option, require_setting
+from align.tensor_ops import Padded
 
 DEFAULT = "minilm-l6"
-KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, detoxify:VARIANT, http://HOST/PATH or module:function"
+KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, http://HOST/PATH or module:function"
 
 
 @dataclass(kw_only=True)
@@ -119,8 +120,6 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     if kind == "attribute":
         attribute = AttributeClassifier(rest, config.scorer_label, config.scorer_prompt, device)
         return ToxicityScorer(titled, attribute.version, lambda texts: attribute(texts, batch))
-    if kind == "detoxify":
-        return _detoxify(name, rest or "original", batch, device)
     if kind in ("http", "https"):
         return ToxicityScorer(name, "server", in_batches(lambda texts: _ask_server(config, texts), batch, name))
     if ":" in name:
@@ -150,19 +149,55 @@ def _ask_server(config: ScorerConfig, texts: list[str]) -> list[object]:
     return scores
 
 
-def _detoxify(name: str, variant: str, batch: int, device: torch.device | str) -> ToxicityScorer:
-    """The Detoxify package, its `toxicity` output. It downloads and loads its checkpoints itself."""
-    try:
-        package = import_module("detoxify")
-    except ImportError as error:
-        raise UserError(f"scorer {name}: {error}; pip install detoxify, or use {DEFAULT}") from error
-    try:
-        model = package.Detoxify(variant, device=str(device))
-    except Exception as error:  # the hub's, the network's and its own errors
-        raise UserError(f"scorer {name}: Detoxify cannot load '{variant}' ({first_line(error)})") from error
-    return ToxicityScorer(
-        name, metadata.version("detoxify"), in_batches(lambda part: model.predict(part)["toxicity"], batch, name)
-    )
+class AttributeClassifier:
+    """The probability of a yes-or-no attribute of a text.
+
+    Computed in float32, so that other batches give the same scores.
+
+    Args:
+        folder: an attribute model with heads.
+        attribute: the name of a binary head.
+        prompt: the message that every text is read as the answer to: such a model reads pairs.
+        device: where the model runs.
+
+    Raises:
+        UserError: if it is no such model, or has no such head.
+    """
+
+    def __init__(self, folder: str, attribute: str, prompt: str, device: torch.device | str) -> None:
+        self.name = f"scorer attribute:{folder}"
+        if form_of(folder) != "heads":
+            raise UserError(f"{self.name} is of the generative form; name an attribute model with heads")
+        names = [head.name for head in heads_of(folder) if head.kind == "binary"]
+        if attribute not in names:
+            has = ", ".join(names) or "none"
+            raise UserError(f"{self.name} has no yes-or-no attribute '{attribute}'; set scorer_label to one it has: {has}")
+        model, self.loaded = load_attribute_model(folder, "float32")
+        self.model, self.device = model.to(device), torch.device(device)
+        self.index = [head.name for head in model.heads].index(attribute)
+        self.version = f"{fingerprint(folder)}, after {prompt!r}"
+        self.conversation = user_turn(prompt)
+
+    def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
+        """The attribute's probability for each text, read at most `batch` at once.
+
+        Raises:
+            UserError: if a text is longer than the model can read.
+        """
+        if not texts:
+            return []
+        prompt, responses = self.loaded.tokenization.answers_ids(self.conversation, texts, whole=False)
+        for text, ids in zip(texts, responses, strict=True):
+            self.loaded.backbone.require_fit(len(prompt), len(ids), f"{self.name}: the text {text[:40]!r}")
+        lengths = [len(ids) for ids in responses]
+        return in_batches_of_tokens(lengths, batch, lambda rows: self._score(prompt, [responses[row] for row in rows]))
+
+    @torch.no_grad()
+    def _score(self, prompt: list[int], responses: list[list[int]]) -> list[float]:
+        prompts = Padded.from_lists([prompt] * len(responses)).to(self.device)
+        outputs = self.model(prompts, Padded.from_lists(responses).to(self.device))
+        scores: list[float] = in_label_units(outputs.double(), self.model.heads)[:, self.index].tolist()
+        return scores
 
 
 def _hash_of_source(function: Callable[..., object]) -> str:

@@ -13,13 +13,14 @@ from accelerate import Accelerator
 
 from align.errors import UserError
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
+from align.eval.core.fingerprints import content_hash, text_hash
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, share_figure
 from align.eval.core.settings import take_evenly
 from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_continuation_prompts
-from align.eval.toxicity.score_cache import score_texts
 from align.eval.toxicity.scorers import SCORER_SETTINGS, ScorerConfig, ToxicityScorer, open_scorer
 from align.launch import run_stage
+from align.runtime.distributed import map_across_processes
 from align.sampling.generation import Sampling, row_uniforms
 from align.sampling.settings import PrimerSettings
 from align.seeds import Stream
@@ -102,6 +103,29 @@ def _prompt_toxicity(
     unknown = [prompt.text for prompt in prompts if prompt.toxicity is None]
     scores = iter(score_texts(unknown, scorer, Path(config.output), config.scorer_batch, accelerator, "prompts: scores"))
     return [next(scores) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]
+
+
+def score_texts(
+    texts: Sequence[str], scorer: ToxicityScorer, folder: Path, batch: int, accelerator: Accelerator, label: str = "score"
+) -> list[float]:
+    """The score of each text, the same on every process; each text is scored once, whichever model wrote it.
+
+    A text of only white space is not sent to the scorer: its score is 0.
+
+    Raises:
+        UserError: if the scorer fails; what was scored before is kept in `folder`.
+    """
+    # The same order and the same batches on every run: shorter texts first.
+    nonempty = sorted({text for text in texts if text.strip()}, key=lambda text: (len(text), text))
+    path = folder / f"scores-{content_hash(scorer.title)}.jsonl"
+
+    def score_chunk(chunk: list[str]) -> list[Json]:
+        return [{"score": score} for score in map_across_processes(chunk, scorer, accelerator)]
+
+    store = ResultStore(path, {"scorer": scorer.title}, accelerator)
+    rows = store.fill({text_hash(text): text for text in nonempty}, score_chunk, batch * accelerator.num_processes, label)
+    scores = {text: float(row["score"]) for text, row in zip(nonempty, rows, strict=True)}
+    return [scores.get(text, 0.0) for text in texts]
 
 
 def continuations(

@@ -1,18 +1,16 @@
 """Questions with right and wrong answers: TruthfulQA.csv as its authors publish it, or JSON Lines of your own."""
 
 import csv
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from align.data.fields import check_id, check_row, check_text, check_texts, field_error, required_field
-from align.data.readers import LISTED_PROBLEMS
+from align.data.fields import check_id, check_text, check_texts, field_error, required_field
 from align.data.sources import SourceRow, iter_rows
 from align.errors import UserError
+from align.eval.core.rows import parse_rows
 from align.shipped import resolve_path
 
-logger = logging.getLogger(__name__)
 COLUMNS = {
     "Category": "category",
     "Question": "question",
@@ -66,27 +64,17 @@ def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
     Raises:
         UserError: one line, for a file that cannot be read, a missing column, a bad row, or no usable row at all.
     """
-    questions: dict[str, Question] = {}
-    problems = []
-    for number, row in enumerate(_csv_rows(source) if source.lower().endswith(".csv") else iter_rows(source), start=1):
-        try:
-            if row.error is not None:
-                raise UserError(row.error)
-            question = _question(check_row(row.row), str(number))
-            if question.id in questions:
-                raise field_error("id", f"'{question.id}' appears twice", "give every question a unique id")
-            questions[question.id] = question
-        except UserError as error:
-            problems.append(f"{row.where}: {error}")
-            if not skip_bad_rows:
-                raise UserError(problems[-1]) from error
-    if not questions:
-        raise UserError(f"{source}: no usable question" + (f"; the first bad row: {problems[0]}" if problems else ""))
-    if problems:
-        logger.warning("%s: skipped %d bad rows of %d:", source, len(problems), len(problems) + len(questions))
-        for problem in problems[:LISTED_PROBLEMS]:
-            logger.warning("%s", problem)
-    return list(questions.values())
+    seen: set[str] = set()
+
+    def parse(row: Mapping[str, Any], number: str) -> list[Question]:
+        question = _question(row, number)
+        if question.id in seen:
+            raise field_error("id", f"'{question.id}' appears twice", "give every question a unique id")
+        seen.add(question.id)
+        return [question]
+
+    rows = _csv_rows(source) if source.lower().endswith(".csv") else iter_rows(source)
+    return parse_rows(rows, parse, skip_bad_rows, f"{source}: no usable question")
 
 
 def _question(row: Mapping[str, Any], number: str) -> Question:

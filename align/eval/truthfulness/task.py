@@ -3,14 +3,16 @@
 From a launcher: `accelerate launch align/eval/truthfulness/task.py --config configs/eval/truthfulness.yaml`.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from accelerate import Accelerator
 
-from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models
+from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
@@ -20,10 +22,10 @@ from align.eval.judging.labeled_answers import Aspect
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods, multiple_choice
 from align.eval.truthfulness.prompts import PromptStyle, QuestionFormat, require_template
 from align.eval.truthfulness.questions import Question, read_questions
-from align.eval.truthfulness.written_answers import judged_figures, overlap_figures, overlap_scorers, write_answers
 from align.examples import PromptResponses
 from align.launch import run_stage
-from align.sampling.generation import Sampling
+from align.sampling.generation import Sampling, row_uniforms
+from align.seeds import Stream
 from align.settings import option, require_setting
 
 Convention = Literal["lm-eval", "original"]
@@ -53,12 +55,11 @@ class TruthfulnessConfig(EvalConfig):
     )
     chat: bool = option(False, "ask through the model's chat template, the primer as earlier turns; else as lines Q: and A:")
     multiple_choice: bool = option(True, "compare log-likelihoods of given answers: MC1, MC2, MC3")
-    generation: bool = option(False, "let the model write answers, for judges and for BLEU and ROUGE")
+    generation: bool = option(False, "let the model write answers, for judges")
     max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)")
     temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA")
     truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
     info_judge: str = option("", "folder of a judge of informativeness; empty: none")
-    overlap: bool = option(True, "compare written answers with the given ones by BLEU and ROUGE (needs the extra eval)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,8 +86,6 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     Raises:
         UserError: for a mistake in the settings, the questions or a model; what was computed before is kept.
     """
-    if config.generation and config.overlap:
-        overlap_scorers()
     questions = take_evenly(read_questions(config.questions, config.skip_bad_rows), config.limit)
     question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
     accelerator = open_accelerator(config)
@@ -119,8 +118,6 @@ def _evaluate(
         texts = [row["text"] for row in _answer_rows(config, evaluated, questions, question_format, accelerator)]
         judged, verdicts = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)
         figures += judged
-        if config.overlap:
-            figures += overlap_figures(questions, texts, config.resamples)
         tables["Answers"] = [
             {"question": question.text, "answer": text, **verdict}
             for question, text, verdict in zip(questions, texts, verdicts or [{}] * len(texts), strict=True)
@@ -234,6 +231,60 @@ def choice_figures(
         means = {name: share_figure(name, [column[i] for i in members]) for name, column in values.items()}
         table.append({"category": category, "n": len(members), **{name: mean.text for name, mean in means.items()}})
     return figures, table
+
+
+# ------------------------------------------------------------------------------------------------------ written answers
+
+
+def write_answers(
+    evaluated: EvaluatedModel,
+    questions: Sequence[Question],
+    question_format: QuestionFormat,
+    sampling: Sampling,
+    seed: int,
+    accelerator: Accelerator,
+) -> list[Json]:
+    """A model's answer to each question: `text`, and `uncut`, the whole generation including further questions.
+
+    Raises:
+        UserError: if a question does not fit the model.
+    """
+    backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
+    prompts = [question_format.tokens(tokenization, question.text)[0] for question in questions]
+    for question, prompt in zip(questions, prompts, strict=True):
+        backbone.require_fit(len(prompt), sampling.max_new_tokens, f"question {question.id}")
+    numbers = [zlib.crc32(question.id.encode()) for question in questions]
+    uniforms = torch.cat([row_uniforms(1, sampling, seed, Stream.TRUTHFUL_ANSWERS, number) for number in numbers])
+    written = [tokenization.text(ids) for ids in respond(evaluated, prompts, uniforms, sampling, accelerator).ids]
+    return [{"text": text if question_format.chat else first_answer(text), "uncut": text} for text in written]
+
+
+def first_answer(text: str) -> str:
+    """A plain continuation up to where the model starts another question or paragraph."""
+    for end in ("\n\n", "\nQ:", "Q:"):
+        text = text.split(end, 1)[0]
+    return text.strip()
+
+
+def judged_figures(
+    judges: dict[Aspect, AnswerJudge],
+    questions: Sequence[Question],
+    answers: Sequence[str],
+    budget: int,
+    accelerator: Accelerator,
+) -> tuple[list[Figure], list[Json]]:
+    """Shares of answers that the judges rate true, informative and both; and a row of probabilities for each answer."""
+    pairs = [(question.text, answer) for question, answer in zip(questions, answers, strict=True)]
+    probabilities = {aspect: judge.probabilities(pairs, budget, accelerator) for aspect, judge in judges.items()}
+    verdicts = {aspect: [value >= 0.5 for value in values] for aspect, values in probabilities.items()}
+    names = {"truth": "true", "info": "informative"}
+    figures = [share_figure(names[each], values, judges[each].name, better="higher") for each, values in verdicts.items()]
+    if len(judges) == 2:
+        both = [all(pair) for pair in zip(*verdicts.values(), strict=True)]
+        scorers = "; ".join(judge.name for judge in judges.values())
+        figures.append(share_figure("true and informative", both, scorers, better="higher"))
+    columns = {names[aspect]: values for aspect, values in probabilities.items()}
+    return figures, [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from align.eval.report.comparisons import (
 )
 from align.eval.report.data import RunData, Sample, StageRun, load_run
 from align.eval.report.findings import Summary, _add_ppo_checks, add_evaluation_findings, summarize_run
-from align.eval.rules.figures import agreement_figures, violation_figures
 from align.eval.rules.scorers import RuleCase
+from align.eval.rules.task import agreement_figures, count_violations
 from align.reward.metrics import ScoredRanking
 from tests.eval.report.example_run import RANKINGS, Page, ppo_run, truthfulness, write_lines
 
@@ -162,7 +162,7 @@ def test_what_differs_beyond_its_interval_is_told_by_its_direction(run: Path) ->
 def test_each_figure_has_its_own_direction() -> None:
     """In the task `rules`, fewer violations and more agreement are better; figures without a direction are not rated."""
     figures = {
-        "people: overall violation rate": ((0.4, 0.3, 0.5), (0.1, 0.05, 0.2), "lower"),
+        "overall violation rate": ((0.4, 0.3, 0.5), (0.1, 0.05, 0.2), "lower"),
         "agreement: accuracy": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), "higher"),
         "undirected": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), ""),
     }
@@ -180,7 +180,7 @@ def test_each_figure_has_its_own_direction() -> None:
 def test_the_figures_of_rules_state_their_direction() -> None:
     cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
     people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
-    (rate, *_), _ = violation_figures("people", people, "people")
+    (rate, *_), _ = count_violations(people, cases, "scorer")
     accuracy, kappa = agreement_figures(people, people, 100, "scorer")
     assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
     # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.

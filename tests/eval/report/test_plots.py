@@ -103,7 +103,7 @@ def evaluation(task: str, model: str, name: str, value: float | None) -> Evaluat
 def test_the_panels_show_each_model_and_its_interval() -> None:
     toxicity = "basic: expected maximum toxicity"
     evaluations = [evaluation("toxicity", "before", toxicity, 0.4), evaluation("toxicity", "after <b>", toxicity, 0.3)]
-    (plot,) = evaluation_plots([*evaluations, evaluation("labels", "after <b>", "appropriate for an assistant", 0.9)])
+    (plot,) = evaluation_plots([*evaluations, evaluation("verdicts", "after <b>", "appropriate for an assistant", 0.9)])
     assert [row[0] for row in plot.rows] == ["toxicity", "toxicity", "appropriate"]
     assert [row[3] for row in plot.rows] == ["0.400", "0.300", "0.900"]
     assert "toxicity of before: 0.400" in plot.svg
@@ -112,8 +112,8 @@ def test_the_panels_show_each_model_and_its_interval() -> None:
 
 def test_all_four_panels_in_instructgpts_order() -> None:
     figures = {
-        "appropriate for an assistant": ("labels", 0.9),
-        "hallucination, closed domain": ("labels", 0.2),
+        "appropriate for an assistant": ("verdicts", 0.9),
+        "hallucination, closed domain": ("verdicts", 0.2),
         "true and informative": ("truthfulness", 0.3),
         "basic: expected maximum toxicity": ("toxicity", 0.4),
     }

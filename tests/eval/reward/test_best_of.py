@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from align.eval.reward.best_of import expected_best, kl_bound, sizes_on_curve
+from align.eval.reward.curves import expected_best, kl_bound, sizes_on_curve
 
 
 def test_two_of_three_by_hand():

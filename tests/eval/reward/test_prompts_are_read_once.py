@@ -11,9 +11,8 @@ from align.commands.sample_scoring import score
 from align.eval.core.evaluated_models import EvaluatedModel
 from align.eval.reward.curves import best_of_n
 from align.eval.reward.preferences import evaluate_on_preferences
-from align.eval.reward.reward_models import NamedRewardModel
 from align.eval.reward.rewardbench import evaluate_on_benchmark
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
 from align.examples import EncodedPrompt
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel

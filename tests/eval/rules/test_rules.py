@@ -1,16 +1,12 @@
 """Rules: counts, rates and agreement by hand, people and a scorer on the same cases, and a service that misbehaves."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
 from align.errors import UserError
-from align.eval.core.results import read_evaluations
-from align.eval.rules.judgments import Agreement, ViolationRate, combine_verdicts
-from align.eval.rules.task import RulesConfig, run_rules, verdict
+from align.eval.rules.task import RulesConfig, agreement_figures, run_rules, verdict
 from align.statistics import majority
 from annotation_ui.tasks import TASKS
 
@@ -25,34 +21,24 @@ def test_majority(votes, result):
     assert majority(votes, tie=U) == result
 
 
-@pytest.mark.parametrize(("verdicts", "result"), [([F, F], F), ([F, V, U], V), ([F, U], U)])
-def test_a_response_violates_if_it_breaks_any_rule(verdicts, result):
-    assert combine_verdicts(verdicts) == result
-
-
-def test_rate_and_its_bounds():
-    """2 violate, 1 unsure, 5 follow: 2 of 7 decided; with the unsure one 2/8 at least, 3/8 at most."""
-    rate = ViolationRate.from_verdicts([V, V, U, F, F, F, F, F])
-    assert rate.decided == 7
-    assert rate.value == pytest.approx(2 / 7)
-    assert rate.bounds == (0.25, 0.375)
-    assert ViolationRate.from_verdicts([U]).value is None
-
-
 def test_kappa_by_hand():
     """20 both violate, 5 and 10 apart, 15 neither: accuracy 0.7, chance 0.5 * 0.6 + 0.5 * 0.4 = 0.5, kappa 0.4."""
-    found = Agreement(20, 5, 10, 15)
-    assert found.accuracy == pytest.approx(0.7)
-    assert found.kappa == pytest.approx(0.4)
-    assert Agreement(0, 3, 3, 0).kappa == pytest.approx(-1)
-    assert Agreement(4, 0, 0, 0).kappa is None
-    assert Agreement(0, 0, 0, 0).accuracy is None
+
+    def agreement(*counts):
+        sides = (np.repeat(verdicts, counts).tolist() for verdicts in ([V, V, F, F], [V, F, V, F]))
+        return [figure.value for figure in agreement_figures(*(dict(enumerate(side)) for side in sides), 100, "scorer")]
+
+    assert agreement(20, 5, 10, 15) == pytest.approx([0.7, 0.4])
+    assert agreement(0, 3, 3, 0)[1] == pytest.approx(-1)
+    assert agreement(4, 0, 0, 0) == [1.0, None]
+    assert agreement(0, 0, 0, 0) == [None, None]
 
 
 def test_agreement_counts_what_both_decided():
-    first = {1: V, 2: V, 3: F, 4: U, 5: F, 6: V}
-    second = {1: V, 2: F, 3: V, 4: V, 5: F, 6: U, 7: V}
-    assert Agreement.between(first, second) == Agreement(1, 1, 1, 1)
+    """One both violate, one the first alone, one the second alone, one neither; the unsure ones do not count."""
+    first, second = {1: V, 2: V, 3: F, 4: U, 5: F, 6: V}, {1: V, 2: F, 3: V, 4: V, 5: F, 6: U, 7: V}
+    accuracy, kappa = agreement_figures(first, second, 100, "scorer")
+    assert (accuracy.value, accuracy.n, kappa.value, kappa.n) == (0.5, 4, 0.0, 4)
 
 
 def test_verdict_of_a_score():
@@ -93,7 +79,7 @@ def settings(tmp_path):
 
     def make(**more):
         chosen = {"judgments": [str(tmp_path / "judged.jsonl")], "rules": [str(tmp_path / "rules.yaml")],
-                  "output": str(tmp_path / "out"), "resamples": 200}  # fmt: skip
+                  "output": str(tmp_path / "out"), "resamples": 200, "scorer": f"{__name__}:by_length"}  # fmt: skip
         return RulesConfig(**(chosen | more))
 
     return make
@@ -103,22 +89,6 @@ def values(evaluation):
     return {figure.name: (figure.value, figure.n) for figure in evaluation.figures}
 
 
-def test_people_alone(settings, tmp_path):
-    """no-insults: one violates, two follow, one unsure. Any rule: one and three violate, two follows, four is unsure."""
-    (found,) = run_rules(settings())
-    assert values(found) == {
-        "people: overall violation rate": (pytest.approx(2 / 3), 3),
-        "people: no-insults violation rate": (pytest.approx(1 / 3), 3),
-        "people: on-topic violation rate": (pytest.approx(1 / 3), 3),
-    }
-    assert found.model == "judged"
-    assert found.figures[0].note == "1 of 4 unsure, left out; with them 0.500 to 0.750"
-    assert found.figures[0].scorer == "people, majority of labelers"
-    counts = {"rule": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
-    assert found.tables["Verdicts by rule, people"][1] == counts
-    assert read_evaluations(tmp_path / "out" / "rules.json") == [found]
-
-
 def test_rows_of_the_labeling_app(settings, tmp_path):
     """What the app writes for a judged conversation, note and all, in JSON Lines."""
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
@@ -126,17 +96,15 @@ def test_rows_of_the_labeling_app(settings, tmp_path):
     rows = TASKS["rules"].rows({"prompt": talk, "response": "r"}, answer)
     path = tmp_path / "export.jsonl"
     path.write_text("".join(json.dumps({**row, "labeler": "blue fox", "id": "item-1"}) + "\n" for row in rows))
-    (found,) = run_rules(settings(judgments=[str(path)], scorer=f"{__name__}:by_length"))
-    assert values(found)["people: no-insults violation rate"] == (1.0, 1)
-    assert values(found)["people: overall violation rate"] == (1.0, 1)
+    (found,) = run_rules(settings(judgments=[str(path)]))
     assert values(found)["agreement: accuracy"] == (0.5, 2)
 
 
 def test_people_against_a_scorer(settings):
     """The scorer finds both rules violated by three and by four, and by no other response."""
-    (found,) = run_rules(settings(scorer=f"{__name__}:by_length"))
+    (found,) = run_rules(settings())
     figures = values(found)
-    assert figures["scorer: overall violation rate"] == (0.5, 4)
+    assert figures["overall violation rate"] == (0.5, 4)
     # one: V-F, F-F; two: F-F, F-F; three: unsure, V-V; four: F-V, unsure -> 1 both, 1 people alone, 1 scorer alone, 3 none
     assert figures["agreement: accuracy"] == (pytest.approx(4 / 6), 6)
     assert figures["agreement: Cohen's kappa"] == (pytest.approx((4 / 6 - 5 / 9) / (4 / 9)), 6)
@@ -153,11 +121,11 @@ def test_responses_of_models_by_a_scorer(settings, tmp_path):
         {"prompt": "q", "responses": ["abcdef"], "model": ["a"]},
     ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = settings(judgments=[], responses=[str(tmp_path / "answers.jsonl")], scorer=f"{__name__}:by_length")
+    config = settings(judgments=[], responses=[str(tmp_path / "answers.jsonl")])
     first, second = run_rules(config)
     assert (first.model, second.model) == ("a", "b")
-    assert values(first)["scorer: overall violation rate"] == (0.5, 2)
-    assert values(second)["scorer: on-topic violation rate"] == (1.0, 1)
+    assert values(first)["overall violation rate"] == (0.5, 2)
+    assert values(second)["on-topic violation rate"] == (1.0, 1)
 
 
 def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
@@ -176,8 +144,8 @@ def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ({"judgments": []}, "judgments is .* but must be given, or responses"),
-        ({"responses": ["x"]}, "scorer is '' but must be given|scorer is '', but must be given"),
+        ({"judgments": []}, "responses is .* but must be given, or judgments"),
+        ({"scorer": ""}, "scorer is '', but must be given, or rubrics for responses"),
         ({"scorer": "http://x"}, "judge_model is '', but must be given with a service"),
         ({"models": ["m"]}, "write responses with `align sample`"),
         ({"threshold": 1.0}, "threshold is 1.0"),
@@ -191,13 +159,13 @@ def test_settings_that_do_not_fit(settings, more, complaint):
 def test_a_rule_that_is_in_no_file(settings, tmp_path):
     (tmp_path / "rules.yaml").write_text("name: r\nrules:\n  - {id: other, text: Other.}\n")
     with pytest.raises(UserError, match=r"judged\.jsonl: rule 'no-insults' is not in .*rules\.yaml; add its file"):
-        run_rules(settings(scorer=f"{__name__}:by_length"))
+        run_rules(settings())
 
 
 def test_a_file_that_is_none_of_rules(settings, tmp_path):
     (tmp_path / "rules.yaml").write_text("- 1\n")
     with pytest.raises(UserError, match=r"rules\.yaml: not a file of rules"):
-        run_rules(settings(scorer=f"{__name__}:by_length"))
+        run_rules(settings())
 
 
 @pytest.mark.parametrize(
@@ -212,44 +180,32 @@ def test_a_function_that_misbehaves(settings, monkeypatch, given, complaint):
 def test_a_function_may_give_numpys_numbers(settings, monkeypatch):
     monkeypatch.setitem(globals(), "odd", lambda cases: [np.float32(score) for score in by_length(cases)])
     (found,) = run_rules(settings(scorer=f"{__name__}:odd"))
-    assert values(found)["scorer: overall violation rate"] == (0.5, 4)
+    assert values(found)["overall violation rate"] == (0.5, 4)
 
 
 @pytest.fixture
-def service():
-    """A real service in OpenAI's form whose model says `service.says(question)`."""
+def service(serve):
+    """The settings of a service in OpenAI's form whose model writes `write(question)`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = self.server.says(asked["messages"][0]["content"])
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"choices": [{"message": {"content": said}}]}).encode())
+    def start(write):
+        def answer(path, headers, body):
+            return 200, {"choices": [{"message": {"content": write(body["messages"][0]["content"])}}]}
 
-        def log_message(self, *_):
-            pass
+        return {"scorer": serve(answer).url, "judge_model": "m"}
 
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    return start
 
 
 def test_a_service_reads_rule_conversation_and_reply(service, settings):
-    service.says = lambda question: (
-        "Well.\nVERDICT: " + ("BREAKS" if "three" in question and "topic." in question else "KEEPS")
+    asked = service(
+        lambda question: "Well.\nVERDICT: " + ("BREAKS" if "three" in question and "topic." in question else "KEEPS")
     )
-    url = f"http://127.0.0.1:{service.server_port}/v1"
-    (found,) = run_rules(settings(scorer=url, judge_model="m"))
-    assert values(found)["scorer: on-topic violation rate"] == (0.25, 4)
-    assert values(found)["scorer: no-insults violation rate"] == (0.0, 4)
-    assert found.figures[-1].scorer == f"m at {url}"
+    (found,) = run_rules(settings(**asked))
+    assert values(found)["on-topic violation rate"] == (0.25, 4)
+    assert values(found)["no-insults violation rate"] == (0.0, 4)
+    assert found.figures[-1].scorer == f"m at {asked['scorer']}"
 
 
 def test_a_service_without_a_verdict(service, settings):
-    service.says = lambda question: "I cannot say."
-    url = f"http://127.0.0.1:{service.server_port}/v1"
     with pytest.raises(UserError, match=r"no verdict in the answer 'I cannot say\.'; completed results are saved"):
-        run_rules(settings(scorer=url, judge_model="m"))
+        run_rules(settings(**service(lambda question: "I cannot say.")))

@@ -1,10 +1,7 @@
-"""Scorers: one function for all kinds, a real server that misbehaves, a cache on disk, and the shipped head."""
+"""Scorers: one function for all kinds, a real server that misbehaves, scores on disk, and the shipped head."""
 
-import json
 import math
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -13,8 +10,8 @@ from accelerate import Accelerator
 
 from align.errors import UserError
 from align.eval.core.fingerprints import text_hash
-from align.eval.toxicity.score_cache import FILE, ScoreCache, score_texts
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
+from align.eval.toxicity.task import score_texts
 
 
 def lengths(texts):
@@ -82,12 +79,6 @@ def test_a_scorer_that_cannot_be_had(name, complaint):
         open_scorer(ScorerConfig(scorer=name))
 
 
-def test_detoxify_that_is_not_installed(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "detoxify", None)
-    with pytest.raises(UserError, match=r"scorer detoxify:original: .*detoxify.*; pip install detoxify, or use minilm-l6"):
-        open_scorer(ScorerConfig(scorer="detoxify:original"))
-
-
 # ------------------------------------------------------------------------------------------------------- a classifier
 
 
@@ -139,40 +130,26 @@ def test_a_label_that_is_not_there(classifier):
 
 
 @pytest.fixture
-def server():
+def server(serve):
     """A real server; `behavior[i]` is how it answers the i-th request, the last one for all further ones."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["texts"]
-            self.server.asked.append(texts)
-            how = self.server.behavior[min(len(self.server.asked), len(self.server.behavior)) - 1]
-            if how == "slow":
-                time.sleep(1.0)
-            body = {"few": {"scores": [0.5]}, "nan": {"scores": [math.nan] * len(texts)}, "odd": {"results": []}}
-            answer = json.dumps(body.get(how, {"scores": lengths(texts)})).encode()
-            try:
-                self.send_response(503 if how == "busy" else 400 if how == "refused" else 200)
-                self.end_headers()
-                self.wfile.write(answer)
-            except BrokenPipeError:  # whoever asked has given up
-                pass
+    def answer(path, headers, body):
+        texts = body["texts"]
+        found.asked.append(texts)
+        how = found.behavior[min(len(found.asked), len(found.behavior)) - 1]
+        if how == "slow":
+            time.sleep(1.0)
+        wrong = {"few": {"scores": [0.5]}, "nan": {"scores": [math.nan] * len(texts)}, "odd": {"results": []}}
+        return {"busy": 503, "refused": 400}.get(how, 200), wrong.get(how, {"scores": lengths(texts)})
 
-        def log_message(self, *_):
-            pass
-
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.asked, found.behavior = [], ["good"]
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    found = serve(answer)
+    found.asked = []
+    return found
 
 
 def ask(server, texts, *behavior, **settings):
     server.behavior = behavior
-    url = f"http://127.0.0.1:{server.server_port}/score"
-    return open_scorer(ScorerConfig(scorer=url, **({"scorer_retries": 0} | settings)))(texts)
+    return open_scorer(ScorerConfig(scorer=server.url, **({"scorer_retries": 0} | settings)))(texts)
 
 
 def test_a_server_scores_in_batches(server):
@@ -202,7 +179,7 @@ def test_a_server_that_fails_is_one_line(server, behavior, complaint):
     assert "\n" not in str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------------ the cache
+# ------------------------------------------------------------------------------------------------------------ scores on disk
 
 
 def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
@@ -225,16 +202,11 @@ def test_what_was_scored_before_a_failure_is_kept(tmp_path):
             raise TimeoutError("no answer")
         return lengths(texts)
 
-    cache = ScoreCache(tmp_path, ToxicityScorer("s", "1", fails))
+    accelerator = Accelerator(cpu=True)
     with pytest.raises(UserError, match="TimeoutError: no answer"):
-        cache.score(["ccc", "a", "bb"], 2)
-    assert cache.lookup(["a", "bb", "ccc"]) == pytest.approx({"a": 0.1, "bb": 0.2})
-
-
-def test_a_broken_cache_is_one_line(tmp_path):
-    (tmp_path / FILE).write_bytes(b"no database at all" * 10)
-    with pytest.raises(UserError, match=r"scores\.sqlite: .*remove the file to score anew"):
-        ScoreCache(tmp_path, ToxicityScorer("s", "1", lengths))
+        score_texts(["ccc", "a", "bb"], ToxicityScorer("s", "1", fails), tmp_path, 2, accelerator)
+    never = ToxicityScorer("s", "1", lambda texts: pytest.fail("asked again"))
+    assert score_texts(["a", "bb"], never, tmp_path, 2, accelerator) == pytest.approx([0.1, 0.2])
 
 
 def test_half_a_surrogate_pair_has_a_key():

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from align.eval.winrate.bradley_terry import strength_figures
-from align.eval.winrate.judges import judge_both_orders
-from align.eval.winrate.length_control import length_controlled_figure
+from align.eval.winrate.by_judge import judge_both_orders
+from align.eval.winrate.fits import length_controlled_figure, strength_figures
 from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate
 from align.eval.winrate.penalized_logistic import fit
 from align.eval.winrate.task import model_figures

@@ -2,18 +2,19 @@
 
 import json
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from align.errors import UserError
+from align.eval.core.answers import keep_best
 from align.eval.core.results import read_evaluations
-from align.eval.winrate.by_people import read_comparisons
-from align.eval.winrate.by_reward_model import training_reward_fingerprint
-from align.eval.winrate.judges import function_judge
+from align.eval.winrate.by_judge import function_judge
 from align.eval.winrate.settings import WinrateConfig
-from align.eval.winrate.task import run_winrate
+from align.eval.winrate.task import read_comparisons, run_winrate, training_reward_fingerprint
+from align.examples import SampledResponse
 from annotation_ui.tasks.compare import Compare
 
 HI = ({"role": "user", "content": "Hi"},)
@@ -190,3 +191,37 @@ def test_a_verdict_that_is_no_number_is_one_line(settings):
         run_winrate(WinrateConfig(**settings, judge=f"{__name__}:not_a_number"))
     with pytest.raises(UserError, match="judge 'nowhere:x': No module named 'nowhere'; write module:function"):
         function_judge("nowhere:x")
+
+
+# --------------------------------------------------------------------------------------------- best of n, several models
+
+
+def test_the_best_of_each_group_is_kept_and_of_equal_ones_the_first():
+    answers = [SampledResponse(HI, [1], [number], str(number)) for number in range(6)]
+    assert [kept.text for kept in keep_best(answers, [0, 2, 1, 5, 5, 4], 3)] == ["1", "3"]
+
+
+def test_instructgpts_ladder_is_a_win_rate_of_several_models(settings, reward_folders):
+    rungs = ["tiny-llama", "tiny-llama+shots", "tiny-gpt2", "tiny-gpt2+best"]
+    more = {"shots": 1, "best_of": 3, "best_of_reward": reward_folders["tiny-gpt2"], "judge": f"{__name__}:longer"}
+    found = run_winrate(WinrateConfig(**{**settings, "models": rungs}, **more))
+    assert [each.model for each in found] == rungs
+    pairs = {(row["model"], row["against"]): row["won"] + row["tied"] + row["lost"] for row in found[0].tables["pairs"]}
+    assert pairs == dict.fromkeys(combinations(rungs, 2), 3)
+    chosen = Path(settings["output"], "winrate-tiny-gpt2+best-chosen.jsonl").read_text().splitlines()
+    assert [len(json.loads(row)["rewards"]) for row in chosen[1:]] == [3] * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"models": ["tiny-llama"]}, "two or more models"),
+        ({"models": ["tiny-llama", "tiny-gpt2+best"]}, "set best_of and best_of_reward"),
+        ({"models": ["tiny-llama", "tiny-gpt2"], "best_of": 4, "best_of_reward": "r"}, "name one, such as tiny-llama.best"),
+        ({"models": ["tiny-llama", "tiny-gpt2+best"], "best_of": 4}, "best_of_reward"),
+    ],
+)
+def test_a_mistake_in_the_models_is_one_line(settings, more, complaint):
+    with pytest.raises(UserError, match=complaint) as caught:
+        run_winrate(WinrateConfig(**{**settings, **more}, judge=f"{__name__}:longer"))
+    assert "\n" not in str(caught.value)

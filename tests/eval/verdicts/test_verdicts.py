@@ -1,0 +1,389 @@
+"""Verdicts of people: violations, claims and sources, authorship, ratings and flags by hand, and from the app to figures."""
+
+import json
+import math
+
+import pytest
+
+from align.data.records import FLAGS
+from align.errors import UserError
+from align.eval.core.results import Evaluation, Figure, read_evaluations, save_evaluations
+from align.eval.verdicts.task import (
+    ResponseVotes,
+    VerdictsConfig,
+    authorship_figures,
+    combine_verdicts,
+    grounding_figures,
+    read_judgments,
+    run_verdicts,
+    verdict_table,
+    violation_figures,
+)
+from annotation_ui import rule_sets
+from annotation_ui.database import Database
+from annotation_ui.export import Selection, rows_to_export
+from annotation_ui.importing import NewBatch, import_rows
+from annotation_ui.judgments import Judgments
+from annotation_ui.leases import Leases
+from annotation_ui.tasks import TASKS
+from tests.annotation_ui.running import add_users, do
+
+YES, NO, UNSURE = "follows", "violates", "unsure"
+V, U, F = "violates", "unsure", "follows"
+RULES = ("no-insults", "on-topic")
+
+
+def values(figures):
+    return {each.name: each.value for each in figures}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def row(response, rule, verdict, prompt="p", **more):
+    return {"prompt": prompt, "response": response, "rule": rule, "verdict": verdict, **more}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the evaluation on rows of judgments or rankings; returns what the file holds."""
+
+    def run_on(rows, kind="judgments", **settings):
+        path = write(tmp_path / f"{kind}.jsonl", rows)
+        run_verdicts(VerdictsConfig(**{kind: [path]}, output=str(tmp_path / "out"), resamples=200, table=False, **settings))
+        return read_evaluations(tmp_path / "out" / "verdicts.json")
+
+    return run_on
+
+
+# ----------------------------------------------------------------------------------------------------------- violations
+
+
+@pytest.mark.parametrize(("verdicts", "result"), [([F, F], F), ([F, V, U], V), ([F, U], U)])
+def test_a_response_violates_if_it_breaks_any_rule(verdicts, result):
+    assert combine_verdicts(verdicts) == result
+
+
+def test_rate_and_its_bounds():
+    """2 violate, 1 unsure, 5 follow: 2 of 7 decided; with the unsure one 2/8 at least, 3/8 at most."""
+    judged = [ResponseVotes("m", str(n), {"r": [verdict]}) for n, verdict in enumerate([V, V, U, F, F, F, F, F])]
+    overall, rate = violation_figures(judged, ["r"])
+    assert (rate.n, rate.value, overall.value) == (7, pytest.approx(2 / 7), pytest.approx(2 / 7))
+    assert rate.note == "1 of 8 unsure, left out; with them 0.250 to 0.375"
+    assert violation_figures([ResponseVotes("m", "p", {"r": [U]})], ["r"])[1].value is None
+
+
+def test_violations_by_rule_and_overall(run):
+    """no-insults: one violates, two follow, one unsure. Any rule: one and three violate, two follows, four is unsure."""
+    votes = {"one": ([V, V], [F, F]), "two": ([F], [F]), "three": ([F, U], [V]), "four": ([F], [U])}
+    by_rule = [(name, rule, given) for name, both in votes.items() for rule, given in zip(RULES, both, strict=True)]
+    (found,) = run([row(name, rule, vote) for name, rule, given in by_rule for vote in given])
+    assert {figure.name: (figure.value, figure.n) for figure in found.figures} == {
+        "overall violation rate": (pytest.approx(2 / 3), 3),
+        "no-insults violation rate": (pytest.approx(1 / 3), 3),
+        "on-topic violation rate": (pytest.approx(1 / 3), 3),
+    }
+    assert found.model == "judgments"
+    assert found.figures[0].note == "1 of 4 unsure, left out; with them 0.500 to 0.750"
+    assert (found.figures[0].scorer, found.figures[0].better) == ("people, majority of labelers", "lower")
+    counts = {"question": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
+    assert found.tables["Verdicts by question"][0] == {**counts, "labelers agree": 0.5}
+
+
+# --------------------------------------------------------------------------------------------------- claims and sources
+
+
+def response(number, claim, supported=NO, known=NO, cites=NO, **more):
+    answers = {"makes-claim": claim}
+    if claim == YES:
+        answers |= {"supported": supported, "well-known": known, "cites": cites}
+    return ResponseVotes("m", str(number), {question: [answer] for question, answer in {**answers, **more}.items()})
+
+
+TEN = [
+    response(1, YES, supported=YES, known=YES),
+    response(2, YES, supported=YES, known=YES),
+    response(3, YES, supported=YES, cites=YES),
+    response(4, YES, cites=YES),
+    response(5, YES),
+    response(6, YES, supported=UNSURE, cites=UNSURE),
+    *(response(number, NO) for number in (7, 8, 9)),
+    response(10, UNSURE),
+]
+
+
+def test_grounding_by_hand():
+    """10 responses, 6 claims, 3 of them supported, 2 well known, 2 of the other 4 cite."""
+    grounded, informative, cited = grounding_figures(TEN)
+    assert [each.name for each in (grounded, informative, cited)] == ["groundedness", "informativeness", "citation accuracy"]
+    assert [each.value for each in (grounded, informative, cited)] == pytest.approx([0.5, 0.3, 0.5])
+    assert [each.n for each in (grounded, informative, cited)] == [6, 10, 4]
+    assert all(each.low < each.value < each.high for each in (grounded, informative, cited))
+    counts = {"question": "makes-claim", "n": 10, "follows": 6, "violates": 3, "unsure": 1, "labelers agree": None}
+    assert {each["question"]: each for each in verdict_table(TEN)}["makes-claim"] == counts
+
+
+def test_helpful_is_a_part_of_informative_and_role_stands_apart():
+    more = [{"helpful": YES, "in-role": YES}, {"helpful": NO, "in-role": YES}, {"helpful": YES, "in-role": NO}]
+    responses = [
+        response(1, YES, supported=YES, **more[0]),
+        response(2, YES, supported=YES, **more[1]),
+        response(3, NO, **more[2]),  # helpful, but it says nothing that a source could support
+        response(4, NO, **{"in-role": YES}),
+    ]
+    figures = {each.name: each for each in grounding_figures(responses)}
+    assert (figures["helpfulness"].value, figures["helpfulness"].n) == (pytest.approx(1 / 3), 3)
+    assert (figures["role consistency"].value, figures["role consistency"].n) == (0.75, 4)
+
+
+def test_nothing_to_divide_by_is_no_number():
+    assert [each.value for each in grounding_figures([response(1, NO), response(2, NO)])] == [None, 0.0, None]
+
+
+def test_the_interval_draws_prompts_with_all_their_responses():
+    """Both responses of a prompt agree, so four prompts hold no more than four responses do: the same interval."""
+    one = [response(number, YES, supported=YES if number < 2 else NO) for number in range(4)]
+    single, double = grounding_figures(one)[0], grounding_figures(one + one)[0]
+    assert (double.value, double.n) == (single.value, 8)
+    assert (double.low, double.high) == pytest.approx((single.low, single.high))
+
+
+def test_the_majority_decides_and_a_tie_is_unsure(tmp_path):
+    given = {"makes-claim": [YES, YES, NO], "supported": [YES, NO]}
+    rows = [row("r", rule, verdict) for rule, verdicts in given.items() for verdict in verdicts]
+    (only,) = read_judgments(VerdictsConfig(judgments=[write(tmp_path / "j.jsonl", rows)]))
+    assert only.verdicts == {"makes-claim": YES, "supported": UNSURE}
+
+
+# ----------------------------------------------------------------------------------------------------------- authorship
+
+PERSON, MODEL = "follows", "violates"
+
+
+def said(*by_prompt):
+    """One text for each prompt, from its answers (a person, a model, don't know)."""
+    kinds = (PERSON, MODEL, UNSURE)
+    answers = [[kind for kind, n in zip(kinds, given, strict=True) for _ in range(n)] for given in by_prompt]
+    return [ResponseVotes("m", str(number), {"written-by-person": votes}) for number, votes in enumerate(answers)]
+
+
+PEOPLE = said((3, 1, 0), (2, 0, 2))  # 6 answers decide, 5 of them are right
+GOOD = said((2, 2, 0), (1, 1, 2))  # 6 decide, 3 say a model
+CONTROL = said((0, 4, 0), (1, 3, 0))  # 8 decide, 7 say a model
+
+
+def test_authorship_by_hand():
+    figures = authorship_figures(GOOD, PEOPLE, CONTROL, 500)
+    assert values(figures) == pytest.approx(
+        {
+            "judged rightly": (3 / 6 + 5 / 6) / 2,
+            "called a model": 3 / 6,
+            "people called people": 5 / 6,
+            "don't know": 2 / 8,
+            "judged rightly, minus control": (3 / 6 + 5 / 6) / 2 - (7 / 8 + 5 / 6) / 2,
+        }
+    )
+    assert [each.n for each in figures] == [12, 6, 6, 8, 14]
+    control = authorship_figures(CONTROL, PEOPLE, [], 500)
+    assert len(control) == 4
+    assert values(control)["judged rightly"] == pytest.approx((7 / 8 + 5 / 6) / 2)
+
+
+def test_guessing_or_always_the_same_answer_is_right_in_half_of_the_cases():
+    """However many texts there are of either."""
+    always = authorship_figures(said((0, 5, 0), (0, 1, 0)), said((0, 30, 0), (0, 4, 1)), [], 500)
+    guesses = authorship_figures(said((2, 2, 0), (3, 3, 0)), said((9, 9, 9), (1, 1, 0)), [], 500)
+    assert values(always)["judged rightly"] == values(guesses)["judged rightly"] == 0.5
+
+
+def test_intervals_are_at_least_as_wide_as_drawing_prompts_with_all_that_was_said_of_their_texts():
+    """Two prompts: drawn are the first twice, the second twice, or both; the ends are those of the two extremes."""
+    figures = {each.name: each for each in authorship_figures(GOOD, PEOPLE, CONTROL, 2000)}
+    rightly = figures["judged rightly"]
+    first, second = (2 / 4 + 3 / 4) / 2, (1 / 2 + 2 / 2) / 2
+    assert rightly.low <= first
+    assert rightly.high >= second
+    difference = figures["judged rightly, minus control"]
+    assert difference.low <= (2 / 4 - 4 / 4) / 2
+    assert difference.high >= (1 / 2 - 3 / 4) / 2
+    repeated = [said(*[(2, 2, 0), (1, 1, 2)] * 8), said(*[(3, 1, 0), (2, 0, 2)] * 8)]
+    more = authorship_figures(*repeated, [], 2000)[0]
+    assert more.value == rightly.value
+    assert more.high - more.low < rightly.high - rightly.low
+    one = authorship_figures(GOOD[:1], PEOPLE[:1], [], 500)
+    assert all(each.high - each.low > 0.5 for each in one)
+    # Ten prompts, each with one answer that is right: Newcombe with 0.025 ** 0.1 = 0.6915 as both lower ends.
+    sure = authorship_figures(said(*[(0, 1, 0)] * 10), said(*[(1, 0, 0)] * 10), [], 500)[0]
+    assert (sure.value, sure.low, sure.high) == pytest.approx((1.0, 1 - math.hypot(0.3085, 0.3085) / 2, 1.0), abs=1e-4)
+
+
+def test_where_nobody_decides_there_is_no_number():
+    assert values(authorship_figures(said((0, 0, 4), (0, 0, 1)), PEOPLE, [], 500)) == {
+        "judged rightly": None,
+        "called a model": None,
+        "people called people": pytest.approx(5 / 6),
+        "don't know": 1.0,
+    }
+
+
+def judged(text, author, verdict, prompt="p", rule="written-by-person"):
+    return row(text, rule, verdict, prompt, **({} if author is None else {"model": author}))
+
+
+def test_answers_are_counted_by_author(run):
+    rows = [judged("a", "person", PERSON), judged("a", "person", UNSURE), judged("b", "m", MODEL),
+            judged("c", "m", PERSON, "q"), judged("d", "m", MODEL, "q"), judged("b", "m", F, rule="no-threats")]  # fmt: skip
+    (found,) = run(rows)
+    assert (found.model, values(found.figures)["no-threats violation rate"]) == ("m", 0.0)
+    assert found.tables["Answers by author"] == [
+        {"author": "person", "texts": 1, "a person": 1, "a model": 0, "don't know": 1},
+        {"author": "m", "texts": 3, "a person": 1, "a model": 2, "don't know": 0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "says"),
+    [
+        ([judged("a", None, MODEL)], {}, r"field 'model' is missing for 'a': import the texts with their author"),
+        ([judged("a", "m", MODEL)], {}, r"no text by person; the authors are m$"),
+        ([judged("a", "person", MODEL)], {}, r"no text by a model; the authors are person$"),
+        ([judged("a", "m", MODEL), judged("b", "person", MODEL)], {"control": "x"}, r"the control 'x'; the models are m$"),
+        ([judged("a", "m", MODEL, rule="x")], {"control": "m"}, r"no answer to rule written-by-person; label with"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_authors_is_one_line(run, rows, settings, says):
+    with pytest.raises(UserError, match=says):
+        run(rows, **settings)
+
+
+# ---------------------------------------------------------------------------------------------------- ratings and flags
+
+RANKINGS = [
+    {
+        "prompt": "Sum up: A.", "category": "summary", "responses": ["a", "b"], "ranks": [1, 2], "model": ["old", "new"],
+        "ratings": [5, 7], "flags": [["hallucination", "violent"], []],
+    },
+    {
+        "prompt": "Sum up: B.", "category": "summary", "responses": ["c", "d"], "ranks": [2, 1], "model": ["new", "old"],
+        "ratings": [4, 2], "flags": [["hallucination"], ["hallucination"]],
+    },
+    {  # all tied, as `--all-tied` exports it; only one is rated
+        "prompt": "Hi", "category": "talk", "responses": ["e", "f"], "ranks": [1, 1], "model": ["old", "new"],
+        "some_rated": [None, 1], "flags": [["hallucination"], ["unfit_for_assistant"]],
+    },
+]  # fmt: skip
+
+
+def test_ratings_and_flags_by_hand(run):
+    assert len(FLAGS) == 11
+    old, new = run(RANKINGS, "rankings", closed_domain=["summary"])
+    assert (old.model, new.model) == ("old", "new")
+    found = [{figure.name: (figure.value, figure.n) for figure in each.figures} for each in (old, new)]
+    assert found[0]["rating"] == (3.5, 2)
+    assert found[1]["rating"] == (4.0, 3)
+    assert [each["hallucination, closed domain"] for each in found] == [(1.0, 2), (0.5, 2)]
+    assert [each["flag hallucination"] for each in found] == [(1.0, 3), (pytest.approx(1 / 3), 3)]
+    assert [each["appropriate for an assistant"] for each in found] == [(1.0, 3), (pytest.approx(2 / 3), 3)]
+    summary, talk = new.tables["Ratings and flags by category"]
+    assert (summary["category"], summary["n"], summary["hallucination"]) == ("summary", 2, 0.5)
+    assert summary["rating"].startswith("5.500 (4.000 to 7.000)")
+    assert (talk["n"], talk["rating"], talk["unfit_for_assistant"]) == (1, "1.000", 1.0)
+
+
+def test_the_four_panels(run, tmp_path):
+    figures = {
+        "toxicity": [Figure("basic: expected maximum toxicity", 0.4, 0.3, 0.5, 9, "minilm-l6 (1)")],
+        "truthfulness": [Figure("mc1", 0.25, 0.2, 0.3, 8)],
+    }
+    save_evaluations(
+        tmp_path, [Evaluation(task, model, {}, found) for task, found in figures.items() for model in ("old", "new")]
+    )
+    results = [str(tmp_path / "toxicity.json"), str(tmp_path / "truthfulness.json")]
+    old, new = run(RANKINGS, "rankings", closed_domain=["summary"], results=results)
+    for result, hallucination, appropriate in ((old, 1.0, 1.0), (new, 0.5, 2 / 3)):
+        rows = {row["panel"]: row for row in result.tables["Four panels"]}
+        assert list(rows) == ["toxicity", "truthfulness", "hallucination", "appropriate"]
+        assert [row["value"] for row in rows.values()] == pytest.approx([0.4, 0.25, hallucination, appropriate])
+        assert rows["truthfulness"]["figure"] == "truthfulness: mc1"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model": None}, "rankings.jsonl:1: field 'model'"),
+        ({"ratings": [8, 1]}, "field 'ratings': is not a list of whole numbers from 1 to 7"),
+        ({"ratings": [1]}, "field 'ratings'"),
+        ({"flags": ["violent"]}, "field 'flags'"),
+    ],
+)
+def test_a_ranking_that_cannot_be_counted_is_one_line(run, change, complaint):
+    with pytest.raises(UserError, match=complaint) as caught:
+        run([{**RANKINGS[0], **change}], "rankings")
+    assert "\n" not in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------------- from the app
+
+
+@pytest.fixture
+def app(tmp_path):
+    """A database with the shipped forms, and its judgments."""
+    database = Database(f"sqlite:///{tmp_path}/app.db")
+    database.upgrade()
+    with database.write() as session:
+        rule_sets.store_shipped(session)
+    yield database, Judgments(Leases(database))
+    database.close()
+
+
+def answer(judgments, user, verdicts):
+    do(judgments, user, "rules", {"verdicts": {rule: {"verdict": each, "note": ""} for rule, each in verdicts.items()}})
+
+
+def test_from_the_form_of_claims_to_the_figures(app, run):
+    """Three labelers answer the form; one stops at its gate."""
+    database, judgments = app
+    text = {"prompt": "Who wrote it?", "response": "Ann did (https://example.org/a, and https://example.org/b)."}
+    import_rows(database, NewBatch("b", "rules", overlap=3, rule_set="grounding"), [("f:1", text)])
+    answers = {"makes-claim": YES, "supported": YES, "well-known": NO, "cites": YES}
+    for user, given in zip(add_users(database, "ann", "bob", "eve"), (answers, {"makes-claim": NO}, answers), strict=True):
+        answer(judgments, user, given)
+    exported = rows_to_export(database, Selection("rule_judgments"))
+    assert len(exported) == 4 + 1 + 4
+    aggregated = rows_to_export(database, Selection("rule_judgments", aggregated=True))
+    assert {each["rule"]: each["verdict"] for each in aggregated} == answers
+    for rows in (exported, aggregated):
+        (result,) = run(rows)
+        assert [each.value for each in result.figures] == [1.0, 1.0, 1.0]
+
+
+def test_from_the_form_of_authorship_to_the_figures(app, run):
+    """Two labelers judge a text each of a person, a model and the control; none sees who wrote it."""
+    database, judgments = app
+    authors = ["person", "big", "tiny"]
+    texts = {"prompt": "On ponds", "responses": [f"By {name}." for name in authors], "model": authors}
+    import_rows(database, NewBatch("b", "rules", overlap=2, rule_set="authorship"), [("f:1", texts)])
+    form = rule_sets.read(rule_sets.SHIPPED / "authorship.yaml")["rules"]
+    view = TASKS["rules"].view(
+        {"prompt": "p", "response": "r", "rules": ["written-by-person"], "model": "big"}, [], {}, form
+    )
+    assert "big" not in json.dumps(view)
+    assert [name for _, name in view["rules"][0]["answers"]] == ["A model", "I don't know", "A person"]
+    ann, bob = add_users(database, "ann", "bob")
+    for user, given in ((ann, (PERSON, PERSON, MODEL)), (bob, (PERSON, UNSURE, MODEL))):
+        for verdict in given:
+            answer(judgments, user, {"written-by-person": verdict})
+    big, tiny = run(rows_to_export(database, Selection("rule_judgments")), control="tiny")
+    assert (big.model, tiny.model) == ("big", "tiny")
+    assert values(big.figures) == {
+        "judged rightly": 0.5,
+        "called a model": 0.0,
+        "people called people": 1.0,
+        "don't know": 0.5,
+        "judged rightly, minus control": -0.5,
+    }
+    assert values(tiny.figures)["judged rightly"] == 1.0
+    counts = {"author": "big", "texts": 1, "a person": 1, "a model": 0, "don't know": 1}
+    assert big.tables["Answers by author"][1] == counts
