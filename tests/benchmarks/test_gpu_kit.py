@@ -70,5 +70,6 @@ def test_a_random_model_in_its_place_says_so(tmp_path, sharp_folders):
 
 
 def test_make_has_the_commands():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "include benchmarks/Makefile" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "benchmarks" / "Makefile").read_text(encoding="utf-8")
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in ("gpu-kit", "gpu-test", "bench-gpu"))
