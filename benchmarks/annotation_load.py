@@ -1,11 +1,10 @@
 """Many labelers at once against the labeling app: requests a second, latency, and whether every judgment is there.
 
-    python benchmarks/annotation_load.py [--labelers 50] [--seconds 300] [--kills 3] [--pause 0.5] [--database URL]
+    python -m benchmarks.annotation_load [--labelers 50] [--seconds 300] [--kills 3] [--pause 0.5] [--database URL]
 
-Starts the app in a process of its own on this machine, and kills it `--kills` times (SIGKILL) on the way. Each labeler
-asks for an item, saves a draft and submits, with a pause (random, `--pause` seconds on average) before each of the three;
-a person takes a hundred times longer. A request that gets no answer is sent again, as the browser does it; such a request
-is counted, but its time is the time of a restart and no part of the latency. The goal is 95 % of submits under 200 ms.
+Starts the app in a separate process, and kills it `--kills` times (SIGKILL). Each labeler asks for an item, saves a draft
+and submits, with a random pause (`--pause` seconds on average) before each. A request without an answer is sent again, as
+the browser does; it is counted, but not in the latency. The goal is 95 % of submits under 200 ms.
 """
 
 from __future__ import annotations
@@ -14,17 +13,12 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import random
 import secrets
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,6 +32,7 @@ from annotation_ui.database import Database
 from annotation_ui.guard import COOKIE
 from annotation_ui.importing import NewBatch, import_rows
 from annotation_ui.schema import Assignment, Item, Judgment, User
+from tests.annotation_ui.running import Server
 
 RESPONSES = 4
 OVERLAP = 2
@@ -181,44 +176,18 @@ def report(result: Result) -> str:
     return "\n".join(lines)
 
 
-class App:
-    """The app on a free port of this machine."""
+def kill_and_start(server: Server, times: int, every: float) -> threading.Thread:
+    """In a thread: kill the app and start it again, `times` times."""
 
-    def __init__(self, database_url: str, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.command = [sys.executable, "-m", "annotation_ui.cli", "--database", database_url]
-        self.command += ["--data-dir", str(folder), "--port", str(self.port)]
-        self.start()
+    def work() -> None:
+        for _ in range(times):
+            time.sleep(every)
+            server.kill()
+            server.start()
 
-    def start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-        self.process = subprocess.Popen(self.command, env=environment)
-        for _ in range(1200):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5)
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise TimeoutError("the server did not start")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def kill_and_start(self, times: int, every: float) -> threading.Thread:
-        """In a thread: kill it and start it again, `times` times."""
-
-        def work() -> None:
-            for _ in range(times):
-                time.sleep(every)
-                self.kill()
-                self.start()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        return thread
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
 
 
 def main() -> None:
@@ -231,17 +200,13 @@ def main() -> None:
     parser.add_argument("--database", help="an empty database (default: a new SQLite file)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        url = options.database or f"sqlite:///{folder}/load.db"
-        database = Database(url)
-        database.upgrade()
-        tokens = set_up(database, options.labelers, options.items)
-        app = App(url, Path(folder))
-        killer = app.kill_and_start(options.kills, options.seconds / (options.kills + 1))
-        result = asyncio.run(label(app.port, tokens, options.seconds, options.pause))
-        killer.join()
-        app.kill()
-        check(database, result.acknowledged)
-        database.close()
+        server = Server(options.database or f"sqlite:///{folder}/load.db", Path(folder))
+        tokens = set_up(server.database, options.labelers, options.items)
+        with server.started():
+            killer = kill_and_start(server, options.kills, options.seconds / (options.kills + 1))
+            result = asyncio.run(label(server.port, tokens, options.seconds, options.pause))
+            killer.join()
+            check(server.database, result.acknowledged)
     print(report(result))
     print("every acknowledged judgment is there once")
 

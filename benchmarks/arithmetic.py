@@ -1,5 +1,5 @@
 """The least time that each piece of work can take on this machine: operations over the measured rate of bfloat16 matrix
-products, and bytes over the measured bandwidth. `python -m benchmarks.arithmetic` prints both beside what was measured.
+products, and bytes over the measured bandwidth.
 
 Counted is what our way of doing the work cannot do without: a prompt is read once, the vocabulary matrix meets response
 positions alone, nothing is computed on padding. A token costs 2 operations a weight forward and twice that backward
@@ -7,14 +7,13 @@ positions alone, nothing is computed on padding. A token costs 2 operations a we
 is these operations a second over the measured rate.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.results import Line, Summary, read, runs, summarize
+from benchmarks.results import Line, Summary, runs, summarize
 from benchmarks.workloads import LORA_RANK, PPO_EPOCHS, SCALES, WORKS, Work, scaled
 
 TRAINING = 3
@@ -90,12 +89,13 @@ def cost(work: Work, shape: Shape) -> Cost:
         return Cost(TRAINING * read_once, update)
     scored = work.rows * shape.forward(prompt, 1, response, False)
     roles = 2 if work.settings.get("critic") == "separate" else 1
-    trained = PPO_EPOCHS * (TRAINING * read_once + (roles - 1) * TRAINING * scored)
+    epochs = work.settings.get("epochs", PPO_EPOCHS)
+    trained = epochs * (TRAINING * read_once + (roles - 1) * TRAINING * scored)
     if work.settings.get("lora_rank"):  # no gradient of the frozen matrices: 2 of 3 parts remain, and hardly an update
         trained, update = trained * 2 / TRAINING, update * LORA_RANK / shape.width
     sampled = Cost(read_once, shape.decode_bytes(work.rows, prompt, response))
     passes = 2 * read_once + roles * scored  # policy and reference with logits, the reward model and a critic without
-    return Cost(sampled.flops + passes + trained, sampled.bytes + PPO_EPOCHS * roles * update)
+    return Cost(sampled.flops + passes + trained, sampled.bytes + epochs * roles * update)
 
 
 def rows(lines: Sequence[Line], model: Path, scale: str) -> list[tuple[Summary, Cost, float, float]]:
@@ -125,13 +125,3 @@ def report(lines: Sequence[Line], model: Path, scale: str) -> list[str]:
         figures = f"{spent.flops / 1e12:.2f} | {spent.bytes / 1e9:.1f} | {least:.2f} | {seconds:.2f} | {seconds / least:.1f}"
         text.append(f"| {summary.work.name} | {figures} | {used:.0%} |")
     return text
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", choices=SCALES, default="cpu")
-    parser.add_argument("--data", type=Path, default=Path("runs/bench"))
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    words = parser.parse_args()
-    listed = read(words.results / f"{words.scale}.jsonl")
-    print("\n".join(report(listed, words.data / words.scale / "model", words.scale)))

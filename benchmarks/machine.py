@@ -3,12 +3,16 @@
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from align.runtime.distributed import cpu_flags
 
 MATMUL = {"cpu": 2048, "cuda": 8192}
 """Rows and columns of the square matrices whose product is timed: large enough to keep every unit busy."""
@@ -61,14 +65,10 @@ def describe() -> dict[str, Any]:
 
 def _processor() -> str:
     """The processor's name and whether it multiplies bfloat16."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            lines = dict(line.strip().split(":", 1) for line in file if ":" in line)
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = {key.strip(): value.strip() for key, value in lines.items()}
-    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in fields.get("flags", "").split()]
-    return f"{fields.get('model name', platform.machine())} ({', '.join(units) or 'no bfloat16 unit'})"
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)", file.read_text(encoding="utf-8"), re.M) if file.exists() else None
+    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in cpu_flags()]
+    return f"{found[1] if found else platform.machine()} ({', '.join(units) or 'no bfloat16 unit'})"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from align.sampling.generation import Sampling, row_uniforms, sample
 from align.settings import ModelConfig
 from align.sft import SFTConfig, run_sft
 from align.training.metrics_file import read_metrics
-from benchmarks.measuring import Measurement, examples, finish_line
-from benchmarks.rewards import TOKENS, letters
+from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_UPDATES, Work
 
 
@@ -39,10 +38,15 @@ def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) ->
     return sides[work.stage](work, variant, folder, seed, scratch)
 
 
+def _settings(folder: Path, seed: int, scratch: Path, model: str = "model") -> dict[str, Any]:
+    """Settings that all stages share."""
+    run = {"output_dir": str(scratch / "run"), "log_to": ["none"], "seed": seed}
+    return {"model": str(folder / model), "chat_template": "raw"} | run
+
+
 def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
-        model=str(folder / "model"),
-        chat_template="raw",
+        **_settings(folder, seed, scratch),
         reward_model=str(folder / ("reward_lora" if work.settings.get("lora_rank") else "reward")),
         prompts=str(folder / f"{work.name}.jsonl"),
         max_prompt_tokens=work.prompt[1],
@@ -51,9 +55,6 @@ def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
         updates=work.warmup + work.measured,
         missing_eos="keep",
         learning_rate=LEARNING_RATE,
-        output_dir=str(scratch / "run"),
-        log_to=["none"],
-        seed=seed,
         **({"epochs": PPO_EPOCHS} | work.settings),
     )
     run_ppo(config)
@@ -77,21 +78,6 @@ def _between(run: Path, work: Work) -> Measurement:
     return Measurement(seconds, [int(rows[step]["tokens/read"]) for step in chosen], figures)
 
 
-def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
-    """Settings that the two supervised stages share."""
-    return {
-        "model": str(folder / "model"),
-        "chat_template": "raw",
-        "train_data": str(folder / f"{work.name}.jsonl"),
-        "batch_size": work.rows,
-        "learning_rate": LEARNING_RATE,
-        "output_dir": str(scratch / "run"),
-        "log_to": ["none"],
-        "seed": seed,
-        **work.settings,
-    }
-
-
 def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     run_reward(RewardConfig(**_supervised(work, folder, seed, scratch)))
     return _between(scratch / "run", work)
@@ -100,6 +86,11 @@ def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) ->
 def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     run_sft(SFTConfig(**_supervised(work, folder, seed, scratch)))
     return _between(scratch / "run", work)
+
+
+def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
+    data = {"train_data": str(folder / f"{work.name}.jsonl"), "batch_size": work.rows, "learning_rate": LEARNING_RATE}
+    return _settings(folder, seed, scratch) | data | work.settings
 
 
 def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
@@ -121,8 +112,7 @@ def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) 
 
 def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
-        model=str(folder / "race"),
-        chat_template="raw",
+        **_settings(folder, seed, scratch, "race"),
         prompts=str(folder / f"{work.name}.jsonl"),
         reward_functions=[f"{letters.__module__}:{letters.__name__}"],
         max_prompt_tokens=work.prompt[1],
@@ -135,9 +125,6 @@ def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> M
         learning_rate=float(variant),
         schedule="constant",
         dtype="float32",  # a tiny model gains nothing from bfloat16, on either side
-        output_dir=str(scratch / "run"),
-        log_to=["none"],
-        seed=seed,
     )
     run_ppo(config)
     rows = read_metrics(Path(config.output_dir))

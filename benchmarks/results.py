@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,8 @@ def read(path: Path) -> list[Line]:
 
 def runs(lines: Iterable[Line], work: str, side: str, pair: int | None = None) -> list[Line]:
     """The runs of one side of a piece of work."""
-    return [
-        line
-        for line in lines
-        if line.get("work") == work and line["side"] == side and (pair is None or line["pair"] == pair)
-    ]
+    found = [line for line in lines if line.get("work") == work and line["side"] == side]
+    return [line for line in found if pair is None or line["pair"] == pair]
 
 
 def value(line: Line) -> float:
@@ -46,14 +43,9 @@ def memory(line: Line) -> float:
     return float(line.get("peak_device_gib", line["peak_gib"]))
 
 
-def higher_is_better(work: Work) -> bool:
-    """Whether the value is a rate."""
-    return work.unit == "tokens/s"
-
-
 def speedup(work: Work, ours: float, peer: float) -> float:
     """How many times faster ours is."""
-    return ours / peer if higher_is_better(work) else peer / ours
+    return ours / peer if work.unit == "tokens/s" else peer / ours
 
 
 def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> str | None:
@@ -69,7 +61,7 @@ def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> s
         reached = [[line["figures"]["kl"] for line in side if line["seconds"]] for side in (lines, rivals)]
         bound = max((min(side) for side in reached if side), default=math.inf) * KL_MARGIN
         found = [line for line in lines if line["seconds"] and line["figures"]["kl"] <= bound] or found
-    chosen = (max if higher_is_better(work) else min)(found, key=value)
+    chosen = (max if work.unit == "tokens/s" else min)(found, key=value)
     return str(chosen["variant"])
 
 
@@ -103,18 +95,13 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
         return None
     ours = {line["pair"]: line for line in runs(lines, work.name, "ours") if line["variant"] == ours_variant}
     peer = {line["pair"]: line for line in runs(lines, rival, "peer") if line["variant"] == peer_variant}
-    known = Summary(
-        work,
-        statistics.median(map(value, ours.values())),
-        statistics.median(map(memory, ours.values())),
-        ours_variant,
-        len(ours),
-    )
+    values, memories = ([measure(line) for line in ours.values()] for measure in (value, memory))
+    known = Summary(work, statistics.median(values), statistics.median(memories), ours_variant, len(ours))
     if peer_variant is None:
         return known
     both = sorted(ours.keys() & peer.keys())
-    return Summary(
-        **{name: getattr(known, name) for name in ("work", "ours", "ours_gib", "ours_variant", "pairs")},
+    return replace(
+        known,
         peer=statistics.median(map(value, peer.values())),
         peer_gib=statistics.median(map(memory, peer.values())),
         peer_variant=peer_variant,

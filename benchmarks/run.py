@@ -1,9 +1,8 @@
 """Measure both sides in turn and write the table: `python -m benchmarks.run [--only ppo sft] [--pairs 3] [--scale cpu]`.
 
-Every measured run is a process of its own. A pair is one run of each side, one behind the other; which goes first
-alternates, so that a machine that slows down or speeds up favors nobody. The first pair tries all variants of a side (the
-peer's number formats), the later ones repeat the fastest. A line is written after each run: broken off, it goes on where it
-stopped. Runs of older code are dropped before their work is measured again.
+Every measured run is a separate process. A pair is one run of each side in direct succession, in alternating order. The
+first pair tries all variants of a side (the peer's number formats), the later ones repeat the fastest. A line is written
+after each run: a repeated command continues there. Runs of older code are dropped before their work is measured again.
 """
 
 import argparse
@@ -15,17 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.results import Line, best_variant, read, runs
 from benchmarks.table import update_readme
-from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, Work, scaled
+from benchmarks.workloads import ALL, SCALES, Work
 
 ROOT = Path(__file__).parents[1]
-MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "rewards", "side", "workloads")))
+MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "workloads")))
 """What our numbers depend on."""
 
 
@@ -88,7 +87,7 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
         result, log = Path(folder) / "result.json", Path(folder) / "log"
         words = [side, work.name, "--variant", variant, "--scale", session.scale, "--folder", str(session.data)]
         words += ["--seed", str(pair), "--result", str(result)]
-        command = [python, *_launcher(work), "benchmarks.side", *words]
+        command = [python, "-m", "benchmarks.measuring", *words]
         begun = time.monotonic()
         with log.open("w") as file:
             done = _run_until(session.deadline, command, file)
@@ -118,15 +117,6 @@ def _run_until(deadline: float, command: list[str], log: IO[str]) -> "subprocess
         raise TimeUpError from error
 
 
-def _launcher(work: Work) -> list[str]:
-    """How Python starts a run: by itself, or several processes through accelerate, which share the cores."""
-    if work.processes == 1:
-        return ["-m"]
-    words = ["-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml", "--module"]
-    words += ["--num_processes", str(work.processes), "--num_cpu_threads_per_process"]
-    return [*words, str(max(1, (os.cpu_count() or 1) // work.processes))]
-
-
 def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, int]]:
     """The runs that are still to be done: side, variant, pair. Asked for one at a time: the later depend on the earlier."""
     for pair in range(1, pairs + 1):
@@ -144,7 +134,6 @@ def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, 
 def measure(session: Session, work: Work, pairs: int) -> None:
     """All runs of a piece of work that are not there yet; those of other code than there is now are made anew."""
     session.drop(lambda line: line.get("work") == work.name and line["commit"] != session.commit)
-    work = replace(work, ours=scaled(work, SCALES[session.scale]).ours)
     for side, variant, pair in steps(session, work, pairs):
         line = run_side(session, side, work, variant, pair)
         seconds = ", ".join(f"{each:.2f}" for each in line["seconds"]) or "never"
@@ -152,29 +141,15 @@ def measure(session: Session, work: Work, pairs: int) -> None:
         print(f"{about:48} {seconds} s, peak {line['peak_gib']:.2f} GiB, {line['wall']:.0f} s in all", flush=True)
 
 
-def points_of_curves(scale: str) -> list[Work]:
-    """All points; on one GPU without those that need several processes."""
-    return [work for points in CURVES.values() for _, work in points if work.processes == 1 or scale != "gpu"]
-
-
 def ask(python: str, *words: str) -> str:
-    """What a module prints, run by `python` from the project's root."""
-    command = [python, "-m", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def peer_versions(pythons: dict[str, str]) -> dict[str, str]:
-    """The version of TRL in each peer environment."""
-    code = "import importlib.metadata as m; print(m.version('trl'))"
-    return {
-        name: subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-        for name, python in pythons.items()
-    }
+    """What `python` prints, run from the project's root."""
+    done = subprocess.run([python, *words], cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(work.name for work in WORKS)}, curves")
+    parser.add_argument("--only", nargs="*", default=[], choices=ALL, metavar="WORK", help=", ".join(ALL))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on there")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
@@ -184,23 +159,19 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--readme", type=Path, default=Path("benchmarks/README.md"))
     words = parser.parse_args()
-    known = [work.name for work in WORKS] + ["curves"]
-    unknown = set(words.only) - set(known)
-    if unknown:
-        raise SystemExit(f"no such work: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    chosen = words.only or known
     pythons = {"ppo": words.ppo_python, "supervised": words.supervised_python}
     data = (words.data / words.scale).absolute()
     deadline = time.monotonic() + 60 * words.minutes
     session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code(), deadline)
-    ask(sys.executable, "benchmarks.data", str(session.data), "--scale", words.scale)
-    machine: dict[str, Any] = json.loads(ask(sys.executable, "benchmarks.machine"))
+    ask(sys.executable, "-m", "benchmarks.data", str(session.data), "--scale", words.scale)
+    machine: dict[str, Any] = json.loads(ask(sys.executable, "-m", "benchmarks.machine"))
     session.drop(lambda line: "machine" in line)
-    session.add({"machine": machine | {"trl": peer_versions(pythons), "date": date.today().isoformat()}})
+    code = "import importlib.metadata as m; print(m.version('trl'))"
+    versions = {name: ask(python, "-c", code) for name, python in pythons.items()}
+    session.add({"machine": machine | {"trl": versions, "date": date.today().isoformat()}})
     try:
-        for name in chosen:
-            for work in points_of_curves(words.scale) if name == "curves" else [ALL[name]]:
-                measure(session, work, 1 if name == "curves" else words.pairs)
+        for name in words.only or ALL:
+            measure(session, ALL[name], words.pairs)
     except TimeUpError:
         print(f"the {words.minutes:g} minutes are up; the same command goes on where it stopped", flush=True)
     print(update_readme(words.readme, session.results, words.scale, session.data / "model"))

@@ -5,7 +5,6 @@ import statistics
 from pathlib import Path
 
 from benchmarks.arithmetic import report
-from benchmarks.curves import LABELS, draw, exponents
 from benchmarks.results import Line, Summary, read, runs, summarize
 from benchmarks.workloads import SCALES, WORKS
 
@@ -62,28 +61,19 @@ def tables(lines: list[Line], scale: str, model: Path) -> str:
     machine = next(line["machine"] for line in reversed(lines) if "machine" in line)
     commits = sorted({line["commit"] for line in lines if "commit" in line})
     size = SCALES[scale]
-    name = f"Model {size.model}" + (
-        "" if size.rows == size.tokens == 1 else f", rows x {size.rows:g}, tokens x {size.tokens:g}"
-    )
-    text = [f"{name}. {machine_text(machine, commits)}", ""]
-    text.append(
-        "| work | unit | ours | peer | times faster (each pair) | GiB ours | GiB peer | part of its memory | pairs |"
-    )
-    text.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    factors = "" if size.rows == size.tokens == 1 else f", rows x {size.rows:g}, tokens x {size.tokens:g}"
+    name = f"Model {size.model}{factors}"
+    heads = "work | unit | ours | peer | times faster (each pair) | GiB ours | GiB peer | part of its memory | pairs"
+    text = [f"{name}. {machine_text(machine, commits)}", "", f"| {heads} |", "|" + " --- |" * 9]
     found = [summarize(work, lines) for work in WORKS]
     text += [row(summary) for summary in found if summary is not None]
     text += race_text(lines)
     text += ["", *report(lines, model, scale)]
-    fitted = exponents(lines)
-    if fitted:
-        text += ["", "| time against | exponent |", "| --- | --- |"]
-        text += [f"| {LABELS[axis][0]} ({LABELS[axis][1]}) | {slope:.2f} |" for axis, slope in fitted.items()]
-        text += ["", f"![Curves of time](results/{scale}.svg)"]
     return "\n".join(text)
 
 
 def update_readme(readme: Path, results: Path, scale: str, model: Path) -> str:
-    """Write the tables of a scale into the README, if it has a place for them, and the curves beside the results.
+    """Write the tables of a scale into the README, if it has a place for them.
 
     Args:
         model: folder of the model that was measured, for the arithmetic.
@@ -93,8 +83,6 @@ def update_readme(readme: Path, results: Path, scale: str, model: Path) -> str:
     """
     lines = read(results)
     text = tables(lines, scale, model)
-    if exponents(lines):
-        draw(lines, results.with_suffix(".svg"))
     begin, end = f"<!-- {scale}: begin -->", f"<!-- {scale}: end -->"
     page = readme.read_text(encoding="utf-8")
     if begin not in page or end not in page:

@@ -7,11 +7,10 @@ import pytest
 
 from benchmarks import run
 from benchmarks.arithmetic import Cost, Shape, cost
-from benchmarks.curves import exponent, exponents
 from benchmarks.measuring import finish_line
 from benchmarks.results import best_variant, memory, summarize, value
 from benchmarks.table import row, update_readme
-from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, scaled
+from benchmarks.workloads import ALL, SCALES, WORKS, scaled
 
 
 def line(work, side, seconds, pair=1, variant="auto", tokens=(), gib=1.0, **figures):
@@ -44,30 +43,6 @@ MACHINE = {
     "trl": {"ppo": "1.12.0"},
     "date": "2026-01-01",
 }
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "slope"),
-    [
-        ([1, 2, 4], [3, 12, 48], 2.0),
-        ([2, 4, 8], [5, 5, 5], 0.0),
-        ([10, 1000], [7, 70], 0.5),
-        # Logarithms to base 2 are 0, 1, 2 and 0, 2, 1: the slope is ((-1)(-1) + 0 + (1)(0)) / 2.
-        ([1, 2, 4], [1, 4, 2], 0.5),
-    ],
-)
-def test_the_exponent_is_the_slope_of_logarithms(x, y, slope):
-    assert exponent(x, y) == pytest.approx(slope, abs=1e-12)
-
-
-def test_one_point_has_no_exponent():
-    with pytest.raises(ValueError, match="two different points"):
-        exponent([3, 3], [1, 2])
-
-
-def test_exponents_come_from_the_points_that_were_measured():
-    lines = [line(work.name, "ours", [rows * 0.5]) for rows, work in CURVES["batch"]]
-    assert exponents(lines) == {"batch": pytest.approx(1.0)}
 
 
 def test_the_race_ends_at_the_first_rollout_that_is_good_enough():
@@ -191,7 +166,6 @@ def test_scales_keep_at_least_one_row_and_two_tokens():
     tiny = scaled(ALL["reward_long"], SCALES["tiny"])
     assert (tiny.rows, tiny.prompt, tiny.response, tiny.responses) == (1, (64, 64), (8, 8), 9)
     assert scaled(ALL["ppo"], SCALES["gpu"]).rows == 128
-    assert scaled(ALL["curve_processes_4"], SCALES["tiny"]).rows == 4
     assert scaled(ALL["time_to_reward"], SCALES["gpu"]) == ALL["time_to_reward"]
     assert len({work.name for work in WORKS}) == len(WORKS)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_kit import MACHINE, NEVER, direct_requirements, missing, pins
-from benchmarks.gpu_unpack import join_parts, random_model
+from benchmarks.gpu_kit import MACHINE, NEVER, direct_requirements, join_parts, missing, pins, random_model
 
 ROOT = Path(__file__).parents[2]
 REQUIRES = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks import ours
+from benchmarks import ours, peers
 from benchmarks.arithmetic import Shape, rows
 from benchmarks.data import llama_1b, make_model, make_reward_model, make_texts
 from benchmarks.measuring import examples
@@ -54,33 +54,27 @@ def test_our_ppo(folder, name, tmp_path):
 
 @pytest.mark.parametrize("name", ["reward_k4", "reward_long"])
 def test_a_ranking_is_read_by_us_once_and_by_the_peer_pair_by_pair(folder, name, tmp_path):
-    from benchmarks import peer_supervised
-
     work = scaled(ALL[name], TINY)
     mine = ours.measure(work, "auto", folder, 1, tmp_path)
     assert mine.tokens == [work.rows * (work.prompt[0] + work.responses * work.response[0])] * work.measured
-    theirs = peer_supervised.measure(work, "float32", folder, 1, tmp_path)
+    theirs = peers.measure(work, "float32", folder, 1, tmp_path)
     read = work.pairs_read or work.pairs
     assert theirs.tokens == [work.rows * read * 2 * (work.prompt[0] + work.response[0])] * work.measured
     assert all(seconds > 0 for seconds in mine.seconds + theirs.seconds)
 
 
 def test_sft_counts_the_same_tokens_on_both_sides(folder, tmp_path):
-    from benchmarks import peer_supervised
-
     work = scaled(ALL["sft"], TINY)
     lengths = {len(row["prompt"]) + len(row["responses"][0]) for row in examples(folder, work)}
-    for side in (ours, peer_supervised):
+    for side in (ours, peers):
         found = side.measure(work, "float32", folder, 1, tmp_path)
         assert len(found.seconds) == len(found.tokens) == work.measured
         assert all(work.rows * min(lengths) <= tokens <= work.rows * max(lengths) for tokens in found.tokens)
 
 
 def test_sampling_counts_new_tokens(folder, tmp_path):
-    from benchmarks import peer_supervised
-
     work = scaled(ALL["sampling_32"], TINY)
-    for side in (ours, peer_supervised):
+    for side in (ours, peers):
         found = side.measure(work, "float32", folder, 1, tmp_path)
         assert len(found.seconds) == work.measured
         # The untrained model says its end token now and then: a row may be shorter, never longer.
