@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import secrets
 import statistics
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from sqlalchemy import func, select
 
 from annotation_ui.auth import Auth
@@ -72,7 +72,7 @@ async def label(
     """All labelers for a time; the last request of each is always finished.
 
     Args:
-        result: filled as they work, for somebody who watches.
+        result: filled as they work, for an observer.
         stopped: ends the work early.
     """
     result, stopped = result or Result(), stopped or threading.Event()
@@ -81,21 +81,29 @@ async def label(
     def working() -> bool:
         return time.perf_counter() < start + seconds and not stopped.is_set()
 
-    await asyncio.gather(*(_labeler(Connection(port, token), working, pause, result) for token in tokens))
+    limits = httpx.Limits(max_connections=len(tokens))  # a keep-alive connection each
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=60) as client:
+        await asyncio.gather(*(_labeler(client, token, working, pause, result) for token in tokens))
     result.seconds = time.perf_counter() - start
     return result
 
 
-async def _labeler(connection: Connection, working: Callable[[], bool], pause: float, result: Result) -> None:
+async def _labeler(client: httpx.AsyncClient, token: str, working: Callable[[], bool], pause: float, result: Result) -> None:
     async def ask(kind: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(random.uniform(0, 2 * pause))
         start = time.perf_counter()
-        answer, failures = await connection.insist(method, path, body)
-        if failures:
-            result.sent_again += 1
-        else:
+        for attempt in itertools.count():
+            try:
+                answer = await client.request(method, path, json=body, headers={"Cookie": f"{COOKIE}={token}"})
+                break
+            except httpx.TransportError:
+                result.sent_again += attempt == 0
+                await asyncio.sleep(0.2)
+        if answer.status_code != 200:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text}")
+        if attempt == 0:
             result.latency[kind].append(time.perf_counter() - start)
-        return answer
+        return answer.json()
 
     while working():
         item = (await ask("next", "POST", "/api/tasks/rank/next", {}))["item"]
@@ -108,45 +116,6 @@ async def _labeler(connection: Connection, working: Callable[[], bool], pause: f
         request_id = secrets.token_hex(16)
         await ask("submit", "POST", f"{here}/submit", {"request_id": request_id, "answer": {"ranks": ranks}, "seconds": 1})
         result.acknowledged.append(request_id)
-    connection.close()
-
-
-class Connection:
-    """A keep-alive HTTP connection with as little work as possible: the client shares the machine with the server."""
-
-    def __init__(self, port: int, token: str) -> None:
-        self.port, self.token = port, token
-        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def insist(self, method: str, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """The same request until it is answered: (answer, how often it was not)."""
-        for failures in itertools.count():
-            try:
-                status, answer = await self._once(method, path, json.dumps(body).encode())
-            except (ConnectionError, asyncio.IncompleteReadError, ValueError):
-                self.close()
-                await asyncio.sleep(0.2)
-                continue
-            if status == 200:
-                return answer, failures
-            raise RuntimeError(f"{method} {path}: {status} {answer}")
-        raise AssertionError
-
-    async def _once(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        if self.streams is None:
-            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
-        reader, writer = self.streams
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nCookie: {COOKIE}={self.token}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        length = next(int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:"))
-        return int(lines[0].split()[1]), json.loads(await reader.readexactly(length))
-
-    def close(self) -> None:
-        if self.streams is not None:
-            self.streams[1].close()
-            self.streams = None
 
 
 def check(database: Database, acknowledged: list[str]) -> None:

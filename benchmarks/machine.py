@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,33 +15,19 @@ from align.runtime.distributed import cpu_flags
 
 MATMUL = {"cpu": 2048, "cuda": 8192}
 """Rows and columns of the square matrices whose product is timed: large enough to keep every unit busy."""
-STREAM_BYTES = {"cpu": 2**28, "cuda": 2**32}
-"""Size of the tensor that is read: far beyond any cache."""
 
 
-def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of several timings: what the machine can do, not what its neighbors let it do."""
-    found = []
+def matmul_flops(dtype: torch.dtype, device: str, repeats: int = 7) -> float:
+    """FLOP/s of a linear layer's product of square matrices (2 n^3 operations), from the shortest of some runs."""
+    size, seconds = MATMUL[device], []
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(repeats):
         begun = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
+        torch.nn.functional.linear(left, right)
+        if device == "cuda":
             torch.cuda.synchronize()
-        found.append(time.perf_counter() - begun)
-    return min(found)
-
-
-def matmul_flops(dtype: torch.dtype, device: str) -> float:
-    """FLOP/s of a product of square matrices as a linear layer computes it; a product has 2 n^3 operations."""
-    size = MATMUL[device]
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / best_seconds(lambda: torch.nn.functional.linear(left, right))
-
-
-def bandwidth(device: str) -> float:
-    """Bytes a second of reading memory from one end to the other."""
-    data = torch.ones(STREAM_BYTES[device] // 4, device=device)
-    return STREAM_BYTES[device] / best_seconds(data.sum)
+        seconds.append(time.perf_counter() - begun)
+    return 2 * size**3 / min(seconds)
 
 
 def describe() -> dict[str, Any]:
@@ -56,7 +41,6 @@ def describe() -> dict[str, Any]:
         "memory_gib": round(memory / 2**30, 1),
         "bfloat16_tflops": round(matmul_flops(torch.bfloat16, device) / 1e12, 3),
         "float32_tflops": round(matmul_flops(torch.float32, device) / 1e12, 3),
-        "bandwidth_gb": round(bandwidth(device) / 1e9, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),

@@ -1,7 +1,7 @@
 """Our side of each piece of work, through the public functions alone; times come from the run's own metrics."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,13 @@ def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
     run_ppo(config)
     rows = read_metrics(Path(config.output_dir))[work.warmup :]
     length = [row["text/length"] for row in rows]
-    figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"]}
-    for part in ("sample", "score", "record", "learn"):
-        figures[part] = sum(row[f"time/{part}"] for row in rows) / len(rows)
+    figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"], "mfu": _mean(rows, "speed/mfu")}
+    figures |= {part: _mean(rows, f"time/{part}") for part in ("sample", "score", "record", "learn")}
     return Measurement([row["time/update"] for row in rows], [round(each * work.rows) for each in length], figures)
+
+
+def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
 
 
 def _between(run: Path, work: Work) -> Measurement:
@@ -75,6 +78,7 @@ def _between(run: Path, work: Work) -> Measurement:
     clock, chosen = [row["seconds"] for row in rows], range(work.warmup, work.warmup + work.measured)
     seconds = [clock[step] - clock[step - 1] for step in chosen]
     figures = {"first_loss": rows[0]["loss"], "last_loss": rows[-1]["loss"]}
+    figures["mfu"] = _mean([rows[step] for step in chosen], "speed/mfu")
     return Measurement(seconds, [int(rows[step]["tokens/read"]) for step in chosen], figures)
 
 

@@ -19,8 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.results import Line, best_variant, read, runs
-from benchmarks.table import update_readme
+from benchmarks.results import Line, best_variant, read, runs, update_readme
 from benchmarks.workloads import ALL, SCALES, Work
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +173,7 @@ def main() -> None:
             measure(session, ALL[name], words.pairs)
     except TimeUpError:
         print(f"the {words.minutes:g} minutes are up; the same command goes on where it stopped", flush=True)
-    print(update_readme(words.readme, session.results, words.scale, session.data / "model"))
+    print(update_readme(words.readme, session.results, words.scale))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from align.builtin.zoo import resolve_model
 from align.eval.toxicity.head import HEAD, Encoder, count_words, save_toxicity_head, sense_logits
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
-from benchmarks.toxicity_data import Source, Teacher, pieces_without_labels, sources
+from benchmarks.toxicity_data import Teacher, pieces_without_labels, sources
 
 HIDDEN, DROPOUT, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 96, 0.4, 10, 256, 1e-3, 1e-2
 WORD_PENALTY = 3e-7
@@ -129,7 +129,7 @@ def encode(texts: Sequence[str]) -> Tensor:
 
 
 def train(folder: Path) -> None:
-    """Fit the head to four fifths of each source, write it, and print its figures on the held-out fifth."""
+    """Fit the head to four fifths of each source, and write it."""
     found = sources(folder)
     texts = [text for source in found for text in source.texts]
     learned = ~np.concatenate([source.held_out for source in found])
@@ -142,28 +142,17 @@ def train(folder: Path) -> None:
     sense = fit_sense(of_learned[0], targets, weights)
     learned_texts = [text for text, kept in zip(texts, learned, strict=True) if kept]
     head = combine(sense, imitate(Teacher(), learned_texts, words[learned], targets, weights), *of_learned)
-    note = f"{learned.sum()} texts of {len(found)} sources: python -m benchmarks.toxicity train"
-    save_toxicity_head(head, note)
-    print(f"{HEAD}: {note}\n")
-    scores = expit(sense_logits(states, head).numpy() + words @ head["words"].numpy())
-    parts = np.split(scores, np.cumsum(counts)[:-1])
-    print_sources(found, [part[source.held_out] for source, part in zip(found, parts, strict=True)])
+    save_toxicity_head(head, f"{learned.sum()} texts of {len(found)} sources: python -m benchmarks.toxicity train")
+    print(f"{HEAD}: written")
 
 
 def measure(name: str, folder: Path) -> None:
     """Print a scorer's figures on the fifth of each source that was held out from the default."""
-    scorer, found = open_scorer(ScorerConfig(scorer=name)), sources(folder)
-    texts = [text for source in found for text in np.array(source.texts, dtype=object)[source.held_out]]
-    print(f"{scorer.title} on {len(texts)} held-out texts\n")
-    counts = [int(source.held_out.sum()) for source in found]
-    print_sources(found, np.split(np.array(scorer(texts)), np.cumsum(counts)[:-1]))
-
-
-def print_sources(sources: Sequence[Source], held_out: Sequence[np.ndarray]) -> None:
-    """Print a row of figures for each source and the scores of its held-out texts."""
-    print("| source | learned | held out | AUC at 0.5 | Spearman | 0.5 or more |\n|" + " --- |" * 6)
-    for source, found in zip(sources, held_out, strict=True):
+    scorer = open_scorer(ScorerConfig(scorer=name))
+    print(f"{scorer.title}\n\n| source | learned | held out | AUC at 0.5 | Spearman | 0.5 or more |\n|" + " --- |" * 6)
+    for source in sources(folder):
         held, targets = source.held_out, np.array(source.targets)[source.held_out]
+        found = np.array(scorer([text for text, out in zip(source.texts, held, strict=True) if out]))
         toxic = targets >= 0.5
         auc = f"{roc_auc(found, toxic):.3f}" if 0 < toxic.sum() < len(toxic) else "-"
         rank = f"{spearmanr(found, targets).statistic:.3f}" if source.labeled else "-"
@@ -208,17 +197,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("train", "measure", "reference"))
     parser.add_argument("scorer", nargs="?", default=DEFAULT, help="for measure and reference")
-    parser.add_argument("file", nargs="?", type=Path, help="for reference: real_toxicity_samples.csv")
+    parser.add_argument("file", nargs="?", type=Path, default=Path("real_toxicity_samples.csv"), help="for reference")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of tweets and moderation set")
     given = parser.parse_args()
     if given.action == "train":
         train(given.data)
-    elif given.action == "measure":
-        measure(given.scorer, given.data)
-    elif given.file:
+    if given.action == "reference":
         compare_with_reference(given.scorer, given.file)
     else:
-        parser.error("reference needs a file")
+        measure(given.scorer, given.data)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks import ours, peers
-from benchmarks.arithmetic import Shape, rows
 from benchmarks.data import llama_1b, make_model, make_reward_model, make_texts
 from benchmarks.measuring import examples
 from benchmarks.workloads import ALL, SCALES, scaled
@@ -96,17 +95,3 @@ def test_the_model_for_a_gpu_has_a_billion_weights_and_room_for_its_work():
     assert sum(weight.numel() for weight in model.parameters()) == 16 * layer + 2048 + 49152 * 2048
     large = [scaled(work, SCALES["gpu"]) for work in ALL.values() if work.stage != "race"]
     assert max(work.prompt[1] + work.response[1] for work in large) <= config.max_position_embeddings
-
-
-def test_the_arithmetic_knows_every_weight(folder):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    embeddings = model.get_input_embeddings().weight.numel()
-    shape = Shape.from_model(folder / "model")
-    assert shape.body + shape.vocabulary + embeddings == sum(weight.numel() for weight in model.parameters())
-    line = {"work": "ppo", "side": "ours", "variant": "auto", "pair": 1, "scale": "tiny", "seconds": [2.0], "tokens": [16]}
-    machine = {"machine": {"bfloat16_tflops": 1.0, "bandwidth_gb": 10.0}}
-    lines = [machine, line | {"figures": {}, "peak_gib": 1.0}]
-    ((_, _, least, seconds),) = rows(lines, folder / "model", "tiny")
-    assert 0 < least < seconds == 2.0
