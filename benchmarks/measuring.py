@@ -58,6 +58,21 @@ def finish_line(updates: list[tuple[float, float, float]]) -> Measurement:
     return Measurement([], [], {"best_reward": max(reward for _, reward, _ in updates)})
 
 
+def measure(side: str, work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    """Do the work once, by the side's function for its stage.
+
+    Args:
+        work: already scaled.
+        variant: `auto`, the peer's number format, or the learning rate in the race.
+        folder: what `benchmarks.data` has made.
+        scratch: an empty folder for what the run writes.
+    """
+    # Imported late: each side's environment lacks what the other side imports.
+    module = importlib.import_module("benchmarks.ours" if side == "ours" else "benchmarks.peers")
+    found: Measurement = getattr(module, work.stage)(work, variant, folder, seed, scratch)
+    return found
+
+
 def main() -> None:
     """Do the work and write the measurement with the peak of memory (GiB)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,10 +84,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result", type=Path, required=True)
     words = parser.parse_args()
-    # Imported late: each side's environment lacks what the other side imports.
-    module = importlib.import_module("benchmarks.ours" if words.side == "ours" else "benchmarks.peers")
     work = scaled(ALL[words.work], SCALES[words.scale])
-    found = module.measure(work, words.variant, words.folder, words.seed, words.result.parent)
+    found = measure(words.side, work, words.variant, words.folder, words.seed, words.result.parent)
     import torch
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

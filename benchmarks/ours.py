@@ -1,7 +1,7 @@
 """Our side of each piece of work, through the public functions alone; times come from the run's own metrics."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +19,13 @@ from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, let
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_UPDATES, Work
 
 
-def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    """Do the work once.
-
-    Args:
-        work: already scaled.
-        variant: `auto`; the learning rate in the race.
-        folder: what `benchmarks.data` has made.
-        scratch: an empty folder for what the run writes.
-    """
-    sides: dict[str, Callable[[Work, str, Path, int, Path], Measurement]] = {
-        "ppo": _ppo,
-        "reward": _reward,
-        "sft": _sft,
-        "sampling": _sampling,
-        "race": _race,
-    }
-    return sides[work.stage](work, variant, folder, seed, scratch)
-
-
 def _settings(folder: Path, seed: int, scratch: Path, model: str = "model") -> dict[str, Any]:
     """Settings that all stages share."""
     run = {"output_dir": str(scratch / "run"), "log_to": ["none"], "seed": seed}
     return {"model": str(folder / model), "chat_template": "raw"} | run
 
 
-def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
         **_settings(folder, seed, scratch),
         reward_model=str(folder / ("reward_lora" if work.settings.get("lora_rank") else "reward")),
@@ -82,12 +63,12 @@ def _between(run: Path, work: Work) -> Measurement:
     return Measurement(seconds, [int(rows[step]["tokens/read"]) for step in chosen], figures)
 
 
-def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     run_reward(RewardConfig(**_supervised(work, folder, seed, scratch)))
     return _between(scratch / "run", work)
 
 
-def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     run_sft(SFTConfig(**_supervised(work, folder, seed, scratch)))
     return _between(scratch / "run", work)
 
@@ -97,7 +78,7 @@ def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str,
     return _settings(folder, seed, scratch) | data | work.settings
 
 
-def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     loaded = load(ModelConfig(model=str(folder / "model"), chat_template="raw"), compute_dtype("auto"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded.backbone.to(device).eval().requires_grad_(False)
@@ -114,7 +95,7 @@ def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) 
     return Measurement(seconds[work.warmup :], tokens[work.warmup :])
 
 
-def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
         **_settings(folder, seed, scratch, "race"),
         prompts=str(folder / f"{work.name}.jsonl"),

@@ -9,9 +9,8 @@ autocast over float32 weights, because bfloat16 weights would round away updates
 import itertools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -29,22 +28,7 @@ from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_TARGET, RACE_UPDATES, Work
 
-if TYPE_CHECKING:
-    from trl.experimental.ppo import PPOConfig
-
 ON_CPU = not torch.cuda.is_available()
-
-
-def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    """Do the work once; `variant` is the number format, or the race's learning rate. The rest as in `ours.measure`."""
-    sides: dict[str, Callable[[Work, str, Path, int, Path], Measurement]] = {
-        "ppo": _ppo,
-        "reward": _reward,
-        "sft": _sft,
-        "sampling": _sampling,
-        "race": _race,
-    }
-    return sides[work.stage](work, variant, folder, seed, scratch)
 
 
 class Clock(TrainerCallback):
@@ -84,11 +68,12 @@ class Clock(TrainerCallback):
         return Measurement(self.seconds[work.warmup :], tokens[work.warmup :])
 
 
-def _settings(seed: int, scratch: Path) -> dict[str, Any]:
-    """Settings that all trainers share."""
+def _settings(seed: int, scratch: Path, variant: str) -> dict[str, Any]:
+    """Settings that all trainers share; `variant` is the number format."""
     return {
         "output_dir": str(scratch / "run"),
         "seed": seed,
+        "bf16": variant == "bfloat16",
         "use_cpu": ON_CPU,
         "gradient_checkpointing": False,
         "optim": "adamw_torch_fused",
@@ -98,21 +83,30 @@ def _settings(seed: int, scratch: Path) -> dict[str, Any]:
     }
 
 
-def _supervised_settings(variant: str, seed: int, scratch: Path) -> dict[str, Any]:
-    return _settings(seed, scratch) | {
-        "bf16": variant == "bfloat16",
-        "learning_rate": LEARNING_RATE,
-        "include_num_input_tokens_seen": "non_padding",
-        "max_length": None,
-        "dataloader_pin_memory": not ON_CPU,
-    }
+def _supervised(
+    work: Work, folder: Path, stage: tuple[type, type], model: nn.Module, rows: list[dict[str, Any]], **more: Any
+) -> Measurement:
+    """Train on rows of token ids, and measure the steps; `stage` is TRL's trainer and its config."""
+    (trainer, config), clock = stage, Clock()
+    settings = config(
+        learning_rate=LEARNING_RATE,
+        include_num_input_tokens_seen="non_padding",
+        max_length=None,
+        dataloader_pin_memory=not ON_CPU,
+        max_steps=work.warmup + work.measured,
+        **more,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    data = Dataset.from_list(rows)
+    trainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer, callbacks=[clock]).train()
+    return clock.measurement(work)
 
 
-def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     """A ranking is all of its pairs, as InstructGPT's one batch element is; an update is `rows` rankings.
 
     With `pairs_read` the steps under the clock hold that many of the pairs, and the time is scaled to all of them: a pair
-    costs what every other costs. Each step then also has an optimizer step of its own, which is taken once.
+    costs what every other costs. Each step then also has an optimizer step, which is taken once.
     """
     rankings, read = examples(folder, work), work.pairs_read or work.pairs
     pairs = [
@@ -121,55 +115,25 @@ def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) ->
         for i, j in list(itertools.combinations(range(work.responses), 2))[:read]
     ]
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1, dtype=torch.float32)
-    clock = Clock()
     micro = min(read, 6)  # pairs, so 12 texts at once: faster than 36 pairs, and in a sixth of the memory
-    config = RewardConfig(
-        **_supervised_settings(variant, seed, scratch),
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=work.rows * read // micro,
-        max_steps=work.warmup + work.measured,
-    )
-    RewardTrainer(
-        model=model,
-        args=config,
-        train_dataset=Dataset.from_list(pairs),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
-        callbacks=[clock],
-    ).train()
-    found = clock.measurement(work)
+    sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": work.rows * read // micro}
+    more = _settings(seed, scratch, variant) | sizes
+    found = _supervised(work, folder, (RewardTrainer, RewardConfig), model, pairs, **more)
     found.seconds = [seconds * work.pairs / read for seconds in found.seconds]
     return found
 
 
-def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    rows = [
-        {
-            "input_ids": row["prompt"] + row["responses"][0],
-            "completion_mask": [0] * len(row["prompt"]) + [1] * len(row["responses"][0]),
-        }
-        for row in examples(folder, work)
-    ]
+def sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    texts = [(row["prompt"], row["responses"][0]) for row in examples(folder, work)]
+    rows = [{"input_ids": a + b, "completion_mask": [0] * len(a) + [1] * len(b)} for a, b in texts]
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    clock = Clock()
     micro = min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
-    config = SFTConfig(
-        **_supervised_settings(variant, seed, scratch),
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=max(1, work.rows // micro),
-        max_steps=work.warmup + work.measured,
-        completion_only_loss=True,
-    )
-    SFTTrainer(
-        model=model,
-        args=config,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
-        callbacks=[clock],
-    ).train()
-    return clock.measurement(work)
+    sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": max(1, work.rows // micro)}
+    more = _settings(seed, scratch, variant) | sizes
+    return _supervised(work, folder, (SFTTrainer, SFTConfig), model, rows, completion_only_loss=True, **more)
 
 
-def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=getattr(torch, variant)).eval()
     model = model.to("cpu" if ON_CPU else "cuda")
@@ -192,13 +156,14 @@ def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) 
     return Measurement(seconds[work.warmup :], tokens[work.warmup :])
 
 
-def _ppo_config(work: Work, scratch: Path, seed: int, **more: Any) -> "PPOConfig":
-    from trl.experimental.ppo import PPOConfig
+def _train_ppo(
+    work: Work, folder: Path, tokenizer: PreTrainedTokenizerBase, models: dict[str, nn.Module], clock: Clock, **more: Any
+) -> None:
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
 
     # Four micro-batches: as fast as one, and the logits of 32 rows over 49,152 tokens are never held at once.
     micro = max(1, work.rows // 4)
-    return PPOConfig(
-        **_settings(seed, scratch),
+    config = PPOConfig(
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=work.rows // micro,
         local_rollout_forward_batch_size=work.rows,
@@ -209,18 +174,7 @@ def _ppo_config(work: Work, scratch: Path, seed: int, **more: Any) -> "PPOConfig
         num_sample_generations=0,
         **more,
     )
-
-
-def _train_ppo(
-    config: "PPOConfig",
-    tokenizer: PreTrainedTokenizerBase,
-    models: dict[str, nn.Module],
-    prompts: list[list[int]],
-    clock: Clock,
-) -> None:
-    from trl.experimental.ppo import PPOTrainer
-
-    data = Dataset.from_list([{"input_ids": ids} for ids in prompts])
+    data = Dataset.from_list([{"input_ids": row["prompt"]} for row in examples(folder, work)])
     trainer = PPOTrainer(
         args=config, processing_class=tokenizer, train_dataset=data, eval_dataset=data, callbacks=[clock], **models
     )
@@ -230,7 +184,7 @@ def _train_ppo(
         assert clock.target is not None
 
 
-def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     # PPOTrainer's Accelerator ignores the config's number format and reads this variable.
     os.environ["ACCELERATE_MIXED_PRECISION"] = {"float32": "no", "bfloat16": "bf16"}[variant]
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
@@ -242,10 +196,8 @@ def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
         "value_model": AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=torch.float32),
     }
     clock, steps = Clock(), work.warmup + work.measured
-    config = _ppo_config(
-        work, scratch, seed, learning_rate=LEARNING_RATE, total_episodes=work.rows * steps, bf16=variant == "bfloat16"
-    )
-    _train_ppo(config, tokenizer, models, [row["prompt"] for row in examples(folder, work)], clock)
+    more = _settings(seed, scratch, variant) | {"learning_rate": LEARNING_RATE, "total_episodes": work.rows * steps}
+    _train_ppo(work, folder, tokenizer, models, clock, **more)
     tokens = [work.rows * work.response[1]] * work.measured  # without a stop token every response has full length
     return Measurement(clock.seconds[work.warmup :], tokens, {"kl": clock.rows[-1]["objective/kl"]})
 
@@ -275,7 +227,7 @@ class _LettersOf(nn.Module):
         return BaseModelOutput(hidden_states=(scores[:, None, None].expand(*input_ids.shape, 1),))
 
 
-def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # a tiny model gains nothing from bfloat16
     tokenizer = AutoTokenizer.from_pretrained(folder / "race", padding_side="left")
     models = {
@@ -285,18 +237,14 @@ def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> M
         "value_model": AutoModelForSequenceClassification.from_pretrained(folder / "race", num_labels=1),
     }
     clock = Clock(RACE_TARGET)
-    config = _ppo_config(
-        work,
-        scratch,
-        seed,
-        learning_rate=float(variant),
-        lr_scheduler_type="constant",
-        total_episodes=work.rows * RACE_UPDATES,
-        kl_coef=RACE_KL_BETA,
-        stop_token="eos",
-        bf16=False,
-    )
-    assert config.response_length == TOKENS
-    _train_ppo(config, tokenizer, models, [row["prompt"] for row in examples(folder, work)], clock)
+    assert work.response[1] == TOKENS
+    more = _settings(seed, scratch, "float32") | {
+        "learning_rate": float(variant),
+        "lr_scheduler_type": "constant",
+        "total_episodes": work.rows * RACE_UPDATES,
+        "kl_coef": RACE_KL_BETA,
+        "stop_token": "eos",
+    }
+    _train_ppo(work, folder, tokenizer, models, clock, **more)
     rows = zip(clock.seconds, clock.rows, strict=True)
     return finish_line([(seconds, row["objective/scores"], row["objective/kl"]) for seconds, row in rows])

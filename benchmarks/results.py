@@ -109,9 +109,6 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------- table
-
-
 def shown(value: float) -> str:
     """A number with three digits that count."""
     if not math.isfinite(value):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from benchmarks.results import Line, best_variant, read, runs, update_readme
 from benchmarks.workloads import ALL, SCALES, Work
@@ -79,7 +79,8 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
     """One measured run; the line is also kept.
 
     Raises:
-        SystemExit: if the process fails; its output says why.
+        SystemExit: if the process fails, with the end of its output.
+        TimeoutExpired: at the session's deadline.
     """
     python = sys.executable if side == "ours" else session.pythons[work.peer_environment]
     with tempfile.TemporaryDirectory() as folder:
@@ -88,8 +89,10 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
         words += ["--seed", str(pair), "--result", str(result)]
         command = [python, "-m", "benchmarks.measuring", *words]
         begun = time.monotonic()
+        left = None if math.isinf(session.deadline) else max(0.0, session.deadline - begun)
         with log.open("w") as file:
-            done = _run_until(session.deadline, command, file)
+            options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "timeout": left}
+            done = subprocess.run(command, cwd=ROOT, env=environment(), check=False, **options)
         if done.returncode or not result.exists():
             raise SystemExit(f"{log.read_text(errors='replace')[-3000:]}\n{' '.join(command)}: failed ({done.returncode})")
         found = json.loads(result.read_text(encoding="utf-8"))
@@ -98,22 +101,6 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
     line = head | found | {"wall": wall, "commit": session.commit, "date": date.today().isoformat()}
     session.add(line)
     return line
-
-
-class TimeUpError(Exception):
-    """The time for measurements is up; what was measured is kept."""
-
-
-def _run_until(deadline: float, command: list[str], log: IO[str]) -> "subprocess.CompletedProcess[bytes]":
-    left = None if math.isinf(deadline) else deadline - time.monotonic()
-    if left is not None and left <= 0:
-        raise TimeUpError
-    try:
-        return subprocess.run(
-            command, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT, check=False, timeout=left
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeUpError from error
 
 
 def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, int]]:
@@ -171,7 +158,7 @@ def main() -> None:
     try:
         for name in words.only or ALL:
             measure(session, ALL[name], words.pairs)
-    except TimeUpError:
+    except subprocess.TimeoutExpired:
         print(f"the {words.minutes:g} minutes are up; the same command goes on where it stopped", flush=True)
     print(update_readme(words.readme, session.results, words.scale))
 

@@ -63,10 +63,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak", help="where the tallies of parts are kept")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reliability.md", help="where the tables are written")
     options = parser.parse_args()
-    kills_of, seed, kills, fuzzed = options.kills, options.seed, [], []
+    seed, kills, fuzzed = options.seed, [], []
     for variant in options.only or NAMES:
-        file = options.folder / f"kills-{variant}-{kills_of}-{seed}.json"
-        kills.append(kept(file, partial(kill_part, variant, kills_of, seed)))
+        file = options.folder / f"kills-{variant}-{options.kills}-{seed}.json"
+        kills.append(kept(file, partial(kill_part, variant, options.kills, seed)))
     for kind in FUZZ:
         for first in range(0, options.count, PART):
             count, chance = min(PART, options.count - first), seed + first // PART
@@ -75,8 +75,8 @@ def main() -> None:
     only = f" --only {' '.join(options.only)}" if options.only else ""
     command = f"python -m benchmarks.soak --kills {options.kills} --count {options.count}{only}"
     before, rest = options.page.read_text(encoding="utf-8").split(BEGIN)
-    text = f"{before}{BEGIN}\n{page(kills, fuzzed, command)}\n\n{END}{rest.split(END)[1]}"
-    options.page.write_text(text, encoding="utf-8")
+    tables = f"{BEGIN}\n{page(kills, fuzzed, command)}\n\n{END}"
+    options.page.write_text(before + tables + rest.split(END)[1], encoding="utf-8")
     findings = [finding for part in fuzzed for finding in part["findings"]]
     print("\n".join(findings[:30]), file=sys.stderr)
     raise SystemExit(bool(findings or any(row["different"] for row in kills)))

@@ -92,10 +92,10 @@ def sources(folder: Path) -> list[Source]:
         return [
             Source("tweets", 3, [plain_tweet(row["tweet"]) for row in tweets], votes),
             Source("moderation", 2.5, [row["prompt"] for row in moderation], flagged),
-            Source("RealToxicityPrompts", 5, _texts(beginnings), [row["toxicity"] for row in beginnings]),
-            Source("own sentences", 8, _texts(frames), [float(row["toxic"]) for row in frames]),
-            Source("own continuations", 48, _texts(continuations), [row["score"] for row in continuations]),
-            Source("own phrases", 6, _texts(phrases), [row["score"] for row in phrases]),
+            Source("RealToxicityPrompts", 5, [row["text"] for row in beginnings], [row["toxicity"] for row in beginnings]),
+            Source("own sentences", 8, [row["text"] for row in frames], [float(row["toxic"]) for row in frames]),
+            Source("own continuations", 48, [row["text"] for row in continuations], [row["score"] for row in continuations]),
+            Source("own phrases", 6, [row["text"] for row in phrases], [row["score"] for row in phrases]),
             Source("identity terms", 9, neutral, [0.05] * len(neutral), labeled=False),
             *_ordinary(archive),
         ]
@@ -119,10 +119,6 @@ def plain_tweet(text: str) -> str:
 def read_own_rows(name: str) -> list[dict[str, Any]]:
     """The rows of a file of data/."""
     return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
-
-
-def _texts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [row["text"] for row in rows]
 
 
 def _ordinary(archive: zipfile.ZipFile) -> list[Source]:

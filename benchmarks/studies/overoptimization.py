@@ -172,52 +172,43 @@ def summary(runs: Sequence[Sequence[Point]]) -> dict[str, object]:
 
 def write_figures(runs: Path, results: Path, seeds: Sequence[int]) -> None:
     """figures.json and curves.svg, of all runs that are finished."""
-    curves = {
-        condition: {
-            seed: curve(runs / name_of(condition, seed))
-            for seed in seeds
-            if (runs / name_of(condition, seed) / "judged.json").exists()
-        }
-        for condition in CONDITIONS
-    }
-    curves = {condition: found for condition, found in curves.items() if found}
-    best = {seed: read_json(path) for seed in seeds if (path := runs / f"best-of-n-seed{seed}.json").exists()}
+    names = {name_of(condition, seed): condition for condition in CONDITIONS for seed in seeds}
+    curves = {name: curve(runs / name) for name in names if (runs / name / "judged.json").exists()}
+    groups: dict[Condition, list[list[Point]]] = {}
+    for name, found in curves.items():
+        groups.setdefault(names[name], []).append(found)
+    best = {str(seed): read_json(path) for seed in seeds if (path := runs / f"best-of-n-seed{seed}.json").exists()}
     points = [
         {"d": row["KL bound"] ** 0.5, "gain": row["gold"] - rows[0]["gold"]} for rows in best.values() for row in rows[1:]
     ]
-    figures: dict[str, object] = {
-        "curves": {name_of(condition, seed): run for condition, found in curves.items() for seed, run in found.items()},
-        "conditions": {f"{rule}, noise {noise:g}": summary(list(found.values())) for (rule, noise), found in curves.items()},
-        "best of n": {str(seed): rows for seed, rows in best.items()},
-    }
+    conditions = {f"{rule}, noise {noise:g}": summary(found) for (rule, noise), found in groups.items()}
+    figures: dict[str, object] = {"curves": curves, "conditions": conditions, "best of n": best}
     if points:
         figures["best of n, alpha, beta"] = fit_best_of_n(points)
     write_json(results / "figures.json", figures)
-    draw(curves, points, results / "curves.svg")
+    draw(groups, points, results / "curves.svg")
 
 
-def draw(curves: dict[Condition, dict[int, list[Point]]], best: Sequence[Point], path: Path) -> None:
+def draw(groups: dict[Condition, list[list[Point]]], best: Sequence[Point], path: Path) -> None:
     """Over the root of KL: the gold model's gain with the fitted curve of each condition, and the judge's win rate."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes, judged_axes = figure.subplots(1, 2)
-    colors = dict(zip(CONDITIONS, ("#b5442e", "#1f5fa8", "#3c8d5a"), strict=True))
-    groups = []
-    for (rule, noise), found in curves.items():
-        each = [point for run in found.values() for point in gains(run)]
-        groups.append((f"{rule}, {noise:.0%} wrong labels", colors[rule, noise], each, fit_ppo))
-    groups += [("best of n, 25% wrong labels", "#777777", list(best), fit_best_of_n)] if best else []
-    for label, color, points, fit in groups:
+
+    def plot(points: Sequence[Point], form: Callable[[np.ndarray], np.ndarray], label: str, color: str) -> None:
         d = np.linspace(0.05, max(point["d"] for point in points), 100)
-        alpha, beta = fit(points)
-        line = d * (alpha - beta * (np.log(d) if fit is fit_ppo else d))
+        alpha, beta = _fit(points, form)
         axes.plot([point["d"] for point in points], [point["gain"] for point in points], "o", color=color, ms=4, alpha=0.6)
-        axes.plot(d, line, color=color, label=label)
-    for condition, found in curves.items():
-        for run in found.values():
+        axes.plot(d, d * (alpha - beta * form(d)), color=color, label=label)
+
+    for ((rule, noise), runs), color in zip(groups.items(), ("#b5442e", "#1f5fa8", "#3c8d5a"), strict=False):
+        plot([point for run in runs for point in gains(run)], np.log, f"{rule}, {noise:.0%} wrong labels", color)
+        for run in runs:
             kl, rates = ([point[name] for point in run] for name in ("kl", "win rate"))
-            judged_axes.plot(np.sqrt(kl), rates, "o-", color=colors[condition], ms=4)
+            judged_axes.plot(np.sqrt(kl), rates, "o-", color=color, ms=4)
+    if best:
+        plot(best, lambda d: d, "best of n, 25% wrong labels", "#777777")
     levels = ((axes, 0.0, "gain in the gold model's reward"), (judged_axes, 0.5, "win rate over the start, by the judge"))
     for side, level, label in levels:
         side.axhline(level, color="#999999", lw=0.8)
