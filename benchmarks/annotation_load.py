@@ -1,11 +1,10 @@
 """Many labelers at once against the labeling app: requests a second, latency, and whether every judgment is there.
 
-    python benchmarks/annotation_load.py [--labelers 50] [--seconds 300] [--kills 3] [--pause 0.5] [--database URL]
+    python -m benchmarks.annotation_load [--labelers 50] [--seconds 300] [--kills 3] [--pause 0.5] [--database URL]
 
-Starts the app in a process of its own on this machine, and kills it `--kills` times (SIGKILL) on the way. Each labeler
-asks for an item, saves a draft and submits, with a pause (random, `--pause` seconds on average) before each of the three;
-a person takes a hundred times longer. A request that gets no answer is sent again, as the browser does it; such a request
-is counted, but its time is the time of a restart and no part of the latency. The goal is 95 % of submits under 200 ms.
+Starts the app in a separate process, and kills it `--kills` times (SIGKILL). Each labeler asks for an item, saves a draft
+and submits, with a random pause (`--pause` seconds on average) before each. A request without an answer is sent again, as
+the browser does; it is counted, but not in the latency. The goal is 95 % of submits under 200 ms.
 """
 
 from __future__ import annotations
@@ -13,24 +12,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
-import os
 import random
 import secrets
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from sqlalchemy import func, select
 
 from annotation_ui.auth import Auth
@@ -38,6 +32,7 @@ from annotation_ui.database import Database
 from annotation_ui.guard import COOKIE
 from annotation_ui.importing import NewBatch, import_rows
 from annotation_ui.schema import Assignment, Item, Judgment, User
+from tests.annotation_ui.running import Server
 
 RESPONSES = 4
 OVERLAP = 2
@@ -77,7 +72,7 @@ async def label(
     """All labelers for a time; the last request of each is always finished.
 
     Args:
-        result: filled as they work, for somebody who watches.
+        result: filled as they work, for an observer.
         stopped: ends the work early.
     """
     result, stopped = result or Result(), stopped or threading.Event()
@@ -86,21 +81,29 @@ async def label(
     def working() -> bool:
         return time.perf_counter() < start + seconds and not stopped.is_set()
 
-    await asyncio.gather(*(_labeler(Connection(port, token), working, pause, result) for token in tokens))
+    limits = httpx.Limits(max_connections=len(tokens))  # a keep-alive connection each
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=60) as client:
+        await asyncio.gather(*(_labeler(client, token, working, pause, result) for token in tokens))
     result.seconds = time.perf_counter() - start
     return result
 
 
-async def _labeler(connection: Connection, working: Callable[[], bool], pause: float, result: Result) -> None:
+async def _labeler(client: httpx.AsyncClient, token: str, working: Callable[[], bool], pause: float, result: Result) -> None:
     async def ask(kind: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(random.uniform(0, 2 * pause))
         start = time.perf_counter()
-        answer, failures = await connection.insist(method, path, body)
-        if failures:
-            result.sent_again += 1
-        else:
+        for attempt in itertools.count():
+            try:
+                answer = await client.request(method, path, json=body, headers={"Cookie": f"{COOKIE}={token}"})
+                break
+            except httpx.TransportError:
+                result.sent_again += attempt == 0
+                await asyncio.sleep(0.2)
+        if answer.status_code != 200:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text}")
+        if attempt == 0:
             result.latency[kind].append(time.perf_counter() - start)
-        return answer
+        return answer.json()
 
     while working():
         item = (await ask("next", "POST", "/api/tasks/rank/next", {}))["item"]
@@ -113,45 +116,6 @@ async def _labeler(connection: Connection, working: Callable[[], bool], pause: f
         request_id = secrets.token_hex(16)
         await ask("submit", "POST", f"{here}/submit", {"request_id": request_id, "answer": {"ranks": ranks}, "seconds": 1})
         result.acknowledged.append(request_id)
-    connection.close()
-
-
-class Connection:
-    """A keep-alive HTTP connection with as little work as possible: the client shares the machine with the server."""
-
-    def __init__(self, port: int, token: str) -> None:
-        self.port, self.token = port, token
-        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def insist(self, method: str, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """The same request until it is answered: (answer, how often it was not)."""
-        for failures in itertools.count():
-            try:
-                status, answer = await self._once(method, path, json.dumps(body).encode())
-            except (ConnectionError, asyncio.IncompleteReadError, ValueError):
-                self.close()
-                await asyncio.sleep(0.2)
-                continue
-            if status == 200:
-                return answer, failures
-            raise RuntimeError(f"{method} {path}: {status} {answer}")
-        raise AssertionError
-
-    async def _once(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        if self.streams is None:
-            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
-        reader, writer = self.streams
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nCookie: {COOKIE}={self.token}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        length = next(int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:"))
-        return int(lines[0].split()[1]), json.loads(await reader.readexactly(length))
-
-    def close(self) -> None:
-        if self.streams is not None:
-            self.streams[1].close()
-            self.streams = None
 
 
 def check(database: Database, acknowledged: list[str]) -> None:
@@ -181,44 +145,18 @@ def report(result: Result) -> str:
     return "\n".join(lines)
 
 
-class App:
-    """The app on a free port of this machine."""
+def kill_and_start(server: Server, times: int, every: float) -> threading.Thread:
+    """In a thread: kill the app and start it again, `times` times."""
 
-    def __init__(self, database_url: str, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.command = [sys.executable, "-m", "annotation_ui.cli", "--database", database_url]
-        self.command += ["--data-dir", str(folder), "--port", str(self.port)]
-        self.start()
+    def work() -> None:
+        for _ in range(times):
+            time.sleep(every)
+            server.kill()
+            server.start()
 
-    def start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-        self.process = subprocess.Popen(self.command, env=environment)
-        for _ in range(1200):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5)
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise TimeoutError("the server did not start")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def kill_and_start(self, times: int, every: float) -> threading.Thread:
-        """In a thread: kill it and start it again, `times` times."""
-
-        def work() -> None:
-            for _ in range(times):
-                time.sleep(every)
-                self.kill()
-                self.start()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        return thread
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
 
 
 def main() -> None:
@@ -231,17 +169,13 @@ def main() -> None:
     parser.add_argument("--database", help="an empty database (default: a new SQLite file)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        url = options.database or f"sqlite:///{folder}/load.db"
-        database = Database(url)
-        database.upgrade()
-        tokens = set_up(database, options.labelers, options.items)
-        app = App(url, Path(folder))
-        killer = app.kill_and_start(options.kills, options.seconds / (options.kills + 1))
-        result = asyncio.run(label(app.port, tokens, options.seconds, options.pause))
-        killer.join()
-        app.kill()
-        check(database, result.acknowledged)
-        database.close()
+        server = Server(options.database or f"sqlite:///{folder}/load.db", Path(folder))
+        tokens = set_up(server.database, options.labelers, options.items)
+        with server.started():
+            killer = kill_and_start(server, options.kills, options.seconds / (options.kills + 1))
+            result = asyncio.run(label(server.port, tokens, options.seconds, options.pause))
+            killer.join()
+            check(server.database, result.acknowledged)
     print(report(result))
     print("every acknowledged judgment is there once")
 

@@ -93,8 +93,7 @@ def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
     def text(count: int) -> str:
         return "".join(random.choices(vocabulary, k=count))
 
-    rows: list[dict[str, Any]] = []
-    ids: list[dict[str, Any]] = []
+    rows, ids = [], []
     for _ in range(work.rows * (work.warmup + work.measured + 1)):
         prompt_tokens = random.randint(*work.prompt)
         prompt = text(prompt_tokens)
@@ -121,15 +120,8 @@ def make_reward_model(folder: Path, settings: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as run:
         data = Path(run) / "rankings.jsonl"
         data.write_text((folder / "reward_k4.jsonl").read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
-        config = RewardConfig(
-            model=str(folder / "model"),
-            chat_template="raw",
-            train_data=str(data),
-            output_dir=f"{run}/run",
-            log_to=["none"],
-            **settings,
-        )
-        run_reward(config).rename(target)
+        more = settings | {"train_data": str(data), "output_dir": f"{run}/run", "log_to": ["none"]}
+        run_reward(RewardConfig(model=str(folder / "model"), chat_template="raw", **more)).rename(target)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def lm_eval(python: str, model: str, questions: list[Question], batch_size: int,
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_questions(folder / "questions.json", questions)
-        job = {"folder": name, "questions": [str(folder / "questions.json")], "output": str(folder / "result.jsonl")}
+        job = {"folder": name, "questions": str(folder / "questions.json"), "output": str(folder / "result.json")}
         job |= {"model": str(resolve_model(model)), "device": "cuda" if torch.cuda.is_available() else "cpu"}
         job |= {"batch_size": batch_size, "threads": threads}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -55,7 +55,7 @@ def lm_eval(python: str, model: str, questions: list[Question], batch_size: int,
         done = subprocess.run([python, str(SIDE), str(folder / "job.json")], env=offline, capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(f"lm-eval failed:\n{done.stderr[-3000:]}")
-        result: Json = json.loads((folder / "result.jsonl").read_text(encoding="utf-8"))
+        result: Json = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         return result
 
 

@@ -1,6 +1,4 @@
-"""Reads mutated rows and settings: each is accepted, or refused with one line that says where.
-
-    python benchmarks/fuzz.py --count 10000
+"""Reads mutated rows and settings: each is accepted, or refused with one line that names the place. `make soak` runs it.
 
 A row of the shipped data, of a random kind, is changed in one to three places (a field goes, gets another name or a value
 that it should not have, or bytes of the line change) and stands between two good rows of a file. A settings file is changed
@@ -8,12 +6,9 @@ in the same way. Anything but a `UserError` is a finding, and so is one that tak
 and no line), or for settings neither the file nor a setting.
 """
 
-import argparse
 import json
 import random
 import re
-import sys
-import tempfile
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
@@ -39,31 +34,25 @@ KINDS = {
     RuleJudgment: "rule_judgments.jsonl",
 }
 STAGES = {SFTConfig: "sft", RewardConfig: "reward", PPOConfig: "ppo"}
+TEXTS = (
+    "",
+    " ",
+    "\u0000",
+    "\ud800",
+    "\u202e",
+    "x" * 5000,
+    "{{ 7 * 7 }}",
+    "!!python/object:os.system",
+    "../../etc/passwd",
+    "=",
+    "-",
+)
 JUNK: list[Any] = [
     *(None, True, False, 0, -1, 1.5, 10**400, -(10**30), float("nan"), float("inf"), 1e-320),
-    *(
-        "",
-        " ",
-        "\u0000",
-        "\ud800",
-        "\u202e",
-        "x" * 5000,
-        "{{ 7 * 7 }}",
-        "!!python/object:os.system",
-        "../../etc/passwd",
-        "=",
-        "-",
-    ),
+    *TEXTS,
     *([], [[]], [None], [1, "a"], {}, {"a": 1}, {"role": "user"}, [{"role": "user"}], [{"role": 1, "content": 2}]),
-    *(
-        [{"role": "assistant", "content": None}],
-        [{"content": "x"}],
-        [["user", "x"]],
-        ["a", "a"],
-        [1, 1],
-        [1.5, 2],
-        [True, 2],
-    ),
+    *([{"role": "assistant", "content": None}], [{"content": "x"}], [["user", "x"]]),
+    *(["a", "a"], [1, 1], [1.5, 2], [True, 2]),
 ]
 
 
@@ -168,24 +157,3 @@ def fuzz_settings(count: int, seed: int, folder: Path) -> Tally:
         read = lambda config_class=config_class: parse(config_class, ["--config", str(path)])  # noqa: E731
         outcomes.append((_outcome(read, rf"{re.escape(str(path))}|\b({names})\b"), text))
     return _tally(outcomes)
-
-
-def main() -> None:
-    """Print the tally; exit with 1 if there are findings."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000, help="rows, and as many settings files")
-    parser.add_argument("--seed", type=int, default=0, help="decides the mutations")
-    options = parser.parse_args()
-    print("| mutated | tried | accepted | refused in one line that says where | findings |\n| --- | --- | --- | --- | --- |")
-    findings = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, fuzz in (("rows", fuzz_rows), ("settings", fuzz_settings)):
-            tally = fuzz(options.count, options.seed, Path(folder))
-            findings += tally.findings
-            print(f"| {name} | {options.count} | {tally.accepted} | {tally.refused} | {len(tally.findings)} |")
-    print("\n".join(findings[:30]), file=sys.stderr)
-    raise SystemExit(bool(findings))
-
-
-if __name__ == "__main__":
-    main()

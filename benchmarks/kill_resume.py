@@ -1,7 +1,4 @@
-"""Kills runs and resumes them, again and again: does every one end with the bytes of a run that nobody killed?
-
-    python -m benchmarks.kill_resume --kills 30 --only ppo
-    python -m benchmarks.kill_resume --kills 30 --folder runs/soak
+"""Kills runs and resumes them: each has to end with the bytes of a run that was not killed. `make soak` runs it.
 
 A run is killed by SIGKILL, half of the time after a random wait and half of the time at the n-th operation that changes a
 file (opening for writing, rename, removal), so that kills also fall while a checkpoint is written. It is started
@@ -13,13 +10,10 @@ Of a run in two processes, one is killed, or by time also both at once; the one 
 The run that is left alone is a program of its own. Those that are killed are forked from this one (`forked_runs.py`).
 """
 
-import argparse
 import json
 import random
 import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,26 +180,6 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
     return tally | {"seconds": round(time.monotonic() - began)}
 
 
-def tally_of(variant: str, kills: int, seed: int, folder: Path | None) -> dict[str, Any]:
-    """A variant's row of the tally; what a folder of tallies holds already is not done again.
-
-    Args:
-        variant: one of `NAMES`.
-        kills: how often its runs are killed.
-        seed: decides where.
-        folder: where tallies are kept; None: nowhere.
-    """
-    file = folder / f"kills-{variant}-{kills}-{seed}.json" if folder else None
-    if file and file.exists():
-        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-    with tempfile.TemporaryDirectory() as work:
-        row = kill_and_resume(variant, kills, random.Random(f"{seed} {variant}"), Path(work))
-    if file:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(row), encoding="utf-8")
-    return row
-
-
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The tally in Markdown."""
     lines = ["| variant | kills | runs | equal to an unbroken run | different |", "| --- | --- | --- | --- | --- |"]
@@ -213,23 +187,3 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         wrong = "; ".join(row["different"]) or "none"
         lines.append(f"| `{row['variant']}` | {row['kills']} | {row['runs']} | {row['same']} | {wrong} |")
     return "\n".join(lines)
-
-
-def main() -> None:
-    """Print the tally; exit with 1 if a run did not end as it should."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30, help="kills of each variant")
-    parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES, help="variants")
-    parser.add_argument("--seed", type=int, default=0, help="decides where runs are killed")
-    parser.add_argument("--folder", type=Path, help="keeps the tally of each variant: a broken-off command goes on")
-    options = parser.parse_args()
-    rows = []
-    for variant in options.only:
-        rows.append(tally_of(variant, options.kills, options.seed, options.folder))
-        print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-    print(table(rows))
-    raise SystemExit(any(row["different"] for row in rows))
-
-
-if __name__ == "__main__":
-    main()

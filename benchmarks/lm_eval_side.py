@@ -1,7 +1,7 @@
 """The half of `eval_parity.py` that runs in lm-eval's own environment: it imports nothing of this project.
 
-Reads a job from the JSON file named on the command line, runs lm-eval's own TruthfulQA tasks on each of its files of
-questions, and writes the log-likelihood of every answer, lm-eval's metrics, and the seconds spent on log-likelihoods.
+Reads a job from the JSON file named on the command line, runs lm-eval's own TruthfulQA tasks on its questions, and writes
+the log-likelihood of every answer, lm-eval's metrics, and the seconds spent on log-likelihoods.
 """
 
 import json
@@ -47,31 +47,26 @@ class Timed(HFLM):
 
 
 def run(model: Timed, folder: Path, questions: str) -> dict[str, Any]:
-    """One run over a file of questions: log-likelihoods, metrics and seconds."""
+    """Log-likelihoods, metrics and seconds of one run over a file of questions."""
     write_tasks(folder, questions)
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
-    tasks, before = [f"local_{name}" for name in TASKS], model.seconds
+    manager, tasks = TaskManager(include_path=str(folder), include_defaults=False), [f"local_{name}" for name in TASKS]
     found = lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0)
-    result: dict[str, Any] = {"version": lm_eval.__version__, "seconds": model.seconds - before}
+    result: dict[str, Any] = {"version": lm_eval.__version__, "seconds": model.seconds}
     for name in TASKS:
         samples = sorted(found["samples"][f"local_{name}"], key=lambda sample: sample["doc_id"])
         result[name] = {
             "log_likelihoods": [[float(answer[0][0]) for answer in sample["resps"]] for sample in samples],
             "acc": [float(sample["acc"]) for sample in samples],
-            "mean": found["results"][f"local_{name}"]["acc,none"],
         }
     return result
 
 
 def main(job: dict[str, Any]) -> None:
-    """Run every file of the job; a line of JSON for each as soon as it is done."""
+    """Run the job and write its result."""
     torch.set_num_threads(job["threads"])
     datasets.disable_progress_bars()
     model = Timed(pretrained=job["model"], dtype="float32", device=job["device"], batch_size=job["batch_size"])
-    for questions in job["questions"]:
-        line = json.dumps(run(model, Path(job["folder"]), questions))
-        with open(job["output"], "a", encoding="utf-8") as output:
-            output.write(line + "\n")
+    Path(job["output"]).write_text(json.dumps(run(model, Path(job["folder"]), job["questions"])), encoding="utf-8")
 
 
 if __name__ == "__main__":

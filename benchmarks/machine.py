@@ -3,42 +3,31 @@
 import json
 import os
 import platform
+import re
 import time
-from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from align.runtime.distributed import cpu_flags
+
 MATMUL = {"cpu": 2048, "cuda": 8192}
 """Rows and columns of the square matrices whose product is timed: large enough to keep every unit busy."""
-STREAM_BYTES = {"cpu": 2**28, "cuda": 2**32}
-"""Size of the tensor that is read: far beyond any cache."""
 
 
-def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of several timings: what the machine can do, not what its neighbors let it do."""
-    found = []
+def matmul_flops(dtype: torch.dtype, device: str, repeats: int = 7) -> float:
+    """FLOP/s of a linear layer's product of square matrices (2 n^3 operations), from the shortest of some runs."""
+    size, seconds = MATMUL[device], []
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(repeats):
         begun = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
+        torch.nn.functional.linear(left, right)
+        if device == "cuda":
             torch.cuda.synchronize()
-        found.append(time.perf_counter() - begun)
-    return min(found)
-
-
-def matmul_flops(dtype: torch.dtype, device: str) -> float:
-    """FLOP/s of a product of square matrices as a linear layer computes it; a product has 2 n^3 operations."""
-    size = MATMUL[device]
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / best_seconds(lambda: torch.nn.functional.linear(left, right))
-
-
-def bandwidth(device: str) -> float:
-    """Bytes a second of reading memory from one end to the other."""
-    data = torch.ones(STREAM_BYTES[device] // 4, device=device)
-    return STREAM_BYTES[device] / best_seconds(data.sum)
+        seconds.append(time.perf_counter() - begun)
+    return 2 * size**3 / min(seconds)
 
 
 def describe() -> dict[str, Any]:
@@ -52,7 +41,6 @@ def describe() -> dict[str, Any]:
         "memory_gib": round(memory / 2**30, 1),
         "bfloat16_tflops": round(matmul_flops(torch.bfloat16, device) / 1e12, 3),
         "float32_tflops": round(matmul_flops(torch.float32, device) / 1e12, 3),
-        "bandwidth_gb": round(bandwidth(device) / 1e9, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
@@ -61,14 +49,10 @@ def describe() -> dict[str, Any]:
 
 def _processor() -> str:
     """The processor's name and whether it multiplies bfloat16."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            lines = dict(line.strip().split(":", 1) for line in file if ":" in line)
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = {key.strip(): value.strip() for key, value in lines.items()}
-    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in fields.get("flags", "").split()]
-    return f"{fields.get('model name', platform.machine())} ({', '.join(units) or 'no bfloat16 unit'})"
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)", file.read_text(encoding="utf-8"), re.M) if file.exists() else None
+    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in cpu_flags()]
+    return f"{found[1] if found else platform.machine()} ({', '.join(units) or 'no bfloat16 unit'})"
 
 
 if __name__ == "__main__":

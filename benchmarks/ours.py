@@ -1,7 +1,7 @@
 """Our side of each piece of work, through the public functions alone; times come from the run's own metrics."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +15,19 @@ from align.sampling.generation import Sampling, row_uniforms, sample
 from align.settings import ModelConfig
 from align.sft import SFTConfig, run_sft
 from align.training.metrics_file import read_metrics
-from benchmarks.measuring import Measurement, examples, finish_line
-from benchmarks.rewards import TOKENS, letters
+from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_UPDATES, Work
 
 
-def measure(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    """Do the work once.
-
-    Args:
-        work: already scaled.
-        variant: `auto`; the learning rate in the race.
-        folder: what `benchmarks.data` has made.
-        scratch: an empty folder for what the run writes.
-    """
-    sides: dict[str, Callable[[Work, str, Path, int, Path], Measurement]] = {
-        "ppo": _ppo,
-        "reward": _reward,
-        "sft": _sft,
-        "sampling": _sampling,
-        "race": _race,
-    }
-    return sides[work.stage](work, variant, folder, seed, scratch)
+def _settings(folder: Path, seed: int, scratch: Path, model: str = "model") -> dict[str, Any]:
+    """Settings that all stages share."""
+    run = {"output_dir": str(scratch / "run"), "log_to": ["none"], "seed": seed}
+    return {"model": str(folder / model), "chat_template": "raw"} | run
 
 
-def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
-        model=str(folder / "model"),
-        chat_template="raw",
+        **_settings(folder, seed, scratch),
         reward_model=str(folder / ("reward_lora" if work.settings.get("lora_rank") else "reward")),
         prompts=str(folder / f"{work.name}.jsonl"),
         max_prompt_tokens=work.prompt[1],
@@ -51,18 +36,18 @@ def _ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
         updates=work.warmup + work.measured,
         missing_eos="keep",
         learning_rate=LEARNING_RATE,
-        output_dir=str(scratch / "run"),
-        log_to=["none"],
-        seed=seed,
         **({"epochs": PPO_EPOCHS} | work.settings),
     )
     run_ppo(config)
     rows = read_metrics(Path(config.output_dir))[work.warmup :]
     length = [row["text/length"] for row in rows]
-    figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"]}
-    for part in ("sample", "score", "record", "learn"):
-        figures[part] = sum(row[f"time/{part}"] for row in rows) / len(rows)
+    figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"], "mfu": _mean(rows, "speed/mfu")}
+    figures |= {part: _mean(rows, f"time/{part}") for part in ("sample", "score", "record", "learn")}
     return Measurement([row["time/update"] for row in rows], [round(each * work.rows) for each in length], figures)
+
+
+def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
 
 
 def _between(run: Path, work: Work) -> Measurement:
@@ -74,35 +59,26 @@ def _between(run: Path, work: Work) -> Measurement:
     clock, chosen = [row["seconds"] for row in rows], range(work.warmup, work.warmup + work.measured)
     seconds = [clock[step] - clock[step - 1] for step in chosen]
     figures = {"first_loss": rows[0]["loss"], "last_loss": rows[-1]["loss"]}
+    figures["mfu"] = _mean([rows[step] for step in chosen], "speed/mfu")
     return Measurement(seconds, [int(rows[step]["tokens/read"]) for step in chosen], figures)
 
 
-def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
-    """Settings that the two supervised stages share."""
-    return {
-        "model": str(folder / "model"),
-        "chat_template": "raw",
-        "train_data": str(folder / f"{work.name}.jsonl"),
-        "batch_size": work.rows,
-        "learning_rate": LEARNING_RATE,
-        "output_dir": str(scratch / "run"),
-        "log_to": ["none"],
-        "seed": seed,
-        **work.settings,
-    }
-
-
-def _reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     run_reward(RewardConfig(**_supervised(work, folder, seed, scratch)))
     return _between(scratch / "run", work)
 
 
-def _sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     run_sft(SFTConfig(**_supervised(work, folder, seed, scratch)))
     return _between(scratch / "run", work)
 
 
-def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
+    data = {"train_data": str(folder / f"{work.name}.jsonl"), "batch_size": work.rows, "learning_rate": LEARNING_RATE}
+    return _settings(folder, seed, scratch) | data | work.settings
+
+
+def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     loaded = load(ModelConfig(model=str(folder / "model"), chat_template="raw"), compute_dtype("auto"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded.backbone.to(device).eval().requires_grad_(False)
@@ -119,10 +95,9 @@ def _sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) 
     return Measurement(seconds[work.warmup :], tokens[work.warmup :])
 
 
-def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
-        model=str(folder / "race"),
-        chat_template="raw",
+        **_settings(folder, seed, scratch, "race"),
         prompts=str(folder / f"{work.name}.jsonl"),
         reward_functions=[f"{letters.__module__}:{letters.__name__}"],
         max_prompt_tokens=work.prompt[1],
@@ -135,9 +110,6 @@ def _race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> M
         learning_rate=float(variant),
         schedule="constant",
         dtype="float32",  # a tiny model gains nothing from bfloat16, on either side
-        output_dir=str(scratch / "run"),
-        log_to=["none"],
-        seed=seed,
     )
     run_ppo(config)
     rows = read_metrics(Path(config.output_dir))

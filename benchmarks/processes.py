@@ -2,11 +2,10 @@
 
     python -m benchmarks.processes
     python -m benchmarks.processes --processes 2 --settings zero3 --only ppo/tiny-llama/0
-    python -m benchmarks.processes --collect
 
-The cases are those of `tests/launch/every_stage.py`; all of one launch share its processes. What one process trains is the
-measure: the largest difference of any figure in any update, and of any weight of the saved model. The runs stay in
-`--folder`: a broken-off command goes on with the next case. The table goes into docs/clusters.md with the command.
+The cases are those of `tests/launch/every_stage.py`. Each is compared with one process: the largest difference of any
+figure in any update, and of any weight of the saved model. The runs stay in `--folder`: a repeated command continues with
+the next case. The table goes into docs/clusters.md.
 """
 
 import argparse
@@ -62,12 +61,6 @@ def cell(alone: Path, together: Path) -> tuple[str, bool]:
     return f"{apart.largest:.0e}", apart.largest > TOLERANCE or apart.updates < UPDATES
 
 
-def name_of(case: str) -> str:
-    """A case in the words of the page."""
-    stage, model, rank = case.split("/")
-    return f"{stage} {model}, {'LoRA' if int(rank) else 'full'}"
-
-
 def table(folder: Path) -> tuple[str, int]:
     """All differences in Markdown, and how many are too large."""
     ways = [(settings, processes) for settings in SETTINGS for processes in (2, 4)]
@@ -77,7 +70,10 @@ def table(folder: Path) -> tuple[str, int]:
     for case in CASES:
         found = [cell(folder / ALONE / case, folder / f"{settings}-{processes}" / case) for settings, processes in ways]
         wrong += sum(is_wrong for _, is_wrong in found)
-        lines.append(f"| {name_of(case)} | " + " | ".join(text for text, _ in found) + " |")
+        stage, model, rank = case.split("/")
+        lines.append(
+            f"| {stage} {model}, {'LoRA' if int(rank) else 'full'} | " + " | ".join(text for text, _ in found) + " |"
+        )
     return "\n".join(lines), wrong
 
 
@@ -88,18 +84,16 @@ def main() -> None:
     parser.add_argument("--processes", nargs="*", type=int, default=[2, 4], help="how many train together")
     parser.add_argument("--only", nargs="*", default=CASES, choices=CASES, help="cases")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "processes", help="where the runs are kept")
-    parser.add_argument("--collect", action="store_true", help="run nothing: write the page from the runs that are there")
     options = parser.parse_args()
     folder = options.folder.resolve()
-    if not options.collect:
-        alone = folder / ALONE
-        if not (alone / "encoder").exists():
-            write_encoder("bert", alone / "encoder", _sharpen)
-        needed = {f"reward/{model}/{rank}" for _, model, rank in (case.split("/") for case in options.only)}
-        train(alone, alone, [case for case in CASES if case in {*options.only, *needed}], "cpu", 1)
-        for processes in options.processes:
-            for settings in options.settings:
-                train(folder / f"{settings}-{processes}", alone, options.only, settings, processes)
+    alone = folder / ALONE
+    if not (alone / "encoder").exists():
+        write_encoder("bert", alone / "encoder", _sharpen)
+    needed = {f"reward/{model}/{rank}" for _, model, rank in (case.split("/") for case in options.only)}
+    train(alone, alone, [case for case in CASES if case in {*options.only, *needed}], "cpu", 1)
+    for processes in options.processes:
+        for settings in options.settings:
+            train(folder / f"{settings}-{processes}", alone, options.only, settings, processes)
     text, wrong = table(folder)
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")

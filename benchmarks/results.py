@@ -1,14 +1,14 @@
-"""Results on disk, a JSON line for each measured run, and the figures that are drawn from them."""
+"""Results on disk, a JSON line for each measured run, and the tables of README.md that are made of them."""
 
 import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workloads import ALL, SCALES, Work, scaled
+from benchmarks.workloads import ALL, SCALES, WORKS, Work, scaled
 
 KL_MARGIN = 1.1
 """How far the KL of one side of the race may be above the other's and still count as equal."""
@@ -23,11 +23,8 @@ def read(path: Path) -> list[Line]:
 
 def runs(lines: Iterable[Line], work: str, side: str, pair: int | None = None) -> list[Line]:
     """The runs of one side of a piece of work."""
-    return [
-        line
-        for line in lines
-        if line.get("work") == work and line["side"] == side and (pair is None or line["pair"] == pair)
-    ]
+    found = [line for line in lines if line.get("work") == work and line["side"] == side]
+    return [line for line in found if pair is None or line["pair"] == pair]
 
 
 def value(line: Line) -> float:
@@ -46,14 +43,9 @@ def memory(line: Line) -> float:
     return float(line.get("peak_device_gib", line["peak_gib"]))
 
 
-def higher_is_better(work: Work) -> bool:
-    """Whether the value is a rate."""
-    return work.unit == "tokens/s"
-
-
 def speedup(work: Work, ours: float, peer: float) -> float:
     """How many times faster ours is."""
-    return ours / peer if higher_is_better(work) else peer / ours
+    return ours / peer if work.unit == "tokens/s" else peer / ours
 
 
 def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> str | None:
@@ -69,7 +61,7 @@ def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> s
         reached = [[line["figures"]["kl"] for line in side if line["seconds"]] for side in (lines, rivals)]
         bound = max((min(side) for side in reached if side), default=math.inf) * KL_MARGIN
         found = [line for line in lines if line["seconds"] and line["figures"]["kl"] <= bound] or found
-    chosen = (max if higher_is_better(work) else min)(found, key=value)
+    chosen = (max if work.unit == "tokens/s" else min)(found, key=value)
     return str(chosen["variant"])
 
 
@@ -103,20 +95,101 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
         return None
     ours = {line["pair"]: line for line in runs(lines, work.name, "ours") if line["variant"] == ours_variant}
     peer = {line["pair"]: line for line in runs(lines, rival, "peer") if line["variant"] == peer_variant}
-    known = Summary(
-        work,
-        statistics.median(map(value, ours.values())),
-        statistics.median(map(memory, ours.values())),
-        ours_variant,
-        len(ours),
-    )
+    values, memories = ([measure(line) for line in ours.values()] for measure in (value, memory))
+    known = Summary(work, statistics.median(values), statistics.median(memories), ours_variant, len(ours))
     if peer_variant is None:
         return known
     both = sorted(ours.keys() & peer.keys())
-    return Summary(
-        **{name: getattr(known, name) for name in ("work", "ours", "ours_gib", "ours_variant", "pairs")},
+    return replace(
+        known,
         peer=statistics.median(map(value, peer.values())),
         peer_gib=statistics.median(map(memory, peer.values())),
         peer_variant=peer_variant,
         ratios=tuple(speedup(work, value(ours[pair]), value(peer[pair])) for pair in both),
     )
+
+
+def shown(value: float) -> str:
+    """A number with three digits that count."""
+    if not math.isfinite(value):
+        return "not reached"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def row(summary: Summary) -> str:
+    """A line of the table."""
+    work = summary.work
+    cells = [f"{work.title}", work.unit, shown(summary.ours)]
+    if summary.peer is None or summary.peer_gib is None:
+        cells += ["-", "-", f"{summary.ours_gib:.2f}", "-", "-"]
+    else:
+        median = statistics.median(summary.ratios) if summary.ratios else math.nan
+        spread = f" ({min(summary.ratios):.1f}-{max(summary.ratios):.1f})" if summary.ratios else ""
+        cells += [f"{shown(summary.peer)} ({summary.peer_variant})", f"{median:.1f}{spread}"]
+        cells += [f"{summary.ours_gib:.2f}", f"{summary.peer_gib:.2f}", f"{summary.ours_gib / summary.peer_gib:.2f}"]
+    return f"| {' | '.join([*cells, str(summary.pairs)])} |"
+
+
+def machine_text(machine: Line, commits: list[str]) -> str:
+    """A sentence about the machine, the versions and the code."""
+    trl = ", ".join(f"{version} ({name})" for name, version in machine["trl"].items())
+    memory, bfloat16, float32 = (machine[name] for name in ("memory_gib", "bfloat16_tflops", "float32_tflops"))
+    return (
+        f"{machine['device']}, {machine['cores']} cores, {memory} GiB; matrix products at {bfloat16} TFLOP/s in bfloat16 "
+        f"and {float32} in float32.\nPython {machine['python']}, torch {machine['torch']}, transformers "
+        f"{machine['transformers']}, TRL {trl}. {machine['date']}, commit {', '.join(commits)}."
+    )
+
+
+def race_text(lines: list[Line]) -> list[str]:
+    """What the race ended with: KL and updates of each side."""
+    work = next(work for work in WORKS if work.stage == "race")
+    summary = summarize(work, lines)
+    if summary is None:
+        return []
+    text = []
+    for side, variant in (("ours", summary.ours_variant), ("peer", summary.peer_variant)):
+        ran = [line["figures"] for line in runs(lines, work.name, side) if line["variant"] == variant and line["seconds"]]
+        if ran:
+            kl, updates = (statistics.median(figures[name] for figures in ran) for name in ("kl", "updates"))
+            text.append(f"{side} at learning rate {variant}: {updates:.0f} updates, KL {kl:.1f} nats per response")
+    return ["", f"The race: {'; '.join(text)}."] if text else []
+
+
+def mfu_text(lines: list[Line]) -> list[str]:
+    """The model FLOPs utilization of our runs (the metric `speed/mfu`)."""
+    used = {
+        work.name: [line["figures"]["mfu"] for line in runs(lines, work.name, "ours") if "mfu" in line["figures"]]
+        for work in WORKS
+    }
+    found = [f"{name} {statistics.median(each):.0%}" for name, each in used.items() if each]
+    return ["", f"MFU of ours: {', '.join(found)}."] if found else []
+
+
+def tables(lines: list[Line], scale: str) -> str:
+    """Everything that stands between the markers of a scale."""
+    machine = next(line["machine"] for line in reversed(lines) if "machine" in line)
+    commits = sorted({line["commit"] for line in lines if "commit" in line})
+    size = SCALES[scale]
+    factors = "" if size.rows == size.tokens == 1 else f", rows x {size.rows:g}, tokens x {size.tokens:g}"
+    name = f"Model {size.model}{factors}"
+    heads = "work | unit | ours | peer | times faster (each pair) | GiB ours | GiB peer | part of its memory | pairs"
+    text = [f"{name}. {machine_text(machine, commits)}", "", f"| {heads} |", "|" + " --- |" * 9]
+    found = [summarize(work, lines) for work in WORKS]
+    text += [row(summary) for summary in found if summary is not None]
+    text += race_text(lines)
+    text += mfu_text(lines)
+    return "\n".join(text)
+
+
+def update_readme(readme: Path, results: Path, scale: str) -> str:
+    """Write the tables of a scale into the README, if it has a place for them; return the text."""
+    lines = read(results)
+    text = tables(lines, scale)
+    begin, end = f"<!-- {scale}: begin -->", f"<!-- {scale}: end -->"
+    page = readme.read_text(encoding="utf-8")
+    if begin not in page or end not in page:
+        return text
+    before, after = page.split(begin)[0], page.split(end)[1]
+    readme.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+    return text

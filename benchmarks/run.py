@@ -1,9 +1,8 @@
 """Measure both sides in turn and write the table: `python -m benchmarks.run [--only ppo sft] [--pairs 3] [--scale cpu]`.
 
-Every measured run is a process of its own. A pair is one run of each side, one behind the other; which goes first
-alternates, so that a machine that slows down or speeds up favors nobody. The first pair tries all variants of a side (the
-peer's number formats), the later ones repeat the fastest. A line is written after each run: broken off, it goes on where it
-stopped. Runs of older code are dropped before their work is measured again.
+Every measured run is a separate process. A pair is one run of each side in direct succession, in alternating order. The
+first pair tries all variants of a side (the peer's number formats), the later ones repeat the fastest. A line is written
+after each run: a repeated command continues there. Runs of older code are dropped before their work is measured again.
 """
 
 import argparse
@@ -15,17 +14,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from benchmarks.results import Line, best_variant, read, runs
-from benchmarks.table import update_readme
-from benchmarks.workloads import ALL, CURVES, SCALES, WORKS, Work, scaled
+from benchmarks.results import Line, best_variant, read, runs, update_readme
+from benchmarks.workloads import ALL, SCALES, Work
 
 ROOT = Path(__file__).parents[1]
-MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "rewards", "side", "workloads")))
+MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "workloads")))
 """What our numbers depend on."""
 
 
@@ -81,17 +79,20 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
     """One measured run; the line is also kept.
 
     Raises:
-        SystemExit: if the process fails; its output says why.
+        SystemExit: if the process fails, with the end of its output.
+        TimeoutExpired: at the session's deadline.
     """
     python = sys.executable if side == "ours" else session.pythons[work.peer_environment]
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
         words = [side, work.name, "--variant", variant, "--scale", session.scale, "--folder", str(session.data)]
         words += ["--seed", str(pair), "--result", str(result)]
-        command = [python, *_launcher(work), "benchmarks.side", *words]
+        command = [python, "-m", "benchmarks.measuring", *words]
         begun = time.monotonic()
+        left = None if math.isinf(session.deadline) else max(0.0, session.deadline - begun)
         with log.open("w") as file:
-            done = _run_until(session.deadline, command, file)
+            options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "timeout": left}
+            done = subprocess.run(command, cwd=ROOT, env=environment(), check=False, **options)
         if done.returncode or not result.exists():
             raise SystemExit(f"{log.read_text(errors='replace')[-3000:]}\n{' '.join(command)}: failed ({done.returncode})")
         found = json.loads(result.read_text(encoding="utf-8"))
@@ -100,31 +101,6 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
     line = head | found | {"wall": wall, "commit": session.commit, "date": date.today().isoformat()}
     session.add(line)
     return line
-
-
-class TimeUpError(Exception):
-    """The time for measurements is up; what was measured is kept."""
-
-
-def _run_until(deadline: float, command: list[str], log: IO[str]) -> "subprocess.CompletedProcess[bytes]":
-    left = None if math.isinf(deadline) else deadline - time.monotonic()
-    if left is not None and left <= 0:
-        raise TimeUpError
-    try:
-        return subprocess.run(
-            command, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT, check=False, timeout=left
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeUpError from error
-
-
-def _launcher(work: Work) -> list[str]:
-    """How Python starts a run: by itself, or several processes through accelerate, which share the cores."""
-    if work.processes == 1:
-        return ["-m"]
-    words = ["-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu2.yaml", "--module"]
-    words += ["--num_processes", str(work.processes), "--num_cpu_threads_per_process"]
-    return [*words, str(max(1, (os.cpu_count() or 1) // work.processes))]
 
 
 def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, int]]:
@@ -144,7 +120,6 @@ def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, 
 def measure(session: Session, work: Work, pairs: int) -> None:
     """All runs of a piece of work that are not there yet; those of other code than there is now are made anew."""
     session.drop(lambda line: line.get("work") == work.name and line["commit"] != session.commit)
-    work = replace(work, ours=scaled(work, SCALES[session.scale]).ours)
     for side, variant, pair in steps(session, work, pairs):
         line = run_side(session, side, work, variant, pair)
         seconds = ", ".join(f"{each:.2f}" for each in line["seconds"]) or "never"
@@ -152,29 +127,15 @@ def measure(session: Session, work: Work, pairs: int) -> None:
         print(f"{about:48} {seconds} s, peak {line['peak_gib']:.2f} GiB, {line['wall']:.0f} s in all", flush=True)
 
 
-def points_of_curves(scale: str) -> list[Work]:
-    """All points; on one GPU without those that need several processes."""
-    return [work for points in CURVES.values() for _, work in points if work.processes == 1 or scale != "gpu"]
-
-
 def ask(python: str, *words: str) -> str:
-    """What a module prints, run by `python` from the project's root."""
-    command = [python, "-m", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def peer_versions(pythons: dict[str, str]) -> dict[str, str]:
-    """The version of TRL in each peer environment."""
-    code = "import importlib.metadata as m; print(m.version('trl'))"
-    return {
-        name: subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-        for name, python in pythons.items()
-    }
+    """What `python` prints, run from the project's root."""
+    done = subprocess.run([python, *words], cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(work.name for work in WORKS)}, curves")
+    parser.add_argument("--only", nargs="*", default=[], choices=ALL, metavar="WORK", help=", ".join(ALL))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on there")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
@@ -184,26 +145,22 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--readme", type=Path, default=Path("benchmarks/README.md"))
     words = parser.parse_args()
-    known = [work.name for work in WORKS] + ["curves"]
-    unknown = set(words.only) - set(known)
-    if unknown:
-        raise SystemExit(f"no such work: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    chosen = words.only or known
     pythons = {"ppo": words.ppo_python, "supervised": words.supervised_python}
     data = (words.data / words.scale).absolute()
     deadline = time.monotonic() + 60 * words.minutes
     session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code(), deadline)
-    ask(sys.executable, "benchmarks.data", str(session.data), "--scale", words.scale)
-    machine: dict[str, Any] = json.loads(ask(sys.executable, "benchmarks.machine"))
+    ask(sys.executable, "-m", "benchmarks.data", str(session.data), "--scale", words.scale)
+    machine: dict[str, Any] = json.loads(ask(sys.executable, "-m", "benchmarks.machine"))
     session.drop(lambda line: "machine" in line)
-    session.add({"machine": machine | {"trl": peer_versions(pythons), "date": date.today().isoformat()}})
+    code = "import importlib.metadata as m; print(m.version('trl'))"
+    versions = {name: ask(python, "-c", code) for name, python in pythons.items()}
+    session.add({"machine": machine | {"trl": versions, "date": date.today().isoformat()}})
     try:
-        for name in chosen:
-            for work in points_of_curves(words.scale) if name == "curves" else [ALL[name]]:
-                measure(session, work, 1 if name == "curves" else words.pairs)
-    except TimeUpError:
+        for name in words.only or ALL:
+            measure(session, ALL[name], words.pairs)
+    except subprocess.TimeoutExpired:
         print(f"the {words.minutes:g} minutes are up; the same command goes on where it stopped", flush=True)
-    print(update_readme(words.readme, session.results, words.scale, session.data / "model"))
+    print(update_readme(words.readme, session.results, words.scale))
 
 
 if __name__ == "__main__":

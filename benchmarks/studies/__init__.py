@@ -1,1 +1,1 @@
-"""Studies that docs/studies/ reports: one command each, which goes on where it was broken off."""
+"""Studies that docs/studies/ reports: one command each; a repeated command continues where the last one stopped."""

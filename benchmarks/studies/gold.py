@@ -1,8 +1,7 @@
-"""A gold reward model in the place of labelers: as many labels as a study needs, of a known quality.
+"""A gold reward model in place of labelers (Gao et al. 2022, arXiv 2210.10760): as many labels as a study needs.
 
-Gao et al. 2022 (arXiv 2210.10760) measure over-optimization so: a gold model ranks answers, proxies learn from those
-rankings, and what a policy gains is judged by the gold model. Theirs is larger than the proxies; here it has the same
-size, but learns from every ranking that people or models made of these answers.
+The gold model ranks answers, proxies are trained on those rankings, and the gold model judges what a policy gains. Theirs is
+larger than the proxies; here it has the same size, but is trained on every shipped ranking of these answers.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from align.data.readers import read_records, write_records
 from align.data.records import Prompt, Ranking
 from align.reward import RewardConfig, run_reward
 from align.settings_parser import parse
+from benchmarks.studies.runner import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLD_SEED = 100
 """Of the gold model; the proxies' seeds are smaller."""
 Row = dict[str, Any]
@@ -32,17 +31,15 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Size:
-    """What a study of one size trains: settings of the stages on top of the demo's files.
+    """Settings of a study of one size, on top of the demo's files.
 
     Attributes:
-        demo: the folder of configs/demo/ whose files hold the stages' settings.
-        rankings: what the gold model learns from.
-        train, held_out: files of prompts; no prompt stands in both.
+        rankings: training data of the gold model.
+        train, held_out: files of prompts; no prompt is in both.
         sample: settings of `align sample`.
-        ppo: settings of PPO on top of the demo's.
+        ppo: settings of PPO.
     """
 
-    demo: str
     rankings: tuple[str, ...]
     train: tuple[str, ...]
     held_out: str
@@ -52,17 +49,13 @@ class Size:
 
 SIZES = {
     "smollm2-135m": Size(
-        "smollm2-135m",
         ("data/rankings_round1.jsonl", "data/rankings_round2.jsonl", "data/rankings.jsonl"),
         ("data/prompts.jsonl", "data/prompts_round2.jsonl"),
         "data/prompts_heldout.jsonl",
-        # At 1, answers differ more than at the 0.7 of the demo, so that there is something to rank.
-        {"temperature": 1.0, "max_new_tokens": 64},
+        {"temperature": 1.0, "max_new_tokens": 64},  # answers differ more than at the demo's 0.7
         {"updates": 18, "evaluate_every": 3, "kl_beta": 0.01},
     ),
-    # Shows that a study runs, and nothing else.
-    "tiny": Size(
-        "tiny",
+    "tiny": Size(  # only shows that a study runs
         ("data/rankings_heldout.jsonl",),
         ("data/prompts_validation.jsonl",),
         "data/prompts_heldout.jsonl",
@@ -73,22 +66,22 @@ SIZES = {
 
 
 class GoldLabels:
-    """The gold model, the answers of the fine-tuned model, and what the gold model says of them.
+    """The gold model, the answers of the fine-tuned model, and the gold model's rewards of these.
 
     Args:
         sft: folder of the fine-tuned model.
-        runs: where models and answers go.
-        size: of `SIZES`.
+        runs: folder of models and answers.
+        size: of `SIZES`, and a folder of configs/demo/.
         limit: prompts of each part; 0: all.
     """
 
     def __init__(self, sft: str, runs: Path, size: str, limit: int = 0) -> None:
-        self.sft, self.runs, self.size, self.limit = sft, runs, SIZES[size], limit
+        self.sft, self.runs, self.demo, self.size, self.limit = sft, runs, size, SIZES[size], limit
         self.model = runs / "gold" / "model"
 
     def settings(self, kind: type[Config], stage: str, **values: object) -> Config:
-        """A stage's settings: those of the demo, and `values` over them; "" for a stage that the demo has no file of."""
-        words = ["--config", str(ROOT / "configs" / "demo" / self.size.demo / f"{stage}.yaml")] if stage else []
+        """The demo's settings of a stage ("" for none) with `values` on top."""
+        words = ["--config", str(ROOT / "configs" / "demo" / self.demo / f"{stage}.yaml")] if stage else []
         for name, value in values.items():
             words += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
         return parse(kind, words)
@@ -107,21 +100,26 @@ class GoldLabels:
                 run_sample(self.settings(SampleConfig, "", **more, **self.size.sample))
 
     def train_reward(self, folder: Path, rankings: str, seed: int, **more: object) -> Path:
-        """Train a reward model from the fine-tuned model unless that is done; the model's folder."""
+        """Train a reward model from the fine-tuned model unless that is done; return the model's folder."""
         more |= {"model": self.sft, "train_data": rankings, "validation_data": "", "demonstrations": ""}
         more |= {"output_dir": folder, "seed": seed}
         return run_unless_finished(run_reward, self.settings(RewardConfig, "reward", **more))
 
-    def rows(self, part: str) -> list[Row]:
-        """Prompts with their answers and the gold model's rewards of those: `part` is "train" or "held-out"."""
-        return [json.loads(line) for line in self._answers(part).read_text(encoding="utf-8").splitlines()]
+    def proxies(self, noise: float, seed: int, members: int) -> list[Path]:
+        """Reward models trained on the same pairs, with other heads and another order."""
+        pairs = self.runs / f"pairs-noise{noise:g}-seed{seed}.jsonl"
+        if not pairs.exists():
+            rows = [json.loads(line) for line in self._answers("train").read_text(encoding="utf-8").splitlines()]
+            write_records(pairs, gold_pairs(rows, noise, np.random.default_rng(seed)))
+        folders = [self.runs / f"proxy-noise{noise:g}-seed{seed}-{member}" for member in range(members)]
+        return [self.train_reward(folder, str(pairs), 10 * seed + member) for member, folder in enumerate(folders)]
 
     def _answers(self, part: str) -> Path:
         return self.runs / f"{part}-answers.jsonl"
 
 
 def gold_pairs(rows: Sequence[Row], noise: float, random: np.random.Generator) -> list[Ranking]:
-    """One pair of answers to each prompt, in the gold model's order, a share `noise` of them the wrong way round.
+    """One pair of answers to each prompt in the gold model's order, a share `noise` of them reversed.
 
     A prompt whose two answers are equal, or equally good, is left out.
     """

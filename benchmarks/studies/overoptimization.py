@@ -2,26 +2,22 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.studies.overoptimization --sft runs/demo/sft/model [--seeds 0 1 2]
 
-A gold model ranks a pair of answers to each prompt; proxies learn from those pairs, with the given shares of them the wrong
-way round (Coste et al. 2024, arXiv 2310.02743: a quarter). PPO climbs a proxy, or the lowest of three (`wco`), nearly
-without a KL penalty; the gold model only looks on, and so does the shipped judge, which learned from a part of the gold
-model's own labels. The best of n answers by the same proxies stands beside it. Every step that is finished is not done
-again. Figures go to docs/studies/overoptimization/.
+A gold model ranks a pair of answers to each prompt; proxies are trained on those pairs, with a share of them reversed
+(Coste et al. 2024, arXiv 2310.02743: a quarter). PPO climbs a proxy, or the lowest of three (`wco`), nearly without a KL
+penalty. The gold model and the shipped judge, which was trained on a part of the gold model's labels, only evaluate. Best of
+n by the same proxies is the baseline.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from align.commands.loop.labelers import ModelScorer
 from align.commands.stages import run_unless_finished
-from align.data.readers import write_records
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.files import read_json, write_json
@@ -29,9 +25,10 @@ from align.launch import quiet_libraries
 from align.ppo import PPOConfig, run_ppo
 from align.statistics import mean_interval
 from align.training.metrics_file import read_metrics
-from benchmarks.studies.gold import ROOT, SIZES, GoldLabels, Row, gold_pairs
+from benchmarks.kept import kept
+from benchmarks.studies.gold import SIZES, GoldLabels, Row
+from benchmarks.studies.runner import study_arguments
 
-STUDY = ROOT / "docs" / "studies" / "overoptimization"
 MEMBERS = 3
 Condition = tuple[str, float]
 """How rewards are combined, and the share of wrong labels."""
@@ -40,27 +37,22 @@ Point = dict[str, float]
 
 
 def main() -> None:
-    """Do the steps that are not done yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sft", required=True, help="folder of the fine-tuned model")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    """Do the steps that are not done yet, and write figures.json and curves.svg."""
+    parser = study_arguments(__doc__, "overoptimization", seeds=3)
+    parser.set_defaults(samples=16, runs=Path("runs/gold-studies"))
     parser.add_argument("--size", choices=list(SIZES), default="smollm2-135m", help="the settings of the stages")
-    parser.add_argument("--runs", type=Path, default=Path("runs/gold-studies"), help="models and answers")
-    parser.add_argument("--results", type=Path, default=STUDY, help="figures")
     parser.add_argument("--limit", type=int, default=0, help="prompts of each part; 0: all")
-    parser.add_argument("--judge", default="smollm2-135m-judge", help="a reward model that looks on, too")
-    parser.add_argument("--samples", type=int, default=16, help="the largest n of the best of n")
     options = parser.parse_args()
     quiet_libraries()
     labels = GoldLabels(options.sft, options.runs, options.size, options.limit)
     labels.prepare()
     for seed in options.seeds:
         for condition in CONDITIONS:
-            began = time.monotonic()
+            run = labels.runs / name_of(condition, seed)
             train_policy(labels, condition, seed)
-            judge_answers(labels.runs / name_of(condition, seed), options.judge)
-            print(f"{name_of(condition, seed)}: finished, {time.monotonic() - began:.0f} s", flush=True)
-        best_of_n(labels, seed, options.samples)
+            kept(run / "judged.json", lambda run=run: judge_answers(run, options.judge))
+        curve = labels.runs / f"best-of-n-seed{seed}.json"
+        kept(curve, lambda seed=seed: best_of_n(labels, seed, options.samples))
         write_figures(labels.runs, options.results, options.seeds)
 
 
@@ -70,19 +62,10 @@ def name_of(condition: Condition, seed: int) -> str:
     return f"{rule}-noise{noise:g}-seed{seed}"
 
 
-def proxies(labels: GoldLabels, noise: float, seed: int, members: int) -> list[Path]:
-    """Reward models that learned from the same pairs, with other heads and another order."""
-    pairs = labels.runs / f"pairs-noise{noise:g}-seed{seed}.jsonl"
-    if not pairs.exists():
-        write_records(pairs, gold_pairs(labels.rows("train"), noise, np.random.default_rng(seed)))
-    folders = [labels.runs / f"proxy-noise{noise:g}-seed{seed}-{member}" for member in range(members)]
-    return [labels.train_reward(folder, str(pairs), 10 * seed + member) for member, folder in enumerate(folders)]
-
-
 def train_policy(labels: GoldLabels, condition: Condition, seed: int) -> None:
     """PPO on one proxy or on the lowest of several; the gold model judges its answers to the held-out prompts."""
     rule, noise = condition
-    models = proxies(labels, noise, seed, 1 if rule == "single" else MEMBERS)
+    models = labels.proxies(noise, seed, 1 if rule == "single" else MEMBERS)
     rewards: dict[str, object] = {"reward_model": models[0]}
     if len(models) > 1:
         rewards = {"reward_models": models, "reward_ensemble": rule}
@@ -97,12 +80,9 @@ def train_policy(labels: GoldLabels, condition: Condition, seed: int) -> None:
     run_unless_finished(run_ppo, labels.settings(PPOConfig, "ppo", **rewards, **more, **labels.size.ppo))
 
 
-def best_of_n(labels: GoldLabels, seed: int, samples: int) -> None:
+def best_of_n(labels: GoldLabels, seed: int, samples: int) -> list[Point]:
     """The curve of the first noisy proxy of a seed; the answers are the same for all seeds, and sampled once."""
-    target = labels.runs / f"best-of-n-seed{seed}.json"
-    if target.exists():
-        return
-    (proxy,) = proxies(labels, 0.25, seed, 1)
+    (proxy,) = labels.proxies(0.25, seed, 1)
     config = labels.settings(
         RewardEvalConfig,
         "",
@@ -117,17 +97,11 @@ def best_of_n(labels: GoldLabels, seed: int, samples: int) -> None:
         **labels.size.sample | {"temperature": labels.settings(PPOConfig, "ppo").temperature},
     )
     (evaluation,) = run_reward_eval(config)
-    write_json(target, evaluation.tables["curve"])
+    return list(evaluation.tables["curve"])
 
 
-def judge_answers(run: Path, judge: str) -> None:
-    """How often the judge prefers the answers of an evaluation to those before training; a tie is one half.
-
-    Writes judged.json: the share with its 95 % interval over prompts, by update.
-    """
-    target = run / "judged.json"
-    if target.exists():
-        return
+def judge_answers(run: Path, judge: str) -> dict[int, list[float]]:
+    """The judge's win rate over the answers before training with its 95 % interval over prompts, by update."""
     answers: dict[int, list[Row]] = {}
     for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -139,7 +113,7 @@ def judge_answers(run: Path, judge: str) -> None:
     }
     scorer.close()
     wins = {update: (np.sign(found - scores[0]) + 1) / 2 for update, found in scores.items()}
-    write_json(target, {update: [float(won.mean()), *mean_interval(won)] for update, won in wins.items()})
+    return {update: [float(won.mean()), *mean_interval(won)] for update, won in wins.items()}
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -161,15 +135,17 @@ def curve(run: Path) -> list[Point]:
 
 def fit_ppo(points: Sequence[Point]) -> tuple[float, float]:
     """Alpha and beta of gain = d (alpha - beta ln d), d the root of KL: Gao et al.'s form for PPO."""
-    d, gain = (np.array([point[name] for point in points]) for name in ("d", "gain"))
-    alpha, beta = np.linalg.lstsq(np.stack([d, -d * np.log(d)], axis=1), gain, rcond=None)[0]
-    return float(alpha), float(beta)
+    return _fit(points, np.log)
 
 
 def fit_best_of_n(points: Sequence[Point]) -> tuple[float, float]:
     """Alpha and beta of gain = d (alpha - beta d): their form for the best of n."""
+    return _fit(points, lambda d: d)
+
+
+def _fit(points: Sequence[Point], form: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
     d, gain = (np.array([point[name] for point in points]) for name in ("d", "gain"))
-    alpha, beta = np.linalg.lstsq(np.stack([d, -d * d], axis=1), gain, rcond=None)[0]
+    alpha, beta = np.linalg.lstsq(np.stack([d, -d * form(d)], axis=1), gain, rcond=None)[0]
     return float(alpha), float(beta)
 
 
@@ -181,66 +157,58 @@ def gains(points: Sequence[Point]) -> list[Point]:
 
 def summary(runs: Sequence[Sequence[Point]]) -> dict[str, object]:
     """What several seeds of one condition came to: gold at the start, at its highest, at the end, and so on."""
-    ends = {"start": 0, "end": -1}
-    found: dict[str, object] = {name: [run[at]["gold"] for run in runs] for name, at in ends.items()}
-    found["highest"] = [max(point["gold"] for point in run) for run in runs]
-    found["win rate"] = [[run[0]["win rate"], max(point["win rate"] for point in run), run[-1]["win rate"]] for run in runs]
-    found["standard error"] = [run[-1].get("error", 0.0) for run in runs]
-    found["proxy"] = [[run[0]["proxy"], run[-1]["proxy"]] for run in runs]
-    found["KL"] = [run[-1]["kl"] for run in runs]
-    found["tokens"] = [[run[0]["tokens"], run[-1]["tokens"]] for run in runs]
-    found["alpha, beta"] = fit_ppo([point for run in runs for point in gains(run)])
-    return found
+    return {
+        "start": [run[0]["gold"] for run in runs],
+        "end": [run[-1]["gold"] for run in runs],
+        "highest": [max(point["gold"] for point in run) for run in runs],
+        "win rate": [[run[0]["win rate"], max(p["win rate"] for p in run), run[-1]["win rate"]] for run in runs],
+        "standard error": [run[-1].get("error", 0.0) for run in runs],
+        "proxy": [[run[0]["proxy"], run[-1]["proxy"]] for run in runs],
+        "KL": [run[-1]["kl"] for run in runs],
+        "tokens": [[run[0]["tokens"], run[-1]["tokens"]] for run in runs],
+        "alpha, beta": fit_ppo([point for run in runs for point in gains(run)]),
+    }
 
 
 def write_figures(runs: Path, results: Path, seeds: Sequence[int]) -> None:
     """figures.json and curves.svg, of all runs that are finished."""
-    curves = {
-        condition: {
-            seed: curve(runs / name_of(condition, seed))
-            for seed in seeds
-            if (runs / name_of(condition, seed) / "judged.json").exists()
-        }
-        for condition in CONDITIONS
-    }
-    curves = {condition: found for condition, found in curves.items() if found}
-    best = {seed: read_json(path) for seed in seeds if (path := runs / f"best-of-n-seed{seed}.json").exists()}
+    names = {name_of(condition, seed): condition for condition in CONDITIONS for seed in seeds}
+    curves = {name: curve(runs / name) for name in names if (runs / name / "judged.json").exists()}
+    groups: dict[Condition, list[list[Point]]] = {}
+    for name, found in curves.items():
+        groups.setdefault(names[name], []).append(found)
+    best = {str(seed): read_json(path) for seed in seeds if (path := runs / f"best-of-n-seed{seed}.json").exists()}
     points = [
         {"d": row["KL bound"] ** 0.5, "gain": row["gold"] - rows[0]["gold"]} for rows in best.values() for row in rows[1:]
     ]
-    figures: dict[str, object] = {
-        "curves": {name_of(condition, seed): run for condition, found in curves.items() for seed, run in found.items()},
-        "conditions": {f"{rule}, noise {noise:g}": summary(list(found.values())) for (rule, noise), found in curves.items()},
-        "best of n": {str(seed): rows for seed, rows in best.items()},
-    }
+    conditions = {f"{rule}, noise {noise:g}": summary(found) for (rule, noise), found in groups.items()}
+    figures: dict[str, object] = {"curves": curves, "conditions": conditions, "best of n": best}
     if points:
         figures["best of n, alpha, beta"] = fit_best_of_n(points)
     write_json(results / "figures.json", figures)
-    draw(curves, points, results / "curves.svg")
+    draw(groups, points, results / "curves.svg")
 
 
-def draw(curves: dict[Condition, dict[int, list[Point]]], best: Sequence[Point], path: Path) -> None:
+def draw(groups: dict[Condition, list[list[Point]]], best: Sequence[Point], path: Path) -> None:
     """Over the root of KL: the gold model's gain with the fitted curve of each condition, and the judge's win rate."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes, judged_axes = figure.subplots(1, 2)
-    colors = dict(zip(CONDITIONS, ("#b5442e", "#1f5fa8", "#3c8d5a"), strict=True))
-    groups = []
-    for (rule, noise), found in curves.items():
-        each = [point for run in found.values() for point in gains(run)]
-        groups.append((f"{rule}, {noise:.0%} wrong labels", colors[rule, noise], each, fit_ppo))
-    groups += [("best of n, 25% wrong labels", "#777777", list(best), fit_best_of_n)] if best else []
-    for label, color, points, fit in groups:
+
+    def plot(points: Sequence[Point], form: Callable[[np.ndarray], np.ndarray], label: str, color: str) -> None:
         d = np.linspace(0.05, max(point["d"] for point in points), 100)
-        alpha, beta = fit(points)
-        line = d * (alpha - beta * (np.log(d) if fit is fit_ppo else d))
+        alpha, beta = _fit(points, form)
         axes.plot([point["d"] for point in points], [point["gain"] for point in points], "o", color=color, ms=4, alpha=0.6)
-        axes.plot(d, line, color=color, label=label)
-    for condition, found in curves.items():
-        for run in found.values():
+        axes.plot(d, d * (alpha - beta * form(d)), color=color, label=label)
+
+    for ((rule, noise), runs), color in zip(groups.items(), ("#b5442e", "#1f5fa8", "#3c8d5a"), strict=False):
+        plot([point for run in runs for point in gains(run)], np.log, f"{rule}, {noise:.0%} wrong labels", color)
+        for run in runs:
             kl, rates = ([point[name] for point in run] for name in ("kl", "win rate"))
-            judged_axes.plot(np.sqrt(kl), rates, "o-", color=colors[condition], ms=4)
+            judged_axes.plot(np.sqrt(kl), rates, "o-", color=color, ms=4)
+    if best:
+        plot(best, lambda d: d, "best of n, 25% wrong labels", "#777777")
     levels = ((axes, 0.0, "gain in the gold model's reward"), (judged_axes, 0.5, "win rate over the start, by the judge"))
     for side, level, label in levels:
         side.axhline(level, color="#999999", lw=0.8)

@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.studies import overoptimization, ppo_seeds
+from benchmarks.studies import overoptimization
 from benchmarks.studies.gold import gold_pairs
+from benchmarks.studies.runner import figures_of
 
 ROWS = [
     {"prompt": "a", "responses": ["x", "y"], "rewards": [1.0, 2.0]},
@@ -80,4 +81,4 @@ def test_what_counts_as_a_collapse(gain_low, rates, lengths, collapsed):
 
     before, after = (PolicyResponses(["t"], [0.0], [[1] * length], [True]) for length in lengths)
     comparison = PolicyComparison([], 1, before, after, 0.5, gain_low, 1.0, 2.0)
-    assert ppo_seeds.figures_of(comparison, np.array(rates, dtype=float))["collapsed"] is collapsed
+    assert figures_of(comparison, np.array(rates, dtype=float))["collapsed"] is collapsed

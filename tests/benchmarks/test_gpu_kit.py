@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_kit import MACHINE, NEVER, direct_requirements, missing, pins
-from benchmarks.gpu_unpack import join_parts, random_model
+from benchmarks.gpu_kit import MACHINE, NEVER, direct_requirements, join_parts, missing, pins, random_model
 
 ROOT = Path(__file__).parents[2]
 REQUIRES = {
@@ -70,5 +69,6 @@ def test_a_random_model_in_its_place_says_so(tmp_path, sharp_folders):
 
 
 def test_make_has_the_commands():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "include benchmarks/Makefile" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "benchmarks" / "Makefile").read_text(encoding="utf-8")
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in ("gpu-kit", "gpu-test", "bench-gpu"))

@@ -10,6 +10,7 @@ import pytest
 from align.commands.stage_configs import STAGE_CONFIGS
 from align.settings_parser import parse
 from benchmarks.kill_resume import COMMON, LAUNCHED, PREPARED, VARIANTS
+from benchmarks.soak import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
 NAMED = dict.fromkeys(PREPARED, "model")
@@ -32,9 +33,12 @@ def test_a_launched_variant_is_one_of_the_others():
 @pytest.mark.parametrize("variant", ["ppo-rules", "sft-two"])
 def test_runs_are_killed_and_end_alike(variant, tmp_path):
     """The one needs a model that is trained before, the other a launcher. What forks has to be a program of its own."""
-    words = ["--kills", "2", "--only", variant, "--folder", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.kill_resume", *words], cwd=ROOT, capture_output=True, text=True)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}{END}after\n")
+    words = ["--kills", "2", "--count", "0", "--only", variant, "--folder", str(tmp_path), "--page", str(page)]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.soak", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert f"| `{variant}` | 2 |" in page.read_text()
     (tally,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
     assert (tally["variant"], tally["kills"], tally["different"]) == (variant, 2, [])
     assert tally["same"] == tally["runs"] >= 2

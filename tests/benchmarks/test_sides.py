@@ -7,9 +7,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks import ours
-from benchmarks.arithmetic import Shape, rows
 from benchmarks.data import llama_1b, make_model, make_reward_model, make_texts
-from benchmarks.measuring import examples
+from benchmarks.measuring import examples, measure
 from benchmarks.workloads import ALL, SCALES, scaled
 
 TINY = SCALES["tiny"]
@@ -45,7 +44,7 @@ def test_texts_have_the_lengths_that_were_asked_for(folder, name):
 @pytest.mark.parametrize("name", ["ppo", "ppo_lora"])
 def test_our_ppo(folder, name, tmp_path):
     work = scaled(ALL[name], TINY)
-    found = ours.measure(work, "auto", folder, 1, tmp_path)
+    found = measure("ours", work, "auto", folder, 1, tmp_path)
     assert len(found.seconds) == work.measured
     assert all(seconds > 0 for seconds in found.seconds)
     assert sum(found.figures[part] for part in ("sample", "score", "record", "learn")) == pytest.approx(1.0, abs=1e-5)
@@ -54,34 +53,28 @@ def test_our_ppo(folder, name, tmp_path):
 
 @pytest.mark.parametrize("name", ["reward_k4", "reward_long"])
 def test_a_ranking_is_read_by_us_once_and_by_the_peer_pair_by_pair(folder, name, tmp_path):
-    from benchmarks import peer_supervised
-
     work = scaled(ALL[name], TINY)
-    mine = ours.measure(work, "auto", folder, 1, tmp_path)
+    mine = measure("ours", work, "auto", folder, 1, tmp_path)
     assert mine.tokens == [work.rows * (work.prompt[0] + work.responses * work.response[0])] * work.measured
-    theirs = peer_supervised.measure(work, "float32", folder, 1, tmp_path)
+    theirs = measure("peer", work, "float32", folder, 1, tmp_path)
     read = work.pairs_read or work.pairs
     assert theirs.tokens == [work.rows * read * 2 * (work.prompt[0] + work.response[0])] * work.measured
     assert all(seconds > 0 for seconds in mine.seconds + theirs.seconds)
 
 
 def test_sft_counts_the_same_tokens_on_both_sides(folder, tmp_path):
-    from benchmarks import peer_supervised
-
     work = scaled(ALL["sft"], TINY)
     lengths = {len(row["prompt"]) + len(row["responses"][0]) for row in examples(folder, work)}
-    for side in (ours, peer_supervised):
-        found = side.measure(work, "float32", folder, 1, tmp_path)
+    for side in ("ours", "peer"):
+        found = measure(side, work, "float32", folder, 1, tmp_path)
         assert len(found.seconds) == len(found.tokens) == work.measured
         assert all(work.rows * min(lengths) <= tokens <= work.rows * max(lengths) for tokens in found.tokens)
 
 
 def test_sampling_counts_new_tokens(folder, tmp_path):
-    from benchmarks import peer_supervised
-
     work = scaled(ALL["sampling_32"], TINY)
-    for side in (ours, peer_supervised):
-        found = side.measure(work, "float32", folder, 1, tmp_path)
+    for side in ("ours", "peer"):
+        found = measure(side, work, "float32", folder, 1, tmp_path)
         assert len(found.seconds) == work.measured
         # The untrained model says its end token now and then: a row may be shorter, never longer.
         assert all(work.rows <= tokens <= work.rows * work.response[1] for tokens in found.tokens)
@@ -89,7 +82,7 @@ def test_sampling_counts_new_tokens(folder, tmp_path):
 
 def test_our_side_of_the_race_runs(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(ours, "RACE_UPDATES", 2)
-    found = ours.measure(scaled(ALL["time_to_reward"], TINY), "1e-3", folder, 1, tmp_path)
+    found = measure("ours", scaled(ALL["time_to_reward"], TINY), "1e-3", folder, 1, tmp_path)
     assert found.seconds == []
     assert 0.0 < found.figures["best_reward"] < 0.5
 
@@ -102,17 +95,3 @@ def test_the_model_for_a_gpu_has_a_billion_weights_and_room_for_its_work():
     assert sum(weight.numel() for weight in model.parameters()) == 16 * layer + 2048 + 49152 * 2048
     large = [scaled(work, SCALES["gpu"]) for work in ALL.values() if work.stage != "race"]
     assert max(work.prompt[1] + work.response[1] for work in large) <= config.max_position_embeddings
-
-
-def test_the_arithmetic_knows_every_weight(folder):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    embeddings = model.get_input_embeddings().weight.numel()
-    shape = Shape.from_model(folder / "model")
-    assert shape.body + shape.vocabulary + embeddings == sum(weight.numel() for weight in model.parameters())
-    line = {"work": "ppo", "side": "ours", "variant": "auto", "pair": 1, "scale": "tiny", "seconds": [2.0], "tokens": [16]}
-    machine = {"machine": {"bfloat16_tflops": 1.0, "bandwidth_gb": 10.0}}
-    lines = [machine, line | {"figures": {}, "peak_gib": 1.0}]
-    ((_, _, least, seconds),) = rows(lines, folder / "model", "tiny")
-    assert 0 < least < seconds == 2.0

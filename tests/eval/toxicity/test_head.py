@@ -24,9 +24,8 @@ from align.eval.toxicity.head import (
 )
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
 from align.statistics import roc_auc
-from benchmarks.toxicity import reference_figures
+from benchmarks.toxicity import WORD_SHARE, combine, fit_sense, fit_words, reference_figures
 from benchmarks.toxicity_data import Source, plain_tweet, read_own_rows
-from benchmarks.toxicity_training import WORD_SHARE, combine, fit_sense, fit_words
 
 # --------------------------------------------------------------------------------------------------------------- words
 

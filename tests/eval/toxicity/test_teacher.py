@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.toxicity_teacher import LENGTH, Teacher, _Containers, _word_index
+from benchmarks.toxicity_data import LENGTH, Teacher, _Containers, _word_index
 
 
 class Touches:

@@ -1,0 +1,19 @@
+"""Results in files, which make a repeated command continue where the last one stopped."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from align.files import read_json, write_json
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """Return the content of a JSON file, which `make` supplies if the file does not exist; print the seconds taken."""
+    if not path.exists():
+        began = time.monotonic()
+        value = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, value)
+        print(f"{path.stem}: finished, {time.monotonic() - began:.0f} s", flush=True)
+    return read_json(path)

@@ -1,0 +1,250 @@
+"""The peers: TRL's RewardTrainer and SFTTrainer, transformers' generate, and the last PPOTrainer, TRL 1.12.0's.
+
+PPO needs a separate environment, in which this file is imported too. Settings are the fastest that were found for the same
+work: no gradient checkpointing, sample generations, evaluation or saving; the optimizer is the same fused AdamW. bfloat16 is
+autocast over float32 weights, because bfloat16 weights would round away updates of 3e-6; PPO's models that are not trained
+(reference, reward) are bfloat16 themselves.
+"""
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
+from transformers.modeling_outputs import BaseModelOutput
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters
+from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_TARGET, RACE_UPDATES, Work
+
+ON_CPU = not torch.cuda.is_available()
+
+
+class Clock(TrainerCallback):
+    """Wall time, real tokens and logged figures at the end of each step.
+
+    Args:
+        target: training ends once `objective/scores` is there.
+    """
+
+    def __init__(self, target: float | None = None) -> None:
+        self.times: list[float] = []
+        self.tokens: list[int] = []
+        self.rows: list[dict[str, float]] = []
+        self.target = target
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.times.append(time.perf_counter())
+        self.tokens.append(0)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        self.rows.append(logs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.times.append(time.perf_counter())
+        self.tokens.append(int(state.num_input_tokens_seen))
+        if self.target is not None and self.rows[-1]["objective/scores"] >= self.target:
+            raise StopIteration  # PPOTrainer's loop does not read `control`
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each step."""
+        return [after - before for before, after in itertools.pairwise(self.times)]
+
+    def measurement(self, work: Work) -> Measurement:
+        """The steps after the warm-up, each from the end of the one before."""
+        tokens = [after - before for before, after in itertools.pairwise(self.tokens)]
+        return Measurement(self.seconds[work.warmup :], tokens[work.warmup :])
+
+
+def _settings(seed: int, scratch: Path, variant: str) -> dict[str, Any]:
+    """Settings that all trainers share; `variant` is the number format."""
+    return {
+        "output_dir": str(scratch / "run"),
+        "seed": seed,
+        "bf16": variant == "bfloat16",
+        "use_cpu": ON_CPU,
+        "gradient_checkpointing": False,
+        "optim": "adamw_torch_fused",
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+
+
+def _supervised(
+    work: Work, folder: Path, stage: tuple[type, type], model: nn.Module, rows: list[dict[str, Any]], **more: Any
+) -> Measurement:
+    """Train on rows of token ids, and measure the steps; `stage` is TRL's trainer and its config."""
+    (trainer, config), clock = stage, Clock()
+    settings = config(
+        learning_rate=LEARNING_RATE,
+        include_num_input_tokens_seen="non_padding",
+        max_length=None,
+        dataloader_pin_memory=not ON_CPU,
+        max_steps=work.warmup + work.measured,
+        **more,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    data = Dataset.from_list(rows)
+    trainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer, callbacks=[clock]).train()
+    return clock.measurement(work)
+
+
+def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    """A ranking is all of its pairs, as InstructGPT's one batch element is; an update is `rows` rankings.
+
+    With `pairs_read` the steps under the clock hold that many of the pairs, and the time is scaled to all of them: a pair
+    costs what every other costs. Each step then also has an optimizer step, which is taken once.
+    """
+    rankings, read = examples(folder, work), work.pairs_read or work.pairs
+    pairs = [
+        {"chosen_ids": row["prompt"] + row["responses"][i], "rejected_ids": row["prompt"] + row["responses"][j]}
+        for row in rankings
+        for i, j in list(itertools.combinations(range(work.responses), 2))[:read]
+    ]
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1, dtype=torch.float32)
+    micro = min(read, 6)  # pairs, so 12 texts at once: faster than 36 pairs, and in a sixth of the memory
+    sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": work.rows * read // micro}
+    more = _settings(seed, scratch, variant) | sizes
+    found = _supervised(work, folder, (RewardTrainer, RewardConfig), model, pairs, **more)
+    found.seconds = [seconds * work.pairs / read for seconds in found.seconds]
+    return found
+
+
+def sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    texts = [(row["prompt"], row["responses"][0]) for row in examples(folder, work)]
+    rows = [{"input_ids": a + b, "completion_mask": [0] * len(a) + [1] * len(b)} for a, b in texts]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    micro = min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
+    sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": max(1, work.rows // micro)}
+    more = _settings(seed, scratch, variant) | sizes
+    return _supervised(work, folder, (SFTTrainer, SFTConfig), model, rows, completion_only_loss=True, **more)
+
+
+def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=getattr(torch, variant)).eval()
+    model = model.to("cpu" if ON_CPU else "cuda")
+    prompts = torch.tensor([row["prompt"] for row in examples(folder, work)], device=model.device)
+    seconds, tokens = [], []
+    for step in range(work.warmup + work.measured):
+        part = prompts[step * work.rows : (step + 1) * work.rows]
+        begun = time.perf_counter()
+        ids = model.generate(
+            input_ids=part,
+            attention_mask=torch.ones_like(part),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=work.response[1],
+        )
+        if not ON_CPU:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+        tokens.append(int((ids[:, part.shape[1] :] != model.config.pad_token_id).sum()))
+    return Measurement(seconds[work.warmup :], tokens[work.warmup :])
+
+
+def _train_ppo(
+    work: Work, folder: Path, tokenizer: PreTrainedTokenizerBase, models: dict[str, nn.Module], clock: Clock, **more: Any
+) -> None:
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    # Four micro-batches: as fast as one, and the logits of 32 rows over 49,152 tokens are never held at once.
+    micro = max(1, work.rows // 4)
+    config = PPOConfig(
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=work.rows // micro,
+        local_rollout_forward_batch_size=work.rows,
+        num_ppo_epochs=PPO_EPOCHS,
+        response_length=work.response[1],
+        temperature=1.0,
+        adam_epsilon=1e-5,
+        num_sample_generations=0,
+        **more,
+    )
+    data = Dataset.from_list([{"input_ids": row["prompt"]} for row in examples(folder, work)])
+    trainer = PPOTrainer(
+        args=config, processing_class=tokenizer, train_dataset=data, eval_dataset=data, callbacks=[clock], **models
+    )
+    try:
+        trainer.train()
+    except StopIteration:
+        assert clock.target is not None
+
+
+def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    # PPOTrainer's Accelerator ignores the config's number format and reads this variable.
+    os.environ["ACCELERATE_MIXED_PRECISION"] = {"float32": "no", "bfloat16": "bf16"}[variant]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
+    frozen = getattr(torch, variant)
+    models = {
+        "model": AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
+        "ref_model": AutoModelForCausalLM.from_pretrained(folder / "model", dtype=frozen),
+        "reward_model": AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=frozen),
+        "value_model": AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=torch.float32),
+    }
+    clock, steps = Clock(), work.warmup + work.measured
+    more = _settings(seed, scratch, variant) | {"learning_rate": LEARNING_RATE, "total_episodes": work.rows * steps}
+    _train_ppo(work, folder, tokenizer, models, clock, **more)
+    tokens = [work.rows * work.response[1]] * work.measured  # without a stop token every response has full length
+    return Measurement(clock.seconds[work.warmup :], tokens, {"kl": clock.rows[-1]["objective/kl"]})
+
+
+class KnownReward(nn.Module):
+    """The race's reward in the shape of a sequence classifier, which is how `get_reward` asks for one.
+
+    Its backbone gives the score of the whole row at every position, its `score` passes that on.
+    """
+
+    base_model_prefix = "backbone"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int) -> None:
+        super().__init__()
+        self.backbone = _LettersOf(tokenizer, prompt_tokens)
+        self.score = nn.Identity()
+
+
+class _LettersOf(nn.Module):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_tokens: int) -> None:
+        super().__init__()
+        self.tokenizer, self.prompt_tokens = tokenizer, prompt_tokens
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **kwargs: Any) -> BaseModelOutput:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.prompt_tokens :], skip_special_tokens=True)
+        scores = torch.tensor(letters([()] * len(texts), texts), device=input_ids.device)
+        return BaseModelOutput(hidden_states=(scores[:, None, None].expand(*input_ids.shape, 1),))
+
+
+def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # a tiny model gains nothing from bfloat16
+    tokenizer = AutoTokenizer.from_pretrained(folder / "race", padding_side="left")
+    models = {
+        "model": AutoModelForCausalLM.from_pretrained(folder / "race", dtype=torch.float32),
+        "ref_model": AutoModelForCausalLM.from_pretrained(folder / "race", dtype=torch.float32),
+        "reward_model": KnownReward(tokenizer, work.prompt[1]),
+        "value_model": AutoModelForSequenceClassification.from_pretrained(folder / "race", num_labels=1),
+    }
+    clock = Clock(RACE_TARGET)
+    assert work.response[1] == TOKENS
+    more = _settings(seed, scratch, "float32") | {
+        "learning_rate": float(variant),
+        "lr_scheduler_type": "constant",
+        "total_episodes": work.rows * RACE_UPDATES,
+        "kl_coef": RACE_KL_BETA,
+        "stop_token": "eos",
+    }
+    _train_ppo(work, folder, tokenizer, models, clock, **more)
+    rows = zip(clock.seconds, clock.rows, strict=True)
+    return finish_line([(seconds, row["objective/scores"], row["objective/kl"]) for seconds, row in rows])
