@@ -1,6 +1,7 @@
 """The demo's last step: the small sets before and after, as rows of the table."""
 
 import json
+import re
 
 from align.commands.demo import HEADLINES, evaluate_start_and_end
 from align.commands.demo_table import best_of_row, instruction_rows
@@ -33,7 +34,11 @@ def test_instructions_that_were_obeyed_by_hand():
     after = PolicyResponses(["a b", "c d", "-", "-", "Yes.", "perhaps"], [], [], [])
     (row,) = instruction_rows(PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
     assert (row["before"], row["after"]) == ("25%", "75%")  # 1 of 2 and 0 of 2; 2 of 2 and 1 of 2
-    assert row["interval"].startswith("gain +50.0% (+50.0% to +50.0%)")  # both prompts gain one half
+    # Both prompts gain one half. Two prompts do not exclude a loss.
+    low, high = re.fullmatch(
+        r"gain \+50\.0% \((\S+)% to (\S+)%\)", row["interval"][: row["interval"].index(")") + 1]
+    ).groups()
+    assert float(low) < 0 < 90 < float(high) < 100
     assert instruction_rows(PolicyComparison(prompts[1:2], 2, before, after, 0, 0, 0, 0)) == []
 
 
