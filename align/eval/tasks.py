@@ -48,7 +48,7 @@ TASKS = {
         "align.eval.rules.task:run_rules",
     ),
     "verdicts": EvalTask(
-        "what people judged: violations of rules, claims and sources, authorship, ratings and flags",
+        "people's verdicts: violations of rules, claims and sources, authorship, ratings and flags",
         "align.eval.verdicts.task:VerdictsConfig",
         "align.eval.verdicts.task:run_verdicts",
     ),

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 def parse_rows(
     rows: Iterable[SourceRow], parse: Callable[[Mapping[str, Any], str], Iterable[Item]], skip_bad_rows: bool, nothing: str
 ) -> list[Item]:
-    """Return what `parse` makes of each row.
+    """Parse each row and return all items.
 
     Args:
         rows: as `align.data.sources.iter_rows` gives them.

@@ -1,4 +1,4 @@
-"""The table of questions: what people answer in the labeling app, and the share that each figure counts.
+"""The table of questions that people answer in the labeling app, with the share that each figure counts.
 
 An answer is `follows` (yes), `violates` (no) or `unsure`, as the app exports verdicts. A rule that is not in the table gives
 a violation rate. A flag of `align.data.records.FLAGS` is answered with yes where the labeler set it.

@@ -1,4 +1,4 @@
-"""`align eval verdicts`: count what people answered in the labeling app.
+"""`align eval verdicts`: count people's answers from the labeling app.
 
 From a launcher: `accelerate launch align/eval/verdicts/task.py --config FILE`.
 
