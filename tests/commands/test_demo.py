@@ -35,9 +35,7 @@ def test_instructions_that_were_obeyed_by_hand():
     (row,) = instruction_rows(PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
     assert (row["before"], row["after"]) == ("25%", "75%")  # 1 of 2 and 0 of 2; 2 of 2 and 1 of 2
     # Both prompts gain one half. Two prompts do not exclude a loss.
-    low, high = re.fullmatch(
-        r"gain \+50\.0% \((\S+)% to (\S+)%\)", row["interval"][: row["interval"].index(")") + 1]
-    ).groups()
+    low, high = re.match(r"gain \+50\.0% \((\S+)% to (\S+)%\)", row["interval"]).groups()
     assert float(low) < 0 < 90 < float(high) < 100
     assert instruction_rows(PolicyComparison(prompts[1:2], 2, before, after, 0, 0, 0, 0)) == []
 
