@@ -34,22 +34,10 @@ KINDS = {
     RuleJudgment: "rule_judgments.jsonl",
 }
 STAGES = {SFTConfig: "sft", RewardConfig: "reward", PPOConfig: "ppo"}
-TEXTS = (
-    "",
-    " ",
-    "\u0000",
-    "\ud800",
-    "\u202e",
-    "x" * 5000,
-    "{{ 7 * 7 }}",
-    "!!python/object:os.system",
-    "../../etc/passwd",
-    "=",
-    "-",
-)
 JUNK: list[Any] = [
     *(None, True, False, 0, -1, 1.5, 10**400, -(10**30), float("nan"), float("inf"), 1e-320),
-    *TEXTS,
+    *("", " ", "\u0000", "\ud800", "\u202e", "x" * 5000, "{{ 7 * 7 }}", "!!python/object:os.system"),
+    *("../../etc/passwd", "=", "-"),
     *([], [[]], [None], [1, "a"], {}, {"a": 1}, {"role": "user"}, [{"role": "user"}], [{"role": 1, "content": 2}]),
     *([{"role": "assistant", "content": None}], [{"content": "x"}], [["user", "x"]]),
     *(["a", "a"], [1, 1], [1.5, 2], [True, 2]),

@@ -159,7 +159,7 @@ def main() -> None:
         for name in words.only or ALL:
             measure(session, ALL[name], words.pairs)
     except subprocess.TimeoutExpired:
-        print(f"the {words.minutes:g} minutes are up; the same command goes on where it stopped", flush=True)
+        print(f"the {words.minutes:g} minutes are up; the same command continues there", flush=True)
     print(update_readme(words.readme, session.results, words.scale))
 
 
