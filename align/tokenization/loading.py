@@ -44,7 +44,9 @@ def load_tokenization(
     """The tokenization of a model name, a local folder or a hub name.
 
     Args:
-        of_pairs, end_ids, encoder_decoder: see `make_tokenization`.
+        of_pairs: see `make_tokenization`.
+        end_ids: see `make_tokenization`.
+        encoder_decoder: see `make_tokenization`.
 
     Raises:
         UserError: if the tokenizer cannot be loaded, or its chat template leaves out turns.
