@@ -138,9 +138,9 @@ def test_settings_and_data_that_do_not_fit_are_named(load_sharp, make_run, texts
 
     with pytest.raises(UserError, match="lacks <nothing>; name in ptx_sentinels at least two tokens that texts"):
         make(ptx_sentinels=["<nothing>", "<pad>"])
+    long = tmp_path / "long.jsonl"
+    long.write_text('{"text": "' + "x" * 5000 + '"}\n')
     with pytest.raises(UserError, match="do not fit the model's context"):
-        long = tmp_path / "long.jsonl"
-        long.write_text('{"text": "' + "x" * 5000 + '"}\n')
         make(ptx_data=str(long), ptx_tokens=4000)
     path = tmp_path / "bad.jsonl"
     path.write_text('{"text": "fine"}\n{"txt": "lost"}\n', encoding="utf-8")
