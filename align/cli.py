@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from align import __version__
 from align.commands import data_check, launch, models, report
-from align.errors import UserError, nearest_name_hint
-from align.launch import one_line_errors, quiet_libraries, run_stage
+from align.core.errors import UserError, nearest_name_hint
+from align.core.launch import one_line_errors, quiet_libraries, run_stage
 
 
 @dataclass(frozen=True)

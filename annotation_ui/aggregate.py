@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from align.statistics import majority
+from align.core.statistics import majority
 from annotation_ui.tasks import Json
 
 

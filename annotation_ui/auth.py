@@ -13,7 +13,7 @@ from argon2.exceptions import VerificationError
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.database import Database
 from annotation_ui.schema import USER_ROLES, FailedSignIn, SignIn, User
 

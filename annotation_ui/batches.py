@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import case, delete, select, update
 from sqlalchemy.orm import Session
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.database import Database
 from annotation_ui.leases import give_back_slot
 from annotation_ui.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 Messages = list[dict[str, str]]
 

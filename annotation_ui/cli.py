@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy.exc import DatabaseError
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import rule_sets
 from annotation_ui.auth import Auth
 from annotation_ui.database import DATA_DIR, Database, sqlite_url

@@ -23,7 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.orm import Session
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.schema import Base
 
 POOL_SIZE = 40  # the web server's thread pool has 40 workers: none of them waits for a connection

@@ -18,7 +18,7 @@ from typing import cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.aggregate import aggregate_answers
 from annotation_ui.attribute_rows import attribute_rows
 from annotation_ui.current_judgments import CurrentJudgment, current_judgments

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import DatabaseError
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.database import Database
 from annotation_ui.schema import Heartbeat
 

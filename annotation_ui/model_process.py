@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError
+from align.core.errors import UserError
 
 MAX_NEW_TOKENS = 256
 TEMPERATURE = 0.7
@@ -35,9 +35,9 @@ class ChatModel:
         resolve_model(name)  # what leads nowhere is refused before the imports below, which take seconds
         import torch
 
+        from align.core.settings import ModelConfig
         from align.models.loading import load
         from align.runtime.distributed import compute_dtype
-        from align.settings import ModelConfig
 
         self.loaded = load(ModelConfig(model=name), compute_dtype("auto"))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

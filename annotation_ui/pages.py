@@ -12,7 +12,7 @@ from fastapi import FastAPI, Form, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.auth import TooManyAttemptsError
 from annotation_ui.guard import session_cookie, session_token
 from annotation_ui.services import Services

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.judgments import ConflictError, Judgments
 from annotation_ui.tasks.base import BadInputError
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from align.errors import UserError
-from align.files import new_file
+from align.core.errors import UserError
+from align.core.files import new_file
 from annotation_ui.markdown import as_messages
 from annotation_ui.tasks import Json
 

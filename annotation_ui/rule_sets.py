@@ -26,9 +26,9 @@ import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from align.core.errors import UserError
+from align.core.shipped import shipped_root
 from align.data.judgments import VERDICTS
-from align.errors import UserError
-from align.shipped import shipped_root
 from annotation_ui.schema import RuleSet
 from annotation_ui.tasks.base import Json
 

@@ -21,7 +21,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.importing import MAX_BYTES
 from annotation_ui.row_files import FORMATS
 from annotation_ui.services import Services, Settings

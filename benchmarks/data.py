@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from align.builtin.zoo import resolve_model
-from align.files import new_folder, write_text
+from align.core.files import new_folder, write_text
 from align.reward import RewardConfig, run_reward
 from align.tokenization import load_tokenization
 from benchmarks.workloads import ALL, LORA_RANK, SCALES, Work, scaled

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from align.core.errors import UserError
+from align.core.settings_parser import parse
 from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking
-from align.errors import UserError
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
-from align.settings_parser import parse
 from align.sft.config import SFTConfig
 
 ROOT = Path(__file__).resolve().parents[1]

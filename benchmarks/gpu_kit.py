@@ -29,7 +29,7 @@ from packaging.version import Version
 from align.builtin import smollm2
 from align.builtin.wheels import fetch_wheel
 from align.builtin.zoo import cache_folder, resolve_model
-from align.files import new_folder
+from align.core.files import new_folder
 
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "benchmarks" / "gpu-machine.txt"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from align.files import read_json, write_json
+from align.core.files import read_json, write_json
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.settings import ModelConfig
 from align.sft import SFTConfig, run_sft
 from align.training.metrics_file import read_metrics
 from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters

@@ -10,8 +10,8 @@ from align.commands.loop.config import LoopConfig
 from align.commands.plan.config import PlanConfig
 from align.commands.sample_config import SampleConfig
 from align.commands.stage_configs import STAGE_CONFIGS
+from align.core.settings import ModelConfig, RunConfig
 from align.eval.tasks import TASKS
-from align.settings import ModelConfig, RunConfig
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings

@@ -5,11 +5,11 @@ python examples/own_data_in_memory.py [MODEL]
 
 import sys
 
+from align.core.seeds import Stream
+from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.seeds import Stream
-from align.settings import ModelConfig
 from align.sft import SFTConfig, SFTTrainer
 
 DEMONSTRATIONS = [

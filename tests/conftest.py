@@ -177,8 +177,8 @@ def load_sharp(sharp_folders) -> Callable[..., LoadedModel]:
 
     import torch
 
+    from align.core.settings import ModelConfig
     from align.models.loading import load
-    from align.settings import ModelConfig
 
     def load_one(name: str, adapter: str = "policy", fresh_adapter: bool = False, **settings) -> LoadedModel:
         config = ModelConfig(model=sharp_folders[name], dtype="float32", **settings)
@@ -257,8 +257,8 @@ def hand_rollout() -> Rollout:
     """Six responses of 1 to 9 tokens to prompts of 2 to 12 tokens, the bytes' ids of the tiny tokenizer."""
     import torch
 
-    from align.examples import EncodedPrompt
     from align.ppo.rollout import Rollout
+    from align.tokenization.encoded import EncodedPrompt
 
     generator = torch.Generator().manual_seed(11)
     sizes = ((2, 9), (12, 1), (5, 4), (5, 7), (8, 3), (3, 6))

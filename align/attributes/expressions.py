@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from align.errors import UserError, nearest_name_hint
+from align.core.errors import UserError, nearest_name_hint
 
 ARITHMETIC: dict[type, Callable[[float, float], float]] = {
     ast.Add: operator.add,

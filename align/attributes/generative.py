@@ -16,13 +16,13 @@ from align.attributes.judgments import RatedResponse, encoded_responses
 from align.attributes.loss import SCALE
 from align.attributes.model import Head
 from align.batches.encoding import Limits
-from align.errors import UserError
-from align.examples import TokenIds
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel, response_log_probs
-from align.tensor_ops import Padded
 from align.tokenization import Tokenization
+from align.tokenization.encoded import TokenIds
 
 RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
 """The numbers that may follow the name of an attribute, by its kind; each has to be one token."""

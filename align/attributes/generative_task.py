@@ -21,9 +21,9 @@ from align.attributes.model import Head, save_generative_model
 from align.attributes.tasks import AttributeTask
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
+from align.core.tensor_ops import Padded
 from align.models.loading import LoadedModel
 from align.reward.scoring import group_flops, pack_rankings
-from align.tensor_ops import Padded
 from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Sums
 

@@ -15,7 +15,7 @@ from align.attributes.model import AttributeModel, Head, in_label_units, save_at
 from align.attributes.tasks import AttributeTask, targets_of
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone import require_classifier
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head

@@ -7,13 +7,13 @@ from align.attributes.loss import SCALE
 from align.attributes.model import PREFERENCE, Head
 from align.batches.encoding import Data, Limits, encode_rankings, encode_response, records_of
 from align.batches.overlong import OverlongCounts
+from align.core.errors import UserError, nearest_name_hint
 from align.data.conversation import to_json
 from align.data.judgments import AttributeJudgment
 from align.data.records import Conversation
-from align.errors import UserError, nearest_name_hint
-from align.examples import PromptResponse, TokenIds
 from align.models.loading import LoadedModel
 from align.rules.judgments import draw_conversations
+from align.tokenization.encoded import PromptResponse, TokenIds
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from align.attributes.loss import SCALE
-from align.errors import UserError, first_line
-from align.files import read_json
+from align.core.errors import UserError, first_line
+from align.core.files import read_json
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.checkpoint import save_model
 from align.models.heads import Float32Linear
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model, save_reward_model
 from align.runtime.distributed import compute_dtype
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 
 HeadKind = Literal["binary", "scale", "ranking"]
 PREFERENCE = "preference"

@@ -11,14 +11,14 @@ from torch import nn
 from align.attributes.expressions import Expression
 from align.attributes.generative import GenerativeModel, Questions
 from align.attributes.model import AttributeModel, Head, form_of, heads_of, in_label_units, load_attribute_model
-from align.examples import PromptResponse, SampledResponse
+from align.core.settings import ModelConfig
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel, load
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import place_frozen_model
-from align.settings import ModelConfig
 from align.tokenization import Tokenization
+from align.tokenization.encoded import PromptResponse, SampledResponse
 
 
 class AttributeReward:

@@ -12,12 +12,12 @@ from align.attributes.config import AttributeConfig
 from align.attributes.judgments import RatedResponse
 from align.attributes.model import Head
 from align.batches.encoding import Limits
+from align.core.statistics import correlation
 from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.rules.metrics import ScoredJudgment, rule_metrics
 from align.runtime.distributed import run_on_main
-from align.statistics import correlation
 from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run

@@ -13,7 +13,7 @@ from align.attributes.judgments import choose_heads, encode_preferences, read_ra
 from align.attributes.tasks import AttributeTask
 from align.batches.encoding import Data
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
-from align.errors import UserError
+from align.core.errors import UserError
 from align.training.start import Model
 from align.training.trainer import EpochTrainer, with_data_names
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from align.batches.overlong import EncodedRow, OverlongCounts
+from align.core.errors import UserError
+from align.core.settings import Overlong
 from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
 from align.data.sources import SourceRow
-from align.errors import UserError
-from align.examples import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
 from align.models.loading import LoadedModel
-from align.settings import Overlong
 from align.tokenization import ConversationError, Tokenization, encode_demonstration
+from align.tokenization.encoded import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 
 def examples_digest(examples: Iterable[Any]) -> str:

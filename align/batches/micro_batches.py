@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from accelerate import Accelerator
 
+from align.core.tensor_ops import cut_by_tokens
 from align.runtime.distributed import gather_rows
 from align.runtime.sequence import sequence_size
-from align.tensor_ops import cut_by_tokens
 
 Item = TypeVar("Item")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from align.batches.encoding import Data, Prefixed, split_prefix
+from align.core.errors import UserError
 from align.data.sources import split_sources
-from align.errors import UserError
 
 Encoded = TypeVar("Encoded")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from align.batches.micro_batches import GroupedRows
+from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
-from align.tensor_ops import Padded
 
 Ids = Sequence[int]
 

@@ -16,10 +16,10 @@ from accelerate import Accelerator
 from align.batches.encoding import Limits
 from align.batches.identity import examples_digest
 from align.batches.overlong import EncodedRow, OverlongCounts
+from align.core.errors import UserError
+from align.core.seeds import Stream, generator
 from align.data.sources import RawRow, SourceRow, iter_raw_rows
-from align.errors import UserError
 from align.runtime.distributed import map_across_processes, run_on_all
-from align.seeds import Stream, generator
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy
 
-from align.examples import PromptResponse, PromptResponses
+from align.tokenization.encoded import PromptResponse, PromptResponses
 
 Ids = Sequence[int]
 Span = tuple[int, int]

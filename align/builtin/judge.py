@@ -8,7 +8,7 @@ tokenizer is the base's own, copied when the model is made.
 import shutil
 from pathlib import Path
 
-from align.shipped import shipped_root
+from align.core.shipped import shipped_root
 
 BASE = "smollm2-135m"
 ADAPTER = shipped_root() / "data" / "judge"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 DOWNLOAD_TIMEOUT_S = 800
 

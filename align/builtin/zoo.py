@@ -18,8 +18,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from align.errors import UserError
-from align.files import new_folder
+from align.core.errors import UserError
+from align.core.files import new_folder
 
 # A process that waits for another one's download gives up after this time: the builder probably hangs.
 LOCK_TIMEOUT_S = 900.0

@@ -3,7 +3,7 @@
 import argparse
 from typing import NoReturn
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from align.commands.arguments import OneLineParser
-from align.errors import UserError
+from align.core.errors import UserError
 
 HELP = "data check FILE, data clean FILE: describe a file, find evaluation rows in it; clean raw text by C4's rules"
 

@@ -12,20 +12,20 @@ from typing import Any
 from align.builtin.zoo import resolve_model
 from align.commands.demo_table import before_after_row, best_of_row, judge_row, summary_rows
 from align.commands.stages import run_unless_finished
+from align.core.errors import UserError
+from align.core.files import write_json
+from align.core.settings_parser import parse
+from align.core.shipped import shipped_root
 from align.data.readers import read_records
 from align.data.records import Prompt
-from align.errors import UserError
 from align.eval.all import AllConfig, run_all
 from align.eval.report import summary_table, write_report
 from align.eval.reward.policy_comparison import PolicyComparison, best_responses, compare_policies
-from align.files import write_json
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import Sampling
-from align.settings_parser import parse
 from align.sft import SFTConfig, run_sft
-from align.shipped import shipped_root
 
 CONFIGS = shipped_root() / "configs" / "demo"
 MODELS = {"smollm2-135m": "smollm2-135m", "tiny-llama": "tiny", "tiny-gpt2": "tiny", "tiny-t5": "tiny"}

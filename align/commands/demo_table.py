@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from align.core.statistics import difference_interval, mean_interval, share_interval
 from align.eval.instructions.constraints import Constraint
 from align.eval.reward.curves import kl_bound
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses, judged_win_rates
 from align.reward.checkpoint import LoadedReward
-from align.statistics import difference_interval, mean_interval, share_interval
 from align.training.metrics_file import read_metrics
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from align.errors import UserError, first_line
-from align.shipped import resolve_path
-from align.signals import EXIT_STOPPED, GRACE_SECONDS, SIGNALS
+from align.core.errors import UserError, first_line
+from align.core.shipped import resolve_path
+from align.core.signals import EXIT_STOPPED, GRACE_SECONDS, SIGNALS
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from align.commands.arguments import OneLineParser
-from align.errors import UserError, first_line
-from align.launch import quiet_libraries
+from align.core.errors import UserError, first_line
+from align.core.launch import quiet_libraries
 
 HELP = "model list, model fetch NAME, model consolidate RUN: built-in models, downloads, a checkpoint as a plain folder"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]

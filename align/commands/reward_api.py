@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
-from align.errors import UserError
-from align.examples import SampledResponse
+from align.core.errors import UserError
 from align.reward.service import RewardService
+from align.tokenization.encoded import SampledResponse
 
 
 class PlainRequest(BaseModel):

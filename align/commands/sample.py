@@ -13,18 +13,18 @@ from align.attributes.model import heads_of
 from align.batches.encoding import Limits, encode_prompts
 from align.commands.sample_config import SampleConfig
 from align.commands.sample_scoring import Scored, inference_device, score_candidates
+from align.core.errors import UserError
+from align.core.files import write_text
+from align.core.seeds import Stream
+from align.core.settings import ModelConfig
 from align.data.conversation import to_json
-from align.errors import UserError
-from align.examples import EncodedPrompt
-from align.files import write_text
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import require_reward_model
 from align.rules.scoring import rules_of_model
 from align.runtime.console import console
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import row_uniforms, sample
-from align.seeds import Stream
-from align.settings import ModelConfig
+from align.tokenization.encoded import EncodedPrompt
 
 
 def run_sample(config: SampleConfig) -> Path:

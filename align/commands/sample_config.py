@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from align.core.settings import option, require_setting
 from align.rules.reranking import RuleUse
 from align.rules.rubric_settings import RubricSettings
 from align.sampling.settings import AnsweringConfig, PrimerSettings
-from align.settings import option, require_setting
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,6 @@ from accelerate import Accelerator
 from align.attributes.expressions import Condition, Expression
 from align.attributes.scoring import AttributeScorer
 from align.commands.sample_config import SampleConfig
-from align.examples import EncodedPrompt, SampledResponse
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import RULE, LoadedReward, load_reward_model
 from align.reward.scoring import RewardModelScorer
@@ -18,6 +17,7 @@ from align.rules.rubric_judges import load_rubrics
 from align.rules.rubrics import Rubric
 from align.rules.scoring import RuleScorer
 from align.runtime.distributed import computes_on_cpu
+from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 
 @dataclass

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import Settings, option, require_setting
 from align.reward.checkpoint import load_reward_model
 from align.reward.service import RewardService
-from align.settings import Settings, option, require_setting
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from align.settings import RunConfig
+from align.core.settings import RunConfig
 
 
 def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path:

@@ -5,13 +5,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from align.core.errors import UserError
 from align.data.conversation import Conversation
 from align.data.formats import KINDS, find_format, kind_name
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan
 from align.data.records import Demonstration, Prompt, Ranking, Record
 from align.data.sources import iter_rows
-from align.errors import UserError
 
 ROWS_TO_GUESS_FROM = 100
 KINDS_MOST_SPECIFIC_FIRST: tuple[type[Record], ...] = (Ranking, RuleJudgment, AttributeJudgment, Demonstration, Prompt)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 STRUCTURED = {
     "messages", "responses", "ranks", "ratings", "preferences", "flags", "margin", "attributes", "answers", "completions",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from align.errors import UserError, nearest_name
+from align.core.errors import UserError, nearest_name
 
 ROUNDING = 1e-3  # tolerance of a sum of two probabilities above 1, for files that round them
 SPELLING_SIMILARITY = (

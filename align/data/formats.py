@@ -5,6 +5,7 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from align.core.errors import UserError
 from align.data.conversation import check_conversation
 from align.data.fields import check_row, field_error, id_or_none, text_or_none
 from align.data.judgments import AttributeJudgment, RuleJudgment
@@ -13,7 +14,6 @@ from align.data.layouts import open_assistant as oasst
 from align.data.layouts.transcripts import parse_prompt_transcript
 from align.data.meaning import check_meaning, check_scores, turns_before
 from align.data.records import Demonstration, Prompt, Ranking, Record
-from align.errors import UserError
 
 Row = Mapping[str, Any]
 KINDS: dict[str, type[Record]] = {

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from align.core.errors import UserError
 from align.data.sources import iter_rows
-from align.errors import UserError
 
 WORDS = 13  # GPT-3, appendix C
 FEWEST_WORDS = 8  # the same: the smallest N for data sets of short texts; here for a text that is shorter than 13 words

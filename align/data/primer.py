@@ -5,10 +5,10 @@ InstructGPT compares with such a baseline, "GPT-3 (prompted)" (Ouyang et al. 202
 
 from dataclasses import dataclass
 
+from align.core.errors import UserError
 from align.data.conversation import Conversation
 from align.data.readers import read_records
 from align.data.records import Demonstration, Message
-from align.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Generic, TypeVar
 
+from align.core.errors import UserError
+from align.core.files import new_file
 from align.data.formats import convert_row, kind_name
 from align.data.records import Prompt, Record
 from align.data.sources import iter_rows
-from align.errors import UserError
-from align.files import new_file
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)

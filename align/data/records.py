@@ -4,7 +4,7 @@ Those of single judgments are in `align.data.judgments`.
 
 A record checks its values when it is made, so every existing record is usable: no stage checks again. `from_row` makes a
 record from a row of a file in this project's own layout (docs/data.md), and `to_row` is its inverse. Layouts of other
-projects are in `align.data.formats`. A bad value raises an `align.errors.UserError` that names the field.
+projects are in `align.data.formats`. A bad value raises an `align.core.errors.UserError` that names the field.
 """
 
 from abc import ABC, abstractmethod

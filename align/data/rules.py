@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from align.errors import UserError, nearest_name_hint
-from align.shipped import resolve_path
+from align.core.errors import UserError, nearest_name_hint
+from align.core.shipped import resolve_path
 
 _ONE_RULE = re.compile(r"(?P<file>.+\.ya?ml):(?P<rule>[^/\\:]+)", re.IGNORECASE)
 

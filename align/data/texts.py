@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from align.core.errors import UserError
 from align.data.fields import check_id, check_row, check_text, required_field
 from align.data.sources import iter_rows
-from align.errors import UserError
 
 logger = logging.getLogger(__name__)
 

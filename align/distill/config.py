@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.settings import MixtureConfig, option, require_setting
+from align.core.settings import MixtureConfig, option, require_setting
 from align.training.epochs import EpochConfig
 
 

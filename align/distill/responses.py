@@ -6,11 +6,11 @@ from typing import Any
 from accelerate import Accelerator
 
 from align.batches.micro_batches import map_rows
+from align.core.seeds import Stream, generator
 from align.distill.config import DistillConfig
-from align.examples import EncodedDemonstration
 from align.models.loading import LoadedModel
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.seeds import Stream, generator
+from align.tokenization.encoded import EncodedDemonstration
 from align.training.epochs import Epochs
 
 

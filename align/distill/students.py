@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.distill.config import DistillConfig
-from align.errors import UserError
 from align.models.backbone import Backbone, model_class, with_every_layer, wrap
 from align.models.loading import LoadedModel, load
-from align.tensor_ops import Padded
 
 
 class Predictor(nn.Module):

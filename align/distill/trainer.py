@@ -11,19 +11,19 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data, encode_demonstrations, encode_prompts
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.distill.config import DistillConfig
 from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
 from align.distill.responses import WrittenBatches
 from align.distill.students import Predictor, make_student, parameter_count, predictions_of
-from align.errors import UserError
-from align.examples import EncodedDemonstration, ExampleLengths
 from align.models.backbone import flops_profile
 from align.models.checkpoint import require_savable, save_model, weights_of
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
-from align.tensor_ops import Padded, entropy_of, log_probs_of
+from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
 from align.training.memory_dry_run import BatchShape, RolePass
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run

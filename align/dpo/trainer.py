@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data, encode_rankings
 from align.batches.micro_batches import map_rows
 from align.batches.mixtures import TrainingData, encode_mixture
+from align.core.files import write_json
 from align.dpo.config import DPOConfig
 from align.dpo.loss import dpo_losses, ipo_losses
-from align.examples import EncodedRanking
-from align.files import write_json
 from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
@@ -25,6 +24,7 @@ from align.reward.scoring import batch_shape_of, describe_rankings, group_flops,
 from align.runtime.clock import Clock
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import forward_flops, training_flops
+from align.tokenization.encoded import EncodedRanking
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model

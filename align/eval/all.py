@@ -7,13 +7,13 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from align.core.files import write_text
+from align.core.launch import run_stage
+from align.core.settings import option, require_setting
+from align.core.settings_parser import parse
 from align.eval.core.results import Evaluation, markdown_table, print_table
 from align.eval.core.settings import EvalConfig
 from align.eval.tasks import TASKS
-from align.files import write_text
-from align.launch import run_stage
-from align.settings import option, require_setting
-from align.settings_parser import parse
 
 
 @dataclass(kw_only=True)

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from align.builtin.zoo import builtin_name, published_name
-from align.errors import UserError, reason
-from align.files import new_folder, write_json, write_text
+from align.core.errors import UserError, reason
+from align.core.files import new_folder, write_json, write_text
 from align.models.backbone import Backbone, is_prefix_lm
 from align.models.configs import BUILT_IN_BASE
 from align.models.generation_config import valid_generation_config

@@ -6,8 +6,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from align.builtin.zoo import published_name, resolve_model
-from align.errors import UserError, first_line, reason
-from align.files import read_json
+from align.core.errors import UserError, first_line, reason
+from align.core.files import read_json
 from align.models.backbone import is_dropout_rate, is_prefix_lm
 
 BUILT_IN_BASE = "built_in_base"

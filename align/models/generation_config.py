@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from align.errors import UserError, first_line, reason
+from align.core.errors import UserError, first_line, reason
 
 _INVALID = re.compile(r"^- `(\w+)`:", re.MULTILINE)
 """A setting that `GenerationConfig.validate` reports as having no effect."""

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError, first_line, reason
+from align.core.errors import UserError, first_line, reason
+from align.core.settings import ModelConfig
 from align.models.adapters import ALL_LINEAR, copy_adapter, load_adapter, merge_adapter, require_lora_settings
 from align.models.backbone import (
     Backbone,
@@ -38,7 +39,6 @@ from align.runtime.console import console
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.gathering import readable
 from align.runtime.sharding import Sharder, loading_accelerator, own_part, smallest
-from align.settings import ModelConfig
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 

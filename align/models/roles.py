@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from align.core.tensor_ops import Padded
 from align.models.adapters import adapter_parameters
 from align.models.backbone import Backbone, new_modules
 from align.models.heads import ScalarHead
 from align.models.vocabulary import predict_tokens
-from align.tensor_ops import Padded
 
 REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference"
 """Names of adapters on the policy's base: of a reward model, of a critic of its own, of a reference that follows it."""

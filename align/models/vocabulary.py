@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from align.core.tensor_ops import entropy_of, log_probs_of
 from align.models.backbone import Backbone
-from align.tensor_ops import entropy_of, log_probs_of
 
 WHOLE_BYTES = 2**30
 """Bytes: logits up to this size are computed at once and kept, larger ones in parts of at most this size."""

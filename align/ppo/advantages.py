@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from align.tensor_ops import length_mask, whiten
+from align.core.tensor_ops import length_mask, whiten
 
 
 class AdvantageEstimate(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from align.batches.shared_prompts import prompt_groups
-from align.examples import EncodedPrompt
+from align.core.seeds import SeedKey, Stream
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
@@ -39,7 +39,7 @@ from align.runtime.distributed import largest, run_on_main
 from align.sampling.budget import sampling_tokens
 from align.sampling.engines import SamplingEngine
 from align.sampling.generation import Sampling
-from align.seeds import SeedKey, Stream
+from align.tokenization.encoded import EncodedPrompt
 from align.training.checkpoint import load_checkpoint, restoring, save_checkpoint
 from align.training.loop import stop_on_nan
 from align.training.optimization import NotFiniteError, Optimization

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from align.batches.micro_batches import MicroBatch, group_batches
 from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.seeds import Stream, generator
+from align.core.tensor_ops import Padded, length_mask, masked_mean, whiten
 from align.models.backbone import Backbone
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
@@ -19,8 +21,6 @@ from align.ppo.objective import importance_weights
 from align.ppo.rollout import Rollout
 from align.ppo.shaping import shape_rewards
 from align.runtime.distributed import exchange_rows
-from align.seeds import Stream, generator
-from align.tensor_ops import Padded, length_mask, masked_mean, whiten
 
 MISMATCH_LIMIT = 0.1
 """Nats per token. bfloat16 and other kernels cause a hundredth of it or less; another model or temperature, far more."""

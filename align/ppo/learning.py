@@ -6,13 +6,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import masked_sum
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
 from align.ppo.experience import Experience, pack_rollout
 from align.ppo.kl import kl_losses
 from align.ppo.objective import policy_losses, value_losses
-from align.tensor_ops import masked_sum
 from align.training.optimization import Sums
 
 EXACT_RATIO_TOLERANCE = 1e-4

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from align.core.tensor_ops import masked_mean
 from align.ppo.experience import Experience, engine_metrics
 from align.ppo.kl import kl_estimates
 from align.ppo.rollout import Rollout
-from align.tensor_ops import masked_mean
 
 
 def repetition(ids: Sequence[int], n: int = 3) -> float:

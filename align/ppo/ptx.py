@@ -15,19 +15,19 @@ from align.batches.encoding import Limits, encode_demonstration_row, encode_demo
 from align.batches.micro_batches import micro_batches
 from align.batches.overlong import EncodedRow
 from align.batches.streams import ExampleStream
+from align.core.errors import UserError
+from align.core.seeds import Stream, generator
+from align.core.tensor_ops import Padded
 from align.data.sources import SourceRow
 from align.data.texts import Text, read_texts
-from align.errors import UserError
-from align.examples import EncodedDemonstration, PromptResponses
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
 from align.reward.scoring import group_flops, pack_rankings
-from align.seeds import Stream, generator
 from align.sft.loss import demonstration_loss
-from align.tensor_ops import Padded
 from align.tokenization import SpecialTokenError
+from align.tokenization.encoded import EncodedDemonstration, PromptResponses
 from align.training.optimization import Optimization, Sums
 
 Read = TypeVar("Read")

@@ -15,16 +15,16 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from align.attributes.scoring import AttributeReward
+from align.core.errors import UserError, first_line
+from align.core.plugins import checked_scores, import_function
 from align.data.records import Conversation
-from align.errors import UserError, first_line
-from align.examples import SampledResponse
-from align.plugins import checked_scores, import_function
 from align.ppo.ensembles import combine_rewards, disagreement
 from align.ppo.rollout import Rollout
 from align.reward.scoring import RewardModelScorer
 from align.rules.rubrics import RubricScorer
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import FlopsProfile
+from align.tokenization.encoded import SampledResponse
 
 RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[float]]
 """Prompts and the texts of their responses, one each, to scores."""

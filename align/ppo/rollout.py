@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from align.batches.identity import examples_digest, require_same_examples
-from align.errors import UserError
-from align.examples import EncodedPrompt, SampledResponse
+from align.core.errors import UserError
+from align.core.seeds import SeedKey, Stream, generator
 from align.ppo.config import PPOConfig
 from align.sampling.engines import SamplingEngine
 from align.sampling.generation import Sampling
-from align.seeds import SeedKey, Stream, generator
 from align.tokenization import Tokenization
+from align.tokenization.encoded import EncodedPrompt, SampledResponse
 from align.training.run import Run
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from align.errors import UserError
-from align.files import new_file, numbered_paths
+from align.core.errors import UserError
+from align.core.files import new_file, numbered_paths
 from align.ppo.experience import Experience
 from align.ppo.kl import kl_estimates
 from align.tokenization import Tokenization

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.errors import UserError, nearest_name_hint
+from align.core.errors import UserError, nearest_name_hint
 from align.ppo.config import PPOConfig
 from align.ppo.constraints import damped_multiplier, lagrangian_scores, next_multiplier
 from align.ppo.rollout import Rollout

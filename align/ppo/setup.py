@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from align.batches.shared_prompts import group_tokens, prompt_groups
-from align.examples import EncodedPrompt
 from align.models.adapters import copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.heads import ScalarHead
@@ -23,6 +22,7 @@ from align.reward.scoring import reads_ids_of
 from align.runtime.gathering import sharded_copies
 from align.runtime.sharding import is_sharded, whole_count
 from align.sampling.budget import sampling_tokens
+from align.tokenization.encoded import EncodedPrompt
 from align.training.loop import MEMORY_ESTIMATE_UPDATES, largest_micro_batch
 from align.training.memory import FLOAT32_BYTES, cache_bytes
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes

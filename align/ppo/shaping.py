@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from align.tensor_ops import length_mask
+from align.core.tensor_ops import length_mask
 
 MissingEos = Literal["replace", "lower", "keep"]
 

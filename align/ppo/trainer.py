@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.batches.mixtures import data_name
-from align.errors import UserError
-from align.examples import EncodedPrompt
+from align.core.errors import UserError
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import ActorCritic, LanguageModel, Roles
@@ -34,6 +33,7 @@ from align.runtime.distributed import zero_stage
 from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine
 from align.tokenization import ConversationError, Tokenization
+from align.tokenization.encoded import EncodedPrompt
 from align.training.factory import make_optimization
 from align.training.optimization import Optimization
 from align.training.start import Model, open_run, say_if_prompts_are_repeated

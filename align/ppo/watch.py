@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 PATIENCE = 5
 """Updates in a row with a KL clearly below 0 (2 standard errors) before the run stops: by chance 1 run in 10 million."""

@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import REWARD_MODELS, resolve_model
-from align.errors import UserError, first_line
-from align.files import new_folder, read_json, write_json
+from align.core.errors import UserError, first_line
+from align.core.files import new_folder, read_json, write_json
+from align.core.settings import ModelConfig, ReadLayers
 from align.models.backbone import (
     Backbone,
     classifier_adapter,
@@ -38,7 +39,6 @@ from align.reward.foreign import ForeignRewardModel
 from align.reward.gated import GatedRewardModel, gated_reward_model
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import whole_weights
-from align.settings import ModelConfig, ReadLayers
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
 
 HEAD, FACTS = "reward_head.safetensors", "reward.json"

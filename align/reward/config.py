@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.settings import HeadConfig, MixtureConfig, SequenceConfig, option, require_setting
+from align.core.settings import HeadConfig, MixtureConfig, SequenceConfig, option, require_setting
 from align.training.epochs import EpochConfig
 
 

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
-from align.tensor_ops import Padded
 
 
 class ForeignRewardModel(RewardModel):

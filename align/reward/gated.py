@@ -5,11 +5,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
-from align.errors import UserError
 from align.models.backbone import Backbone, GatedLlama
 from align.models.loading import LoadedModel
-from align.tensor_ops import Padded
 
 
 class GatedRewardModel(nn.Module):

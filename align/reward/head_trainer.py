@@ -8,11 +8,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.mixtures import MixedExamples
-from align.examples import SharedPrompt
 from align.models.roles import REWARD_ADAPTER
 from align.reward.checkpoint import require_savable_classifier
 from align.reward.scoring import batch_shape_of, group_sizes
 from align.runtime.distributed import run_on_main
+from align.tokenization.encoded import SharedPrompt
 from align.training.epochs import EpochConfig
 from align.training.optimization import Optimization
 from align.training.start import Model

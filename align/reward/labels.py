@@ -8,8 +8,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from align.errors import UserError
-from align.examples import EncodedRanking
+from align.core.errors import UserError
 from align.reward.config import RewardConfig
 from align.reward.loss import (
     Comparison,
@@ -22,6 +21,7 @@ from align.reward.loss import (
     rao_kupper,
     stack_pairs,
 )
+from align.tokenization.encoded import EncodedRanking
 
 LARGEST_SLOPE = 5.0
 """Of log-odds per standard deviation of length: where the shorter response always wins, there is no largest one."""

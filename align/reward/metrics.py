@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from align.core.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
 from align.reward.loss import Pairs, pairs_of, ranking_loss
-from align.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from align.batches.micro_batches import map_groups
 from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
-from align.errors import UserError
-from align.examples import EncodedPrompt, EncodedRanking, PromptResponse, SampledResponse, SharedPrompt
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone, flops_profile
 from align.reward.checkpoint import LoadedReward
 from align.runtime.flops import FlopsProfile, training_flops
 from align.runtime.sharding import place_frozen_model
-from align.tensor_ops import Padded
 from align.tokenization import PairTokenization, Tokenization
+from align.tokenization.encoded import EncodedPrompt, EncodedRanking, PromptResponse, SampledResponse, SharedPrompt
 from align.training.memory_dry_run import BatchShape
 
 PROMPTS_TRIED = 16

@@ -9,14 +9,14 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from align.core.errors import UserError
 from align.data.conversation import user_turn
 from align.data.records import Prompt
-from align.errors import UserError
-from align.examples import SampledResponse
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import computes_on_cpu
 from align.tokenization import Tokenization
+from align.tokenization.encoded import SampledResponse
 
 
 class RewardService:

@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
 from align.batches.micro_batches import map_rows
 from align.batches.mixtures import TrainingData, encode_mixture
+from align.core.errors import UserError
+from align.core.files import write_json
 from align.data.records import Demonstration
-from align.errors import UserError
-from align.examples import EncodedRanking
-from align.files import write_json
 from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
@@ -29,6 +28,7 @@ from align.reward.metrics import ScoredRanking, ranking_metrics
 from align.reward.scoring import describe_rankings, group_flops, group_sizes, pack_rankings, reward_rankings
 from align.runtime.distributed import run_on_main
 from align.tokenization import encode_demonstration
+from align.tokenization.encoded import EncodedRanking
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.sequence import share_sequences

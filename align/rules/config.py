@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from align.settings import option, require_setting
+from align.core.settings import option, require_setting
 from align.training.epochs import JudgmentConfig
 
 

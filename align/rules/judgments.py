@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from align.batches.encoding import Data, Limits, encode_response, records_of
 from align.batches.overlong import OverlongCounts
+from align.core.errors import UserError
+from align.core.seeds import Stream, generator
 from align.data.conversation import to_json
 from align.data.judgments import RuleJudgment
 from align.data.records import Conversation
-from align.errors import UserError
-from align.examples import EncodedJudgments
 from align.models.loading import LoadedModel
-from align.seeds import Stream, generator
 from align.tokenization import Tokenization
+from align.tokenization.encoded import EncodedJudgments
 
 RULE_FORM = "\nRule: {text}\nVerdict:"
 """What follows the response; the head reads the state of its last token."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from align.statistics import calibration_error, roc_auc
+from align.core.statistics import calibration_error, roc_auc
 
 TINY = 1e-12
 

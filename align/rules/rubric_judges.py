@@ -9,8 +9,9 @@ import torch
 from accelerate import Accelerator
 
 from align.batches.micro_batches import map_rows
-from align.errors import UserError
-from align.examples import PromptResponses
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.loading import LoadedModel, load
 from align.models.roles import LanguageModel
 from align.rules.rubric_settings import RubricSettings
@@ -18,8 +19,7 @@ from align.rules.rubrics import LetterJudge, RubricQuestion, RubricScorer, read_
 from align.runtime.distributed import compute_dtype, run_on_main
 from align.runtime.endpoint import post_json
 from align.runtime.sharding import place_frozen_model
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
+from align.tokenization.encoded import PromptResponses
 
 TOP_LOG_PROBS = 20
 """How many candidates for the first token a service is asked for: the maximum of OpenAI's own."""

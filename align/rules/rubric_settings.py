@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from align.settings import Settings, option, require_setting
+from align.core.settings import Settings, option, require_setting
 
 
 @dataclass(kw_only=True)

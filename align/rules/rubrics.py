@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from align.core.errors import UserError
+from align.core.shipped import resolve_path
 from align.data.records import Conversation
-from align.errors import UserError
-from align.shipped import resolve_path
 
 FORM = """Below is a conversation and the reply that an assistant gave.
 

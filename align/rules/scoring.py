@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from align.core.files import read_json
 from align.data.rules import choose_rules
-from align.examples import PromptResponse, SampledResponse
-from align.files import read_json
 from align.reward.checkpoint import RULE, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.rules.judgments import rule_ids
 from align.tokenization import Tokenization
+from align.tokenization.encoded import PromptResponse, SampledResponse
 
 
 def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:

@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data
 from align.batches.micro_batches import map_rows
 from align.batches.mixtures import MixedExamples
+from align.core.errors import UserError, nearest_name_hint
+from align.core.files import write_json
 from align.data.rules import read_rules
-from align.errors import UserError, nearest_name_hint
-from align.examples import EncodedJudgments
-from align.files import write_json
 from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
@@ -27,6 +26,7 @@ from align.rules.judgments import SplitJudgments, encode_judgments, read_judgmen
 from align.rules.loss import judgment_loss
 from align.rules.metrics import ScoredJudgment, rule_metrics
 from align.runtime.distributed import run_on_main
+from align.tokenization.encoded import EncodedJudgments
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from transformers.integrations import unset_hf_deepspeed_config
 
-from align import liveness
-from align.errors import OtherProcessError, UserError, reason
+from align.core import liveness
+from align.core.errors import OtherProcessError, UserError, reason
 from align.runtime.compiled_operators import prepare_compiling
 from align.runtime.heap import keep_freed_memory, return_freed_memory
 
@@ -137,7 +137,7 @@ def limit_collectives(timeout: timedelta | None = None) -> None:
 
 
 def watch_other_processes(accelerator: Accelerator, lost_after: float) -> None:
-    """From now on, end this process with a line that names any other one that is lost, see `align.liveness`.
+    """From now on, end this process with a line that names any other one that is lost, see `align.core.liveness`.
 
     Args:
         lost_after: seconds of silence after which a process counts as lost; 0: do not watch.

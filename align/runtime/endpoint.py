@@ -10,7 +10,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, TimeoutError
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
 """HTTP status codes after which another attempt may succeed."""

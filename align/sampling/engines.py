@@ -8,14 +8,14 @@ from typing import Protocol
 
 import torch
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.seeds import SeedKey
 from align.models.loading import LoadedModel
 from align.runtime.distributed import exchange_rows, largest, share_of_process
 from align.runtime.gathering import LayerGathering, whole_weights, without_engine_hooks
 from align.runtime.sharding import is_sharded, whole_bytes
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
-from align.seeds import SeedKey
 from align.training.memory import GIB, cache_bytes
 from align.training.optimization import Optimization
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
+from align.core.seeds import Stream, generator
+from align.core.tensor_ops import Padded, cut_by_tokens
 from align.models.backbone import Backbone
 from align.models.backbone.decoding import DecodingState
-from align.seeds import Stream, generator
-from align.tensor_ops import Padded, cut_by_tokens
 
 BLOCK = 128
 """Vocabulary entries in each block that `draw` sums."""

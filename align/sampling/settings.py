@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from align.core.settings import Overlong, Settings, option, require_setting
 from align.data.primer import Primer, read_primer
 from align.sampling.generation import Sampling
-from align.settings import Overlong, Settings, option, require_setting
 
 
 @dataclass(kw_only=True)

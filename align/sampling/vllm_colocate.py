@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from trl.generation.vllm_generation import VLLMGeneration
 
-from align.errors import UserError, first_line
+from align.core.errors import UserError, first_line
+from align.core.seeds import SeedKey
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes
 from align.runtime.gathering import gathered_weights
@@ -19,7 +20,6 @@ from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_answers import require_answer
 from align.sampling.vllm_weights import require_servable, served_weights
-from align.seeds import SeedKey
 from align.training.optimization import Optimization
 
 

@@ -22,7 +22,8 @@ from requests.adapters import HTTPAdapter
 from trl.generation.vllm_client import VLLMClient
 from urllib3.util.retry import Retry
 
-from align.errors import UserError, first_line
+from align.core.errors import UserError, first_line
+from align.core.seeds import SeedKey, Stream
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main
 from align.runtime.gathering import gathered_weights
@@ -30,7 +31,6 @@ from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_answers import require_answer
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
-from align.seeds import SeedKey, Stream
 from align.training.optimization import Optimization
 
 HEALTH_SECONDS = 5.0

@@ -10,7 +10,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone import Backbone
 
 BASE = ".base_layer."

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from align.settings import MixtureConfig, SequenceConfig, option, require_setting
+from align.core.settings import MixtureConfig, SequenceConfig, option, require_setting
 from align.training.epochs import EpochConfig
 
 

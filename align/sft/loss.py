@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from align.tensor_ops import masked_sum
+from align.core.tensor_ops import masked_sum
 
 
 def demonstration_loss(

@@ -14,8 +14,8 @@ from align.batches.encoding import Data, encode_demonstration_row, encode_demons
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import MixedExamples, TrainingData, encode_mixture, mixture_of
 from align.batches.streams import ExampleStream, StreamedBatches
-from align.errors import UserError
-from align.examples import EncodedDemonstration, ExampleLengths
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
@@ -24,7 +24,7 @@ from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
-from align.tensor_ops import Padded
+from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
 from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run

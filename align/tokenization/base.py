@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from transformers import PreTrainedTokenizerBase
 
+from align.core.errors import UserError
 from align.data.records import Conversation, Message
-from align.errors import UserError
 from align.tokenization.rendering import ChatRenderer, DroppedTextError, SpecialTokenError
 
 LONGEST_CHARACTER = 4

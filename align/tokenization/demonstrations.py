@@ -1,8 +1,8 @@
 """The parts of a demonstration that are learned: the assistant's turns, in one row if the chat template allows it."""
 
 from align.data.records import Conversation, Demonstration
-from align.examples import EncodedDemonstration
 from align.tokenization.base import Tokenization
+from align.tokenization.encoded import EncodedDemonstration
 
 
 def encode_demonstration(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError, first_line
+from align.core.errors import UserError, first_line
 from align.tokenization.base import Tokenization
 from align.tokenization.pairs import PairTokenization
 from align.tokenization.rendering import ConversationError

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from align.core.errors import UserError
 from align.data.records import Conversation
-from align.errors import UserError
 from align.tokenization.base import Tokenization
 from align.tokenization.templates import RAW_TEMPLATE
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import mark_control_tokens
 
+from align.core.errors import UserError, first_line
 from align.data.records import Conversation
-from align.errors import UserError, first_line
 from align.tokenization.templates import NAMED_TEMPLATES, PLAIN_TEMPLATE, choose_template, literal
 
 

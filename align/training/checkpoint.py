@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from align.errors import UserError, reason
-from align.files import new_folder, read_json, write_json
+from align.core.errors import UserError, reason
+from align.core.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
 from align.runtime.distributed import run_on_all
 from align.training.checkpoint_files import checksum, forget_cached, keep_newest, write_checksums

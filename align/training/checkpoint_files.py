@@ -9,8 +9,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from align.errors import UserError
-from align.files import PARTIAL, numbered_paths, read_json, sync, write_json
+from align.core.errors import UserError
+from align.core.files import PARTIAL, numbered_paths, read_json, sync, write_json
 from align.runtime.distributed import gather_rows, run_on_main, share_of_process
 
 CHECKSUMS = "checksums.json"

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from align.errors import UserError
-from align.files import clear_partial, read_json
+from align.core.errors import UserError
+from align.core.files import clear_partial, read_json
+from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
-from align.settings import ModelConfig
 from align.training.checkpoint_files import fault_of, last_whole_checkpoint
 from align.training.optimization import AVERAGE
 from align.training.resume_settings import read_settings

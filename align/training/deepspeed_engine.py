@@ -20,7 +20,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.sharding import gather_chosen_parts_together, is_sharded, whole_count, whole_shape
 from align.training.averaging import WeightAverage

@@ -10,9 +10,9 @@ import numpy
 
 from align.batches.encoding import Limits
 from align.batches.identity import require_same_examples
-from align.errors import UserError
-from align.seeds import Stream, generator
-from align.settings import MixtureConfig, ModelConfig, RunConfig, option, require_setting
+from align.core.errors import UserError
+from align.core.seeds import Stream, generator
+from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option, require_setting
 
 
 @dataclass(kw_only=True)

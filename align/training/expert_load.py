@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone import Backbone
 from align.models.backbone.experts import Routing
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.runtime.distributed import broadcast_trainable_weights, zero_stage
 from align.training.optimization import Optimization
 from align.training.run import Run

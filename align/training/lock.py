@@ -11,7 +11,7 @@ import socket
 import time
 from pathlib import Path
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 try:
     import fcntl

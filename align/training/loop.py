@@ -7,12 +7,12 @@ from typing import Protocol, TypeVar
 from torch import Tensor, nn
 
 from align.batches.micro_batches import micro_batches
-from align.errors import UserError
-from align.files import write_json
+from align.core.errors import UserError
+from align.core.files import write_json
+from align.core.settings import ModelConfig
 from align.runtime.clock import Clock
 from align.runtime.distributed import run_on_main
 from align.runtime.sequence import sequence_size
-from align.settings import ModelConfig
 from align.training.checkpoint import load_checkpoint, restoring, save_checkpoint
 from align.training.epochs import Batches, Epochs
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes

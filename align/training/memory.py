@@ -17,14 +17,14 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig, RunConfig
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.configs import base_of, load_config
 from align.runtime.distributed import compute_dtype, cpu_flags, run_on_all
 from align.runtime.heap import release_freed_memory
 from align.runtime.process_memory import cgroup_bytes_left, process_peak, reset_process_peak
 from align.runtime.sharding import whole_bytes, whole_count, whole_shape
-from align.settings import ModelConfig, RunConfig
 
 GIB = 2**30
 FLOAT32_BYTES = 4

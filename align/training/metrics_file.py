@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 
 def update_of(line: str) -> float:

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from transformers.optimization import Adafactor
 
 from align.batches.micro_batches import MicroBatch
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import RunConfig
 from align.models.backbone import weight_depths
 from align.runtime.distributed import sum_across_processes
 from align.runtime.sharding import whole_shape
-from align.settings import RunConfig
 from align.training.averaging import WeightAverage
 from align.training.expert_load import ExpertLoad
 from align.training.reduction import GradientReduction

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from align.errors import UserError
-from align.settings import RunConfig, dump
+from align.core.errors import UserError
+from align.core.settings import RunConfig, dump
 
 # A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
 MODEL_SETTINGS = (

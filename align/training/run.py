@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from align.errors import UserError, without_secrets
-from align.files import PARTIAL, append_line, clear_leftovers, read_json, write_json, write_text
+from align.core.errors import UserError, without_secrets
+from align.core.files import PARTIAL, append_line, clear_leftovers, read_json, write_json, write_text
+from align.core.settings import ModelConfig, RunConfig, dump
+from align.core.signals import Stopped, StopRequest
 from align.runtime.console import console
 from align.runtime.distributed import (
     compute_dtype,
@@ -27,8 +29,6 @@ from align.runtime.distributed import (
 )
 from align.runtime.environment import environment
 from align.runtime.flops import peak_flops
-from align.settings import ModelConfig, RunConfig, dump
-from align.signals import Stopped, StopRequest
 from align.tokenization import set_template_date
 from align.training.background import BackgroundWork
 from align.training.checkpoint_files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from align.settings import RunConfig, Schedule
+from align.core.settings import RunConfig, Schedule
 
 
 @dataclass(frozen=True)

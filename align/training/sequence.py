@@ -2,12 +2,12 @@
 
 import torch
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.backbone.attention import SDPA
 from align.runtime.distributed import zero_stage
 from align.runtime.sequence import share_rows
-from align.tensor_ops import Padded
 from align.training.run import Run
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}

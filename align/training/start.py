@@ -8,13 +8,13 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig, RunConfig
 from align.models.backbone import Backbone
 from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, from_objects, load
 from align.runtime.distributed import run_on_all, run_on_main
 from align.runtime.sharding import sharded_loading
-from align.settings import ModelConfig, RunConfig
 from align.training.run import Run
 
 Model = str | Path | PreTrainedModel | LoadedModel

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.training.checkpoint_files import forget_cached
 
 WHOLE = "state.safetensors"

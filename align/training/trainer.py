@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.identity import examples_digest
 from align.batches.mixtures import MixedExamples, TrainingData, data_name
+from align.core.settings import MixtureConfig
 from align.models.loading import LoadedModel
-from align.settings import MixtureConfig
 from align.training.epochs import Batches, EpochConfig, Epochs, parse_ramp
 from align.training.factory import make_optimization
 from align.training.loop import Task, check_memory, train

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import select
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import batches, overview
 from annotation_ui.batches import BatchSettings
 from annotation_ui.lead_tabs.common import batch_names, hide, show_user_errors, user_names

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import select
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.schema import Batch, User
 from annotation_ui.services import Services
 from annotation_ui.tasks import COMPARABLE, TASKS

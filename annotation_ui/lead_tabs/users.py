@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import select
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui.lead_tabs.common import hide, show_user_errors, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.schema import USER_ROLES, User

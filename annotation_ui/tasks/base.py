@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from align.core.errors import UserError
 from align.data.conversation import ROLES
 from align.data.records import Prompt, Ranking, Record
-from align.errors import UserError
 from annotation_ui.markdown import as_messages, messages_html
 
 Json = dict[str, Any]

@@ -17,10 +17,10 @@ import numpy as np
 from align.commands.sample import run_sample
 from align.commands.sample_config import SampleConfig
 from align.commands.stages import run_unless_finished
+from align.core.settings_parser import parse
 from align.data.readers import read_records, write_records
 from align.data.records import Prompt, Ranking
 from align.reward import RewardConfig, run_reward
-from align.settings_parser import parse
 from benchmarks.studies.runner import ROOT
 
 GOLD_SEED = 100

@@ -18,12 +18,12 @@ import numpy as np
 
 from align.commands.loop.labelers import ModelScorer
 from align.commands.stages import run_unless_finished
+from align.core.files import read_json, write_json
+from align.core.launch import quiet_libraries
+from align.core.statistics import mean_interval
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
-from align.files import read_json, write_json
-from align.launch import quiet_libraries
 from align.ppo import PPOConfig, run_ppo
-from align.statistics import mean_interval
 from align.training.metrics_file import read_metrics
 from benchmarks.kept import kept
 from benchmarks.studies.gold import SIZES, GoldLabels, Row

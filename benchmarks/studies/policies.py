@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from align.files import read_json, write_json
-from align.launch import quiet_libraries
+from align.core.files import read_json, write_json
+from align.core.launch import quiet_libraries
 from align.sampling.generation import Sampling
 from benchmarks.studies.runner import compare_with_start, comparison_arguments
 

@@ -15,11 +15,11 @@ import argparse
 from typing import Any
 
 from align.commands.stages import run_unless_finished
-from align.files import read_json, write_json
-from align.launch import quiet_libraries
+from align.core.files import read_json, write_json
+from align.core.launch import quiet_libraries
+from align.core.settings_parser import parse
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import Sampling
-from align.settings_parser import parse
 from benchmarks.kept import kept
 from benchmarks.studies.runner import ROOT, compare_with_start, comparison_arguments
 

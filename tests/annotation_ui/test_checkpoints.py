@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.checkpoint import save_model, weights_of
 from annotation_ui.checkpoints import Checkpoints, Status
 from annotation_ui.model_process import ChatModel

@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import read_records
 from align.data.records import Demonstration, Ranking
-from align.errors import UserError
 from annotation_ui import overview, rule_sets
 from annotation_ui.database import Database
 from annotation_ui.export import RECORDS, Selection, export, rows_to_export

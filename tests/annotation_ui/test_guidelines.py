@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import guidelines
 from annotation_ui.database import Database
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import importing, overview, rule_sets
 from annotation_ui.batches import BatchSettings, change_batch
 from annotation_ui.database import Database

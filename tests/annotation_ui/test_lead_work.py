@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import overview
 from annotation_ui.batches import change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.browsing import Filter, browse_items, browse_judgments, item_history

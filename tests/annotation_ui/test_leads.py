@@ -10,7 +10,7 @@ import time
 import pytest
 from sqlalchemy import select, update
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import guidelines
 from annotation_ui.auth import Auth
 from annotation_ui.batches import BatchSettings, change_batch

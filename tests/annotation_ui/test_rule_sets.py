@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import guidelines, overview, rule_sets
 from annotation_ui.aggregate import aggregate_answers
 from annotation_ui.database import Database

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from sqlalchemy import func, select
 
-from align.errors import UserError
+from align.core.errors import UserError
 from annotation_ui import importing, rule_sets
 from annotation_ui.database import Database
 from annotation_ui.guard import MAX_UPLOAD_BODY

@@ -13,11 +13,11 @@ from align.attributes.judgments import RatedResponse, choose_heads, collect_rati
 from align.attributes.loss import head_losses
 from align.attributes.model import Head, heads_of, load_attribute_model
 from align.attributes.scoring import HeadScorer
+from align.core.errors import UserError
 from align.data.judgments import AttributeJudgment
-from align.errors import UserError
-from align.examples import SampledResponse
 from align.reward.checkpoint import is_foreign
 from align.reward.scoring import reward_rankings
+from align.tokenization.encoded import SampledResponse
 from tests.rules.planted import WORDS, has_digit, response
 
 HI = ({"role": "user", "content": "Hi"},)

@@ -3,7 +3,7 @@
 import pytest
 
 from align.attributes.expressions import Condition, Expression, choose
-from align.errors import UserError
+from align.core.errors import UserError
 
 NAMES = ["sensible", "specific", "interesting", "unsafe", "no-digits"]
 

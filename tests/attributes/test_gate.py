@@ -9,10 +9,10 @@ from accelerate import Accelerator
 from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.model import AttributeModel, Gate, Head, load_attribute_model
 from align.attributes.scoring import HeadScorer
-from align.errors import UserError
-from align.examples import SampledResponse
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.reward.scoring import reward_rankings
-from align.tensor_ops import Padded
+from align.tokenization.encoded import SampledResponse
 from tests.models.encoders import write_encoder
 
 HEADS = [Head("digits", "binary"), Head("rating", "scale"), Head("preference", "ranking")]

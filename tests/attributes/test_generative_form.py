@@ -15,10 +15,10 @@ from align.attributes.judgments import RatedResponse, read_ratings, split_rating
 from align.attributes.model import Head, heads_of
 from align.attributes.scoring import AttributeScorer, HeadScorer
 from align.batches.encoding import Limits
-from align.errors import UserError
-from align.examples import SampledResponse
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.reward.scoring import pack_rankings
-from align.tensor_ops import Padded
+from align.tokenization.encoded import SampledResponse
 
 from .test_attribute_models import HI, planted
 

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.reward.checkpoint import load_head
-from align.settings import ModelConfig
 from align.training.memory import Memory
 from tests.conftest import ROOT
 

@@ -13,7 +13,7 @@ from .conftest import TINY, write_rows
     ("stage", "key"), [("sft", "train_data"), ("reward", "train_data"), ("ppo", "prompts"), ("sft", "validation_data")]
 )
 def test_missing_file(stage, key, tmp_path, refused):
-    extra = ("--reward_functions", "align.ppo.examples:brevity") if stage == "ppo" else ()
+    extra = ("--reward_functions", "align.ppo.toy_rewards:brevity") if stage == "ppo" else ()
     line = refused(stage, *TINY, *extra, f"--{key}", tmp_path / "none.jsonl")
     assert line == f"error: {tmp_path}/none.jsonl: no such file or folder; check the path"
 
@@ -62,7 +62,7 @@ def test_a_prompt_beyond_the_model(stage, tmp_path, refused):
     row = {"prompt": "x" * 1500, "id": "row-7"}
     row |= {"sft": {"completion": "yes"}, "reward": {"responses": ["yes", "no"], "ranks": [1, 2]}, "ppo": {}}[stage]
     path = write_rows(tmp_path / "rows.jsonl", row)
-    extra = ("--reward_functions", "align.ppo.examples:brevity", "--max_new_tokens", 4) if stage == "ppo" else ()
+    extra = ("--reward_functions", "align.ppo.toy_rewards:brevity", "--max_new_tokens", 4) if stage == "ppo" else ()
     key = "--prompts" if stage == "ppo" else "--train_data"
     line = refused(stage, *TINY, *extra, key, path, "--max_prompt_tokens", 4000)
     # "yes" and its end token are 4 tokens, as many as PPO may draw; tiny-gpt2 reads 1024.

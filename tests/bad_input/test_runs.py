@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from align import cli
-from align.errors import UserError
+from align.core.errors import UserError
 from align.training.consolidation import consolidate
 
 from .conftest import SHORT, TINY, snapshot, write_rows

@@ -21,9 +21,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from align.core.errors import UserError
+from align.core.seeds import Stream
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
 from align.dpo import DPOConfig, run_dpo
-from align.errors import UserError
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.eval.toxicity.task import ToxicityConfig, run_toxicity
@@ -35,10 +38,7 @@ from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.seeds import Stream
-from align.settings import ModelConfig
 from align.sft import SFTConfig, run_sft
-from align.tensor_ops import Padded
 from align.tokenization import encode_demonstration
 from tests.badly_behaved.specimens import SPECIMENS, Specimen, write
 

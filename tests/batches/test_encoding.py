@@ -8,7 +8,7 @@ import pytest
 
 from align.batches.encoding import Limits, encode_demonstration_row, encode_demonstrations, encode_prompts
 from align.batches.streams import ExampleStream
-from align.errors import UserError
+from align.core.errors import UserError
 
 LIMITS = Limits(3, 2)
 

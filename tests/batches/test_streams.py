@@ -12,7 +12,7 @@ import pytest
 
 from align import cli
 from align.batches.streams import ExampleStream, StreamedBatches
-from align.errors import UserError
+from align.core.errors import UserError
 from align.sft import SFTConfig, SFTTrainer
 
 ALONE = SimpleNamespace(num_processes=1, process_index=0)

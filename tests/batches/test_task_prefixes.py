@@ -8,10 +8,10 @@ from accelerate import Accelerator
 from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.mixtures import Mixture, encode_mixture
 from align.commands.plan.work import sft_work
+from align.core.errors import UserError
+from align.core.settings_parser import parse
 from align.data.conversation import user_turn
-from align.errors import UserError
 from align.reward import RewardConfig
-from align.settings_parser import parse
 from align.sft import SFTConfig
 from align.sft.trainer import encode, stream_of
 

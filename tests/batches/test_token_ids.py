@@ -7,9 +7,9 @@ import pytest
 
 from align import cli
 from align.batches.encoding import Limits, Prefixed, encode_prompts
+from align.core.errors import UserError
 from align.data import Prompt, Ranking, check_data, read_records
 from align.data.formats import convert_row
-from align.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 
 TEXTS = ["Name a moon.", "Hi", "Why is the sky blue?"]

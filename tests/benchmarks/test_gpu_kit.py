@@ -52,8 +52,8 @@ def test_parts_become_the_wheel_again(tmp_path):
 
 
 def test_a_random_model_in_its_place_says_so(tmp_path, sharp_folders):
+    from align.core.settings import ModelConfig
     from align.models.loading import load
-    from align.settings import ModelConfig
 
     source = tmp_path / "source"
     source.mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from align.commands.stage_configs import STAGE_CONFIGS
-from align.settings_parser import parse
+from align.core.settings_parser import parse
 from benchmarks.kill_resume import COMMON, LAUNCHED, PREPARED, VARIANTS
 from benchmarks.soak import BEGIN, END
 

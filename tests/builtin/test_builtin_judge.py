@@ -8,9 +8,9 @@ from accelerate import Accelerator
 from align.builtin import zoo
 from align.data.readers import read_records
 from align.data.records import Ranking
-from align.examples import SampledResponse
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardModelScorer
+from align.tokenization.encoded import SampledResponse
 
 
 @pytest.mark.full

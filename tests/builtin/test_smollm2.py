@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.builtin import smollm2, wheels, zoo
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone import wrap
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from align.builtin import tiny, zoo
-from align.errors import UserError
+from align.core.errors import UserError
 
 TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")
 DIALOGUE = [

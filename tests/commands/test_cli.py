@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from align import __version__, cli
 from align.builtin.zoo import list_builtin
-from align.errors import UserError
+from align.core.errors import UserError
 from tests.commands.words import rows_of, words_of
 
 ROOT = Path(__file__).resolve().parents[2]

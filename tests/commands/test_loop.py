@@ -19,12 +19,12 @@ from align.commands.loop.main import run_loop
 from align.commands.loop.rounds import labeler_figures
 from align.commands.loop.rows import merge_answers, read_rows, write_rows
 from align.commands.loop.state import LoopState
+from align.core.errors import UserError
+from align.core.settings_parser import parse
 from align.data.records import Prompt
-from align.errors import UserError
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
-from align.settings_parser import parse
 from annotation_ui.database import Database
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
@@ -32,7 +32,7 @@ from annotation_ui.schema import Batch
 from tests.annotation_ui.running import add_users
 from tests.forked import forked
 
-E = "align.ppo.examples:share_of_e"
+E = "align.ppo.toy_rewards:share_of_e"
 
 
 def answers(model, *texts):

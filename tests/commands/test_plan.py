@@ -13,10 +13,10 @@ from align.commands.plan.devices import DEVICES, mfu, read_speed
 from align.commands.plan.main import make_plan
 from align.commands.plan.roles import first_that_fits, frozen_model, layouts, trained_model
 from align.commands.plan.scaling import ScalingLaw, TrainedRun, allocate, fit
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.models.loading import load, load_shapes
 from align.runtime.flops import FlopsProfile, Matrices, Stack
-from align.settings import ModelConfig
 from align.training.metrics_file import read_metrics
 from tests.models.encoders import write_encoder
 
@@ -169,7 +169,7 @@ def runs(tmp_path_factory):
         PPOConfig(
             **shared,
             prompts=str(data),
-            reward_functions=["align.ppo.examples:share_of_e"],
+            reward_functions=["align.ppo.toy_rewards:share_of_e"],
             updates=3,
             rollout_size=6,
             samples_per_prompt=2,

@@ -8,12 +8,12 @@ import torch
 
 from align import cli
 from align.commands.sample_scoring import score
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.data import Demonstration, Prompt, read_records
-from align.examples import EncodedPrompt
 from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
+from align.tokenization.encoded import EncodedPrompt
 from tests.commands.words import rows_of, words_of
 
 ROOT = Path(__file__).resolve().parents[2]

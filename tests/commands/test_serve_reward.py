@@ -14,11 +14,11 @@ import uvicorn
 
 from align.commands.reward_api import make_api
 from align.commands.serve_reward import ServeRewardConfig, run_serve_reward
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.checkpoint import weights_of
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.service import RewardService
-from align.tensor_ops import Padded
 from examples import served_reward
 
 PROMPTS = [

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from align.core.errors import UserError
 from align.data import Prompt, read_records
-from align.errors import UserError
 
 
 def user(text):

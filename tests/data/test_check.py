@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from align.core.errors import UserError
 from align.data import check_data, describe
 from align.data.check import guess_kind
 from align.data.judgments import RuleJudgment
 from align.data.records import Demonstration, Prompt, Ranking
-from align.errors import UserError
 
 TURNS = [
     {"role": "user", "content": "one two"},

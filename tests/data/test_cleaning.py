@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from align import cli
+from align.core.errors import UserError
 from align.data.cleaning import Cleaner, CleaningRules, split_sentences
-from align.errors import UserError
 
 PAGE = "The first sentence is here. The second one follows.\nA third comes now! Is the fourth long? Then a fifth ends it."
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.records import Demonstration, Ranking
-from align.errors import UserError
 
 from .published import BINARIZED, DOLLY, HH, SHP, ULTRAFEEDBACK
 from .rows import assistant, user

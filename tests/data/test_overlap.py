@@ -6,8 +6,8 @@ import random
 import pytest
 
 from align.commands.data_check import main
+from align.core.errors import UserError
 from align.data.overlap import find_overlap
-from align.errors import UserError
 
 NINETEEN = (
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen end"

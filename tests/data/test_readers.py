@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records, write_records
-from align.errors import UserError
 
 from .rows import RECORDS, ROWS, error_of, lines, write_parquet
 

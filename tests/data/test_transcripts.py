@@ -2,9 +2,9 @@
 
 import pytest
 
+from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.records import Demonstration, Prompt, Ranking
-from align.errors import UserError
 
 from .rows import assistant, system, user
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from align import cli
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.distill import DistillConfig, DistillTrainer
 from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
 from align.distill.responses import WrittenBatches
 from align.distill.students import make_student, parameter_count
 from align.distill.trainer import DistillTask, Predictor
-from align.errors import UserError
-from align.examples import EncodedDemonstration
 from align.models.loading import load
-from align.settings import ModelConfig
+from align.tokenization.encoded import EncodedDemonstration
 from align.training.epochs import Epochs
 from align.training.factory import make_optimization
 from tests.models.losses import assert_invariant

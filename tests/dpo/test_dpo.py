@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.dpo import DPOConfig
 from align.dpo.trainer import DPOTask
-from align.examples import EncodedRanking
 from align.models.loading import load
 from align.models.roles import LanguageModel
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
+from align.tokenization.encoded import EncodedRanking
 from align.training.factory import make_optimization
 from tests.models.losses import assert_invariant, rankings
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.loading import load
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Of the largest: a GPU may multiply float32 as TF32 in the kernel that is made."""

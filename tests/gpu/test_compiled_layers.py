@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.loading import load
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 
 BACKENDS = {"cpu": "aot_eager", "cuda": "inductor"}
 """On a processor the graph alone is checked: there, generated code would take minutes to compile."""

@@ -23,7 +23,7 @@ def trainer(stage, settings, folder):
         data = "data/demonstrations.jsonl"
         config = SFTConfig(**common | {"train_data": data, "batch_size": 64, "max_response_tokens": 256})
         return SFTTrainer(config.model, config.train_data, config)
-    more = {"rollout_size": 64, "max_new_tokens": 128, "reward_functions": ["align.ppo.examples:share_of_e"]}
+    more = {"rollout_size": 64, "max_new_tokens": 128, "reward_functions": ["align.ppo.toy_rewards:share_of_e"]}
     return make_trainer(PPOConfig(**common | PPO | more))
 
 

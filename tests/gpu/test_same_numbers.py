@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from align.core.seeds import Stream
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded, entropy_of
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load
 from align.models.roles import LanguageModel, RewardModel
 from align.sampling.generation import Sampling, draw, row_uniforms, sample
-from align.seeds import Stream
-from align.settings import ModelConfig
-from align.tensor_ops import Padded, entropy_of
 
 FLOAT32 = 1e-4
 BFLOAT16 = 0.1

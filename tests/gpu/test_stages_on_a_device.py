@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from align.core.settings import ModelConfig
 from align.models.loading import load
-from align.settings import ModelConfig
 from tests.gpu.small_runs import all_stages
 
 BFLOAT16_RATIO = 5e-3

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.sft import SFTConfig
 from align.training.checkpoint import save_checkpoint

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import torch
 
-from align.launch import end_process_group
+from align.core.launch import end_process_group
 
 
 def avoid_compiling() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from align.launch import run_stage
+from align.core.launch import run_stage
 from align.sft import SFTConfig
 from align.training.run import Run
 

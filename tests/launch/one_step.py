@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from align.batches.micro_batches import MicroBatch
 from align.builtin.tiny import byte_tokenizer
-from align.examples import EncodedRanking
 from align.models.heads import ScalarHead
 from align.models.loading import from_objects
 from align.models.roles import LanguageModel, RewardModel
@@ -27,6 +26,7 @@ from align.reward import RewardConfig
 from align.reward.loss import pairs_of, ranking_loss
 from align.reward.scoring import pack_rankings
 from align.runtime.sharding import place_frozen_model
+from align.tokenization.encoded import EncodedRanking
 from align.training.factory import make_optimization
 from align.training.run import Run
 from tests.models.architectures import ARCHITECTURES, make_model

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 
 RANK, folder = os.environ["RANK"], Path(sys.argv[1])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone import wrap
 from align.models.loading import load_weights
 from align.ppo import PPOConfig

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import distributed_c10d as c10d
 
 from align.batches.micro_batches import MicroBatch
-from align.launch import one_line_errors
+from align.core.launch import one_line_errors
 from align.runtime.sequence import share_rows
 from align.sft import SFTConfig
 from align.training.factory import make_optimization

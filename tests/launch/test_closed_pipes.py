@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from align.launch import one_line_errors
+from align.core.launch import one_line_errors
 
 
 def start(words, closed=("stdout",)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from align.launch import EXIT_LOST
+from align.core.launch import EXIT_LOST
 from tests.launch.launcher import start_processes
 
 SCRIPT = Path(__file__).with_name("stopped_process.py")

@@ -28,7 +28,7 @@ SAME_STARTS = (0, 3)
 TRAINED = {0: MODELS if FULL else MODELS[:1], 2: MODELS, 3: MODELS if FULL else MODELS[1:]}
 """The models of which every stage is trained under a stage of ZeRO (0: without DeepSpeed)."""
 CHECKPOINTS = """
-    --reward_functions align.ppo.examples:share_of_e --dtype float32 --log_to none --save_every 1
+    --reward_functions align.ppo.toy_rewards:share_of_e --dtype float32 --log_to none --save_every 1
     --max_prompt_tokens 64 --overlong truncate --max_new_tokens 8 --rollout_size 6
     --schedule constant --learning_rate 1e-3 --missing_eos keep
 """

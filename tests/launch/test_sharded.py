@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from align.builtin.zoo import resolve_model
+from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.sampling.generation import row_uniforms, sample
-from align.settings import ModelConfig
 from tests.launch.launcher import launch_in_turn
 from tests.launch.uneven_sampling import COUNTS, ENDS, PROMPTS, SEED, sampling
 

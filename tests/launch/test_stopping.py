@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from align.commands.launch import first_failure, stop_grace
-from align.signals import EXIT_STOPPED, GRACE_SECONDS
+from align.core.signals import EXIT_STOPPED, GRACE_SECONDS
 from tests.launch.launcher import free_port, start_processes
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from align.builtin.zoo import resolve_model
-from align.liveness import EXIT_LOST
+from align.core.liveness import EXIT_LOST
 from tests.launch.launcher import IN_TURN, ROOT
 from tests.launch.test_launch import checkpoint_words, metrics
 from tests.launch.two_hosts import Host, two_hosts

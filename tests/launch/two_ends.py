@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.runtime.distributed import run_on_all, run_on_main
 from align.sft import SFTConfig
 from align.training.checkpoint import load_checkpoint, save_checkpoint

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from align.core.seeds import Stream
 from align.models.roles import LanguageModel
 from align.sampling.engines import TransformersEngine
 from align.sampling.generation import Sampling
-from align.seeds import Stream
 from align.sft import SFTConfig
 from align.training.factory import make_optimization
 from align.training.start import open_run

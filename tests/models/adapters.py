@@ -2,7 +2,7 @@
 
 import torch
 
-from align.tensor_ops import Padded
+from align.core.tensor_ops import Padded
 
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
 CARD = {"title": "A model", "stage": "sft"}

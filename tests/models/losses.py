@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from align.batches.micro_batches import micro_batches
-from align.examples import EncodedDemonstration, EncodedRanking
 from align.ppo.experience import compute_role_outputs, minibatches
 from align.ppo.learning import loss_of_minibatch
+from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
 
 
 def role_outputs(trainer, rollout):

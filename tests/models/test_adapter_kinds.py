@@ -8,7 +8,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, BigBirdPegasusConfig
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
@@ -18,8 +20,6 @@ from align.ppo.reference import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import save_reward_model
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 from tests.models.adapters import CARD, states, trainable
 
 IDS = torch.tensor([[9, 10, 11, 20, 21]])

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load
 from align.models.roles import Role
 from align.ppo.experience import build_experience, minibatches, plan_minibatch
-from align.settings import ModelConfig
 from tests.models.adapters import CARD, PROMPT, RESPONSE, adapter_weights, states, trainable
 from tests.models.losses import minibatch_loss, role_outputs
 

@@ -8,13 +8,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
 from align.models.loading import load
 from align.models.roles import Role
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 from tests.models.adapters import CARD, PROMPT, RESPONSE
 
 

@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from align.builtin.tiny import byte_tokenizer
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, make_prefix_lm, wrap
 from align.models.roles import LanguageModel
 from align.ppo import PPOConfig, run_ppo
@@ -24,7 +25,6 @@ from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.runtime.flops import forward_flops
 from align.sft import SFTConfig, run_sft
-from align.tensor_ops import Padded
 from tests.models.architectures import ARCHITECTURES, DECODERS, has_classifier, make_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
@@ -154,7 +154,7 @@ def test_all_stages(name, rank, tmp_path):
         )
     )
     settings = common | {"model": str(sft), "output_dir": str(tmp_path / "reward")}
-    rewards = {"reward_functions": ["align.ppo.examples:brevity"]}
+    rewards = {"reward_functions": ["align.ppo.toy_rewards:brevity"]}
     if has_classifier(name):
         reward = run_reward(RewardConfig(**settings, train_data=pairs, batch_size=4))
         rewards = {"reward_model": str(reward)}

@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
+from align.core.tensor_ops import Padded
 from align.models.backbone import attention, wrap
 from align.models.backbone.short_attention import MAX_LENGTH, short_attention
-from align.tensor_ops import Padded
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone import Backbone, wrap
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
 from align.reward.loss import pairs_of, ranking_loss
-from align.tensor_ops import Padded, length_mask
 from tests.models.small_models import CONFIGS, NAMES
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]

@@ -5,12 +5,12 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 from transformers.integrations import flex_attention as integration
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.backbone import wrap
 from align.models.backbone.layout import block_mask, pack_rows, packed_mask
 from align.models.loading import load
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 from tests.models.architectures import make_model
 
 PROMPT = Padded.from_lists([[5, 6, 7], [8]])

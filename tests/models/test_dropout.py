@@ -18,7 +18,8 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import from_objects, load
@@ -27,7 +28,6 @@ from align.ppo.config import PPOConfig
 from align.ppo.scoring_models import RULE_ADAPTER, load_reward_adapter
 from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import RULE, save_reward_model
-from align.settings import ModelConfig
 from tests.models.adapters import CARD, PROMPT, RESPONSE, states
 
 HALVES = {f"{half}_{part}": 2 for half in ("encoder", "decoder") for part in ("layers", "attention_heads")}

@@ -7,8 +7,9 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
 from align.batches.encoding import Limits, encode_rankings
-from align.errors import UserError
-from align.examples import SampledResponse
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile, wrap
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
@@ -16,8 +17,7 @@ from align.models.loading import from_objects, load
 from align.models.roles import RewardModel
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.scoring import RewardModelScorer, reward_rankings
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
+from align.tokenization.encoded import SampledResponse
 from tests.models.encoders import CONFIGS, pair_tokenizer, write_encoder
 
 CARD = {"title": "A model", "stage": "reward"}

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from align.builtin.tiny import byte_tokenizer
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.dpo import DPOConfig, run_dpo
-from align.errors import UserError
 from align.models.backbone import wrap
 from align.models.backbone.experts import balance_loss, routers_of
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
-from align.settings import ModelConfig
 from align.sft import SFTConfig, run_sft
-from align.tensor_ops import Padded
 from tests.models.architectures import make_model
 
 MIXTRAL, SWITCH = "Mixtral, experts", "Switch, experts"
@@ -173,7 +173,7 @@ def test_ppo_and_dpo_balance_the_policys_experts(name, folders, tmp_path):
     settings = {name: value for name, value in COMMON.items() if name != "batch_size"}
     settings |= {"model": folders[name], "router_loss_weight": 0.5}
     ppo = {"prompts": str(prompts), "rollout_size": 4, "minibatches": 1, "updates": 1, "max_new_tokens": 6}
-    rewards = {"reward_functions": ["align.ppo.examples:brevity"]}
+    rewards = {"reward_functions": ["align.ppo.toy_rewards:brevity"]}
     run_ppo(PPOConfig(**settings, **ppo, **rewards, output_dir=str(tmp_path / "ppo")))
     run_dpo(DPOConfig(**settings, train_data=str(pairs), batch_size=4, output_dir=str(tmp_path / "dpo")))
     for stage in ("ppo", "dpo"):

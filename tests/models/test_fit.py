@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone import adapter_settings, model_class
-from align.tensor_ops import Padded
 from tests.models.small_models import NAMES
 
 

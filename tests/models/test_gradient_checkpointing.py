@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from align.core.seeds import Stream
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.loading import load
 from align.models.roles import LanguageModel
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.seeds import Stream
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 
 PROMPTS = [[70, 71, 72], [80, 81]]
 

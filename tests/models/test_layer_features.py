@@ -8,7 +8,9 @@ from accelerate import Accelerator
 from transformers import AutoModel, AutoModelForCausalLM
 
 from align.batches.encoding import Limits, encode_rankings
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.eval.judging.answer_judge import load_judge
 from align.eval.judging.train_judge import JudgeConfig, run_train_judge
 from align.models.backbone import wrap
@@ -18,8 +20,6 @@ from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import reward_rankings
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 from tests.models.architectures import make_model
 from tests.models.encoders import CONFIGS, write_encoder
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from align.batches.shared_prompts import prompt_groups
+from align.core.tensor_ops import Padded
 from align.models.heads import ScalarHead
 from align.models.roles import LanguageModel
 from align.ppo.experience import build_experience, pack_rollout, plan_minibatch
@@ -13,7 +14,6 @@ from align.reward.config import RewardConfig
 from align.reward.trainer import RewardTask, build_module
 from align.sft.config import SFTConfig
 from align.sft.trainer import SFTTask
-from align.tensor_ops import Padded
 from align.training.factory import make_optimization
 from tests.models.losses import (
     assert_invariant,

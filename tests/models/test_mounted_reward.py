@@ -8,7 +8,6 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from align.examples import SampledResponse
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel, Role, Roles
@@ -17,6 +16,7 @@ from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_r
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.scoring import RewardModelScorer
+from align.tokenization.encoded import SampledResponse
 from tests.models.adapters import CARD, PROMPT, RESPONSE, adapter_weights, states, trainable
 
 

@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 from transformers import BertConfig, LlamaForCausalLM
 
 from align.batches.encoding import Limits, encode_demonstrations
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.backbone import make_prefix_lm, wrap
 from align.models.loading import load, load_shapes
 from align.ppo import PPOConfig, run_ppo
@@ -18,10 +20,8 @@ from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.sampling.engines import make_engine
 from align.sampling.settings import EngineConfig
-from align.settings import ModelConfig
 from align.sft import SFTConfig, run_sft
 from align.sft.trainer import encode
-from align.tensor_ops import Padded
 from tests.models.architectures import make_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]

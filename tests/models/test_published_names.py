@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.builtin import zoo
 from align.builtin.zoo import published_name, resolve_model
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.adapters import add_adapter, copy_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
 from align.models.loading import from_objects, load
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 
 CARD = {"title": "A model", "stage": "sft"}
 PUBLISHED = "some-owner/tiny-llama"

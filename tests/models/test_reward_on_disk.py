@@ -12,10 +12,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import RewardConfig as TRLRewardConfig
 from trl import RewardTrainer
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
-from align.examples import SampledResponse
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import load
@@ -29,8 +30,7 @@ from align.reward.checkpoint import (
 )
 from align.reward.scoring import RewardModelScorer
 from align.reward.service import RewardService
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
+from align.tokenization.encoded import SampledResponse
 
 PROMPTS, RESPONSES = [[9, 10, 11], [12]], [[20, 21, 1], [22, 23, 24, 25, 1]]
 PROMPT, RESPONSE = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)

@@ -15,17 +15,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
-from align.examples import SampledResponse
 from align.models.checkpoint import weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import load
 from align.models.roles import RewardModel
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 from align.tokenization import Tokenization
+from align.tokenization.encoded import SampledResponse
 
 CARD = {"title": "A model", "stage": "reward"}
 TEXTS = ("Hello there.", "No", "Louÿs, perhaps?")

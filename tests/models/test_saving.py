@@ -8,9 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from align.core.errors import UserError
+from align.core.seeds import Stream
+from align.core.settings import ModelConfig
 from align.dpo.config import DPOConfig
 from align.dpo.trainer import DPOTrainer
-from align.errors import UserError
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_shapes
 from align.ppo.config import PPOConfig
@@ -18,8 +20,6 @@ from align.ppo.trainer import PPOTrainer
 from align.reward.config import RewardConfig
 from align.reward.trainer import RewardTrainer
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.seeds import Stream
-from align.settings import ModelConfig
 from align.sft.config import SFTConfig
 from align.sft.trainer import SFTTrainer
 

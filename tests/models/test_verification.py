@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone import wrap
 from tests.models.architectures import make_model
 

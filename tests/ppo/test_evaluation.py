@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from align.builtin.zoo import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.evaluation import PolicyEvaluation
-from align.ppo.examples import share_of_e
 from align.ppo.rewards import Rewards, WeightedFunction
 from align.ppo.rule_terms import RuleTerms
+from align.ppo.toy_rewards import share_of_e
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "dog", "cat"]
 

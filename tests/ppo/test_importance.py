@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.experience import build_experience, engine_metrics
 from align.ppo.objective import importance_weights, policy_losses

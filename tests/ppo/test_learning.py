@@ -8,7 +8,7 @@ import pytest
 from align.data.readers import write_records
 from align.data.records import Prompt
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
-from align.ppo.examples import share_of_e
+from align.ppo.toy_rewards import share_of_e
 
 
 def settings(model: str, folder: Path, **more: object) -> PPOConfig:
@@ -21,7 +21,7 @@ def settings(model: str, folder: Path, **more: object) -> PPOConfig:
         "output_dir": str(folder / "run"),
         "prompts": str(prompts),
         "validation_prompts": str(prompts),
-        "reward_functions": ["align.ppo.examples:share_of_e"],
+        "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
         "log_to": ["none"],
         "dtype": "float32",
         "updates": 30,
@@ -87,7 +87,7 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
         settings(
             "tiny-gpt2",
             tmp_path,
-            reward_functions=["align.ppo.examples:brevity=3"],  # between 2.6 and 3 for 12 bytes
+            reward_functions=["align.ppo.toy_rewards:brevity=3"],  # between 2.6 and 3 for 12 bytes
             critic=critic,
             updates=5,
             critic_warmup=3,

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import masked_sum
 from align.ppo.experience import build_experience
 from align.ppo.learning import check_ratio
 from align.ppo.objective import policy_losses, value_losses
-from align.tensor_ops import masked_sum
 from tests.models.losses import minibatch_loss, role_outputs
 
 QUICK = settings(deadline=None, max_examples=40)

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.data.texts import Text, read_texts
-from align.errors import UserError
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.ptx import PtxLoss
-from align.tensor_ops import Padded
 
 TEXTS = [{"text": "One document."}, {"text": "Another, longer one! It has two sentences."}, {"text": "Three. Is it?"}]
 WEIGHT = 27.8
@@ -106,7 +106,7 @@ def test_a_run_learns_the_texts_and_counts_their_flops(model, objective, texts, 
     shared = {
         "model": model,
         "prompts": str(prompts),
-        "reward_functions": ["align.ppo.examples:share_of_e"],
+        "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
         "updates": 12,
         "rollout_size": 4,
         "epochs": 1,

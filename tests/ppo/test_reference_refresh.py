@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.ppo import PPOTrainer
 from tests.ppo.test_learning import metrics, settings
 from tests.ppo.test_rollout_files import letters

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from align.errors import UserError
-from align.examples import EncodedPrompt
+from align.core.errors import UserError
 from align.ppo.rewards import Rewards, WeightedFunction, call_reward_function, load_functions
 from align.ppo.rollout import Rollout
+from align.tokenization.encoded import EncodedPrompt
 
 PROMPT = ({"role": "user", "content": "Hi"},)
 
@@ -39,7 +39,9 @@ def own_module(tmp_path, monkeypatch):
 
 def test_functions_are_found_with_their_weights(own_module):
     own_module("own_rewards_a", "def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
-    found = load_functions(["own_rewards_a:short=0.5", "align.ppo.examples:share_of_e", "align.ppo.examples:brevity=-2"])
+    found = load_functions(
+        ["own_rewards_a:short=0.5", "align.ppo.toy_rewards:share_of_e", "align.ppo.toy_rewards:brevity=-2"]
+    )
     assert [(reward.name, reward.weight) for reward in found] == [("short", 0.5), ("share_of_e", 1.0), ("brevity", -2.0)]
     assert call_reward_function(found[0], [PROMPT] * 2, ["abc", ""]) == [-3.0, 0.0]
     assert call_reward_function(found[1], [PROMPT] * 2, ["eeab", ""]) == [0.5, 0.0]
@@ -54,12 +56,12 @@ def test_no_functions():
     "text",
     [
         "no_such_module_anywhere:f",
-        "align.ppo.examples:no_such_function",
-        "align.ppo.examples",
-        "align.ppo.examples:",
+        "align.ppo.toy_rewards:no_such_function",
+        "align.ppo.toy_rewards",
+        "align.ppo.toy_rewards:",
         ":f",
         "",
-        "align.ppo.examples:brevity=much",
+        "align.ppo.toy_rewards:brevity=much",
         ".examples:brevity",
     ],
 )
@@ -74,7 +76,7 @@ def test_a_wrong_specification_is_one_line_that_repeats_it(text):
 
 def test_a_weight_that_is_no_number():
     with pytest.raises(UserError):
-        load_functions(["align.ppo.examples:brevity=nan"])
+        load_functions(["align.ppo.toy_rewards:brevity=nan"])
 
 
 def test_what_cannot_be_called_is_no_function():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.ppo import PPOTrainer, run_ppo
 from align.ppo.rollout_files import (
     RolloutRow,
@@ -72,7 +72,7 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path) -> None:
         rollout_updates=2,
         rollout_rows=4,
         kl_beta=0.1,
-        reward_functions=["align.ppo.examples:share_of_e=2", "align.ppo.examples:brevity"],
+        reward_functions=["align.ppo.toy_rewards:share_of_e=2", "align.ppo.toy_rewards:brevity"],
     )
     run_ppo(config)
     folder = tmp_path / "run"

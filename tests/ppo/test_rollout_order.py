@@ -7,18 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.examples import EncodedPrompt
 from align.ppo.config import PPOConfig
 from align.ppo.experience import RoleOutputs, build_experience, minibatches, pack_rollout
 from align.ppo.metrics import repetition
 from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.scores import ScoreShaping
+from align.tokenization.encoded import EncodedPrompt
 
 QUICK = settings(deadline=None, max_examples=40)
 
 
 def config(**changes):
-    return PPOConfig(reward_functions=["align.ppo.examples:brevity"], **changes)
+    return PPOConfig(reward_functions=["align.ppo.toy_rewards:brevity"], **changes)
 
 
 def prompts(count):

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from align.errors import UserError
-from align.examples import EncodedPrompt
+from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.constraints import damped_multiplier, lagrangian_scores, next_multiplier
 from align.ppo.rollout import Rollout
 from align.ppo.rule_terms import RuleTerms, read_budgets
+from align.tokenization.encoded import EncodedPrompt
 
 
 class Judge:

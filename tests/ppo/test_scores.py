@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.examples import EncodedPrompt
 from align.ppo.config import PPOConfig
 from align.ppo.rollout import Rollout
 from align.ppo.scores import RunningMoments, ScoreShaping
 from align.ppo.shaping import adjust_for_length, length_slope, shape_rewards
+from align.tokenization.encoded import EncodedPrompt
 
 
 def rollout(lengths, ended):

@@ -7,8 +7,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from align.errors import UserError
-from align.examples import SampledResponse
+from align.core.errors import UserError
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
 from align.ppo import PPOConfig, PPOTrainer
@@ -16,6 +15,7 @@ from align.ppo.scoring_models import load_rewards
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
+from align.tokenization.encoded import SampledResponse
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

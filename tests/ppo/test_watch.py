@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.watch import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch, OveroptimizationWatch
 

@@ -11,10 +11,10 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 
 from align.commands.launch import AFTER_GRACE_SECONDS, stop_grace
-from align.liveness import EXIT_LOST
+from align.core.liveness import EXIT_LOST
+from align.core.settings_parser import parse
+from align.core.signals import EXIT_STOPPED
 from align.ppo import PPOConfig
-from align.settings_parser import parse
-from align.signals import EXIT_STOPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = ROOT / "configs" / "cluster" / "kubernetes.yaml"

@@ -12,11 +12,11 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DeepSpeedPlugin
 
 from align.builtin.zoo import list_builtin
+from align.core.settings_parser import parse
 from align.distill import DistillConfig
 from align.dpo import DPOConfig
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
-from align.settings_parser import parse
 from align.sft import SFTConfig
 
 ROOT = Path(__file__).resolve().parents[2]

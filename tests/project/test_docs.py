@@ -84,8 +84,8 @@ def examples():
 
 @pytest.mark.parametrize(("rows", "kinds"), examples(), ids=[str(n) for n in range(len(examples()))])
 def test_each_example_is_read_as_what_it_promises(rows, kinds, tmp_path):
+    from align.core.errors import UserError
     from align.data import KINDS, read_records
-    from align.errors import UserError
 
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -117,8 +117,8 @@ def test_every_layout_has_an_example():
 
 
 def test_each_error_is_the_one_that_its_row_causes(tmp_path):
+    from align.core.errors import UserError
     from align.data import Ranking, read_records
-    from align.errors import UserError
 
     lines = re.search(r"```text\n(.*?)```", page("data"), re.S).group(1).splitlines()
     assert len(lines) >= 10
@@ -159,7 +159,7 @@ def test_every_launch_file_is_in_the_table_with_its_deepspeed_file():
 def test_the_launch_commands_are_taken():
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-    from align.settings_parser import parse
+    from align.core.settings_parser import parse
 
     text = "\n".join([page("clusters"), page("howto/cluster"), (ROOT / "README.md").read_text(encoding="utf-8")])
     joined = re.sub(r" \\\n +", " ", text)  # lines that end in a backslash go on

@@ -86,7 +86,7 @@ def runs(tmp_path_factory, serve):
         rule_budgets=["0.1"],
         kl_penalty="k3",
         entropy_weight=0.01,
-        reward_functions=["align.ppo.examples:share_of_e"],
+        reward_functions=["align.ppo.toy_rewards:share_of_e"],
         prompts=data["prompts"],
         validation_prompts=data["prompts"],
         ptx_data=demonstrations,

@@ -20,7 +20,7 @@ KNOWS_ARCHITECTURES = {
 }
 BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {"align/builtin/tiny.py", "align/builtin/smollm2.py"}
 PURE = (
-    "align/tensor_ops.py",
+    "align/core/tensor_ops.py",
     "align/distill/loss.py",
     "align/dpo/loss.py",
     "align/sft/loss.py",
@@ -29,7 +29,7 @@ PURE = (
     "align/attributes/loss.py",
     *(f"align/ppo/{name}.py" for name in ("advantages", "objective", "shaping", "kl")),
 )
-ALLOWED = {"torch", "typing", "collections", "dataclasses", "math", "align.tensor_ops"}
+ALLOWED = {"torch", "typing", "collections", "dataclasses", "math", "align.core.tensor_ops"}
 
 
 def name_of(path):

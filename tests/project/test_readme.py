@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from align.cli import COMMANDS
+from align.core.settings_parser import parse
 from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking
 from align.dpo import DPOConfig
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
-from align.settings_parser import parse
 from align.sft import SFTConfig
 
 ROOT = Path(__file__).parents[2]

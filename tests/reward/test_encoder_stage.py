@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.judging.answer_judge import load_judge
 from align.eval.judging.labeled_answers import read_labeled_answers, split_by_question
 from align.eval.judging.train_judge import JudgeConfig, held_out_figures, run_train_judge
@@ -95,7 +95,7 @@ def test_an_encoder_is_refused_as_a_policy_by_the_stages(sharpen, tmp_path):
     with pytest.raises(UserError, match=words):
         run_sft(SFTConfig(model=base, output_dir=str(tmp_path / "sft")))
     with pytest.raises(UserError, match=words):
-        run_ppo(PPOConfig(model=base, reward_functions=["align.ppo.examples:brevity"], output_dir=str(tmp_path / "ppo")))
+        run_ppo(PPOConfig(model=base, reward_functions=["align.ppo.toy_rewards:brevity"], output_dir=str(tmp_path / "ppo")))
 
 
 JUDGES = [(family, way) for family in CONFIGS for way in ("frozen", "full", "LoRA")]

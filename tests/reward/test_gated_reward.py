@@ -8,14 +8,14 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
-from align.examples import SampledResponse
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.reward.gated import last_place
 from align.reward.scoring import RewardModelScorer
+from align.tokenization.encoded import SampledResponse
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

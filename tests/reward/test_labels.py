@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from align.errors import UserError
-from align.examples import EncodedRanking
+from align.core.errors import UserError
 from align.reward.config import RewardConfig
 from align.reward.labels import fit_length_slope, label_pairs, outcome_model, require_labels
 from align.reward.loss import (
@@ -21,6 +20,7 @@ from align.reward.loss import (
     rao_kupper,
     stack_pairs,
 )
+from align.tokenization.encoded import EncodedRanking
 
 
 def doubles(*values):

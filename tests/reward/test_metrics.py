@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from align.core.statistics import correlation, kendall_tau, pair_calibration, pair_calibration_error
 from align.reward.metrics import ScoredRanking, ranking_metrics
-from align.statistics import correlation, kendall_tau, pair_calibration, pair_calibration_error
 
 QUICK = settings(deadline=None, max_examples=40)
 

@@ -7,7 +7,7 @@ import torch
 
 from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.model import Head, load_attribute_model
-from align.errors import UserError
+from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 from align.reward.checkpoint import RULE, load_reward_model
 from align.reward.scoring import reward_rankings

@@ -10,8 +10,9 @@ from align import cli
 from align.attributes.judgments import RatedResponse, encode_ratings
 from align.attributes.model import Head
 from align.batches.encoding import Limits
-from align.errors import UserError
-from align.examples import SampledResponse
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.statistics import roc_auc
 from align.models.heads import ScalarHead
 from align.models.loading import load
 from align.models.roles import RewardModel
@@ -20,8 +21,7 @@ from align.reward.scoring import RewardModelScorer, reward_rankings
 from align.rules import RuleConfig, RuleTrainer
 from align.rules.judgments import JudgedResponse, encode_judgments, rule_ids
 from align.rules.scoring import RuleScorer, rules_of_model
-from align.settings import ModelConfig
-from align.statistics import roc_auc
+from align.tokenization.encoded import SampledResponse
 from tests.models.encoders import write_encoder
 
 from .planted import RULES, judgments

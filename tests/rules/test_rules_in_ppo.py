@@ -8,8 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from align import cli
-from align.errors import UserError
-from align.examples import SampledResponse
+from align.core.errors import UserError
 from align.models.roles import Roles
 from align.ppo import PPOConfig
 from align.ppo.scoring_models import RULE_ADAPTER, load_source
@@ -20,6 +19,7 @@ from align.rules import RuleConfig, RuleTrainer
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.sft import SFTConfig
 from align.sft.trainer import SFTTrainer
+from align.tokenization.encoded import SampledResponse
 
 from .planted import RULES, WORDS, has_digit, judgments, response
 

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.runtime.endpoint import post_json
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.roles import LanguageModel, RewardModel
 from align.ppo.costs import RoleFlopsProfiles, update_flops
@@ -18,7 +19,6 @@ from align.runtime.flops import (
     sampling_flops,
     training_flops,
 )
-from align.tensor_ops import Padded
 
 DECODER = FlopsProfile(Stack(Matrices(100, 10), 7), Matrices(1000, 0))
 PAIR = FlopsProfile(Stack(Matrices(100, 0), 7), Matrices(1000, 0), Stack(Matrices(50, 0), 5), Matrices(20, 0))

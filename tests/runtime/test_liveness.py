@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from align.liveness import EXIT_LOST
-from align.signals import EXIT_STOPPED
+from align.core.liveness import EXIT_LOST
+from align.core.signals import EXIT_STOPPED
 
 SCRIPT = Path(__file__).with_name("watched.py")
 

@@ -7,7 +7,7 @@ on its stdin: the seconds that it still runs after it has told the others its ex
 import sys
 import time
 
-from align import liveness
+from align.core import liveness
 
 liveness.GRACE_SECONDS = 0.3
 rank = int(sys.argv[1])

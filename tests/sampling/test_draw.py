@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from align.core.seeds import Stream, generator
 from align.sampling.generation import Sampling, _warpers, draw, row_uniforms
-from align.seeds import Stream, generator
 
 QUICK = settings(deadline=None, max_examples=40)
 

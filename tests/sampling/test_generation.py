@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from align.core.seeds import Stream, generator
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.models.loading import load
 from align.models.roles import response_log_probs
 from align.sampling import generation
 from align.sampling.generation import Sampling, draw, row_uniforms, sample
-from align.seeds import Stream, generator
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 
 PROMPTS = [[30, 31, 32, 33, 34, 35, 36], [40], [50, 51, 52], [60, 61], [70, 71, 72, 73], [80, 81, 82]]
 # A tenth of the vocabulary ends a response: rows end early, late and not at all.

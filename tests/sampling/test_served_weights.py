@@ -8,11 +8,11 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 
 from align.builtin.tiny import byte_tokenizer
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.loading import from_objects
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
-from align.settings import ModelConfig
 from tests.models.architectures import DECODERS as ALL_DECODERS
 from tests.models.architectures import make_model
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.seeds import Stream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import row_seeds
-from align.seeds import Stream
 from tests.launch.test_launch import metrics
 from tests.sampling.prompts import PROMPTS
 

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.seeds import Stream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import Sampling, row_seeds
-from align.seeds import Stream
 from tests.launch.launcher import ROOT, free_port
 from tests.launch.test_launch import metrics
 from tests.sampling.prompts import PROMPTS

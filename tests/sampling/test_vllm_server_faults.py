@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.seeds import Stream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import Sampling
-from align.seeds import Stream
 
 
 def bad(server, path, status, answer):

@@ -10,8 +10,8 @@ from trl.data_utils import apply_chat_template
 
 from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
 from align.builtin.tiny import BOS, EOS, byte_tokenizer
+from align.core.errors import UserError
 from align.data.records import Demonstration
-from align.errors import UserError
 from align.models.loading import LoadedModel
 from align.tokenization import DroppedTextError, Tokenization, encode_demonstration, set_template_date
 from align.tokenization.templates import EARLIER_TEMPLATES, RAW_TEMPLATE

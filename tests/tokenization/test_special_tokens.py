@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from align.batches.encoding import Limits, encode_prompts
 from align.builtin.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer
 from align.builtin.zoo import resolve_model
+from align.core.errors import UserError
 from align.data.records import Demonstration
-from align.errors import UserError
 from align.tokenization import SpecialTokenError, Tokenization, encode_demonstration, load_tokenization
 
 CHATML = (

@@ -5,12 +5,12 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from align.builtin.tiny import BOS, EOS, byte_tokenizer
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
-from align.errors import UserError
-from align.examples import EncodedDemonstration
 from align.models.loading import load_tokenization_of
-from align.tensor_ops import Padded
 from align.tokenization import NAMED_TEMPLATES, Tokenization, encode_demonstration, load_tokenization
+from align.tokenization.encoded import EncodedDemonstration
 
 USER = ({"role": "user", "content": "Hi"},)
 TALK = (

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from align import cli
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.signals import Stopped
 from align.sft import SFTConfig
-from align.signals import Stopped
 from align.training import checkpoint, memory
 from align.training.checkpoint import load_checkpoint, save_checkpoint
 from align.training.checkpoint_files import fault_of

@@ -135,7 +135,7 @@ def test_a_finished_run_is_left_as_it_is(started, tmp_path, capsys):
 def ppo(tmp_path) -> list[str]:
     """The words of a run of three updates, whose checkpoints are all kept."""
     prompts = write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
-    words = "--reward_functions align.ppo.examples:share_of_e --updates 3 --rollout_size 4 --max_new_tokens 4 --epochs 1"
+    words = "--reward_functions align.ppo.toy_rewards:share_of_e --updates 3 --rollout_size 4 --max_new_tokens 4 --epochs 1"
     words += f" --save_every 1 --keep_checkpoints 0 --prompts {prompts} --output_dir {tmp_path / 'run'}"
     return ["ppo", *TINY, *words.split()]
 

@@ -24,7 +24,7 @@ def train(folder: Path, **more) -> Path:
         **COMMON,
         **more,
         output_dir=str(folder),
-        reward_functions=["align.ppo.examples:share_of_e"],
+        reward_functions=["align.ppo.toy_rewards:share_of_e"],
         updates=1,
         rollout_size=4,
         max_new_tokens=6,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.batches.mixtures import Mixture, encode_mixture
-from align.errors import UserError
-from align.seeds import Stream, generator
-from align.settings import MixtureConfig
+from align.core.errors import UserError
+from align.core.seeds import Stream, generator
+from align.core.settings import MixtureConfig
 from align.sft.config import SFTConfig
 from align.training.epochs import Epochs, parse_ramp
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.heads import ScalarHead
 from align.models.roles import LanguageModel, RewardModel
 from align.sft.config import SFTConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.training.lock import refuse_other_run, release_lock, take_lock
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone import dry_run_states
 from align.sft import SFTConfig, run_sft
 from align.training import memory

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align.batches.micro_batches import MicroBatch
-from align.errors import UserError
+from align.core.errors import UserError
 from align.training.checkpoint import load_checkpoint, save_checkpoint
 from align.training.optimization import Optimization
 from tests.training.toy_modules import Weights, regression, vector

@@ -48,7 +48,7 @@ STAGES = {
     "--max_response_tokens 32 --evaluate_every 5",
     "distill": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 6 "
     "--max_response_tokens 24 --student_share 0.5 --responses teacher --evaluate_every 5",
-    "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.examples:share_of_e "
+    "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e "
     "--updates 14 --rollout_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_eos keep "
     "--kl_target 1 --evaluate_every 5 --critic_warmup 1 --value_learning_rate 2e-3 --value_start mean "
     "--normalize_scores standardize --score_clip 2 --length_limit 6 --length_penalty 0.1 --ema_decay 0.9 "

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone import wrap
 from align.runtime.sequence import SequenceGroup
 from align.sft import SFTConfig
-from align.tensor_ops import Padded
 from align.training.sequence import share_sequences
 from tests.forked import forked
 from tests.models.architectures import make_model

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
+from align.core.signals import EXIT_STOPPED, Stopped
 from align.sft import SFTConfig
-from align.signals import EXIT_STOPPED, Stopped
 
 ROOT = Path(__file__).parents[2]
 COMMON = "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
@@ -160,7 +160,7 @@ def test_a_process_that_reaches_no_safe_place_ends_after_the_time_of_grace():
     """Even inside one long call that no signal interrupts."""
     code = """
         import hashlib, os, signal
-        from align.signals import StopRequest
+        from align.core.signals import StopRequest
         with StopRequest(0.1).listening():
             os.kill(os.getpid(), signal.SIGTERM)
             hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.training.stored_state import Part, StoredState, part_file, save_parts
 
 SHAPES = {"matrix": (5, 3), "vector": (7,), "cube": (2, 3, 2), "number": ()}

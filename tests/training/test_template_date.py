@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from align import cli
 from align.builtin.tiny import byte_tokenizer
-from align.errors import UserError
-from align.settings_parser import parse
+from align.core.errors import UserError
+from align.core.settings_parser import parse
 from align.sft.config import SFTConfig
 from align.training import resume_settings
 

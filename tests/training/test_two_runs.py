@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from align import cli
-from align.errors import UserError
+from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.trainer import make_trainer
 from align.sft.config import SFTConfig
@@ -37,7 +37,7 @@ def prompts(tmp_path) -> Path:
 def second_ppo(prompts: Path, folder: Path, **more):
     """PPO in a folder that no other run has touched so far."""
     settings = {"model": "tiny-gpt2", "dtype": "float32", "log_to": ["none"], "prompts": str(prompts), **more}
-    rewards = ["align.ppo.examples:share_of_e"]
+    rewards = ["align.ppo.toy_rewards:share_of_e"]
     sizes = {"updates": 1, "rollout_size": 4, "max_new_tokens": 4}
     return make_trainer(PPOConfig(**settings, **sizes, reward_functions=rewards, output_dir=str(folder)))
 

@@ -7,10 +7,10 @@ import numpy
 
 from align.commands.loop.labelers import AnswerScorer
 from align.commands.loop.rows import Row
+from align.core.errors import UserError
 from align.data.conversation import to_json
 from align.data.readers import read_records
 from align.data.records import Prompt
-from align.errors import UserError
 
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:

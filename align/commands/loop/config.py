@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from align.core.settings import Settings, option, require_setting
 from align.data.records import MAX_RESPONSES
-from align.settings import Settings, option, require_setting
 
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
 """Settings that may differ when a loop is resumed."""

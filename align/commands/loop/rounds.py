@@ -17,20 +17,20 @@ from align.commands.loop.state import LoopState
 from align.commands.sample import run_sample
 from align.commands.sample_config import SampleConfig
 from align.commands.stages import run_unless_finished
+from align.core.errors import UserError
+from align.core.files import write_json
+from align.core.seeds import Stream, generator
+from align.core.settings_parser import parse
+from align.core.statistics import share_interval
 from align.data.readers import read_records
 from align.data.records import Prompt
-from align.errors import UserError
 from align.eval.report import write_report
 from align.eval.reward.policy_comparison import PolicyComparison, compare_policies
-from align.files import write_json
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.runtime.console import console
 from align.sampling.generation import Sampling
-from align.seeds import Stream, generator
-from align.settings_parser import parse
-from align.statistics import share_interval
 from align.training.metrics_file import read_metrics
 
 

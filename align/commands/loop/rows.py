@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from align.files import write_text
+from align.core.files import write_text
 
 Row = dict[str, Any]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from align.commands.loop.config import CHANGEABLE_SETTINGS, LoopConfig
-from align.errors import UserError
-from align.files import write_json
+from align.core.errors import UserError
+from align.core.files import write_json
 from align.runtime.console import console
 
 

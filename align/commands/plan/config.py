@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 
 from align.commands.plan.devices import DEVICES
-from align.settings import Settings, option, require_setting
+from align.core.settings import Settings, option, require_setting
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import yaml
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.runtime.flops import PEAKS, FlopsProfile, peak_flops, training_flops
 from align.training.metrics_file import read_metrics
 

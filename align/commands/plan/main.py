@@ -13,15 +13,15 @@ from align.commands.plan.devices import Speeds, find_device, read_speed
 from align.commands.plan.roles import layouts
 from align.commands.plan.show import Plan, StagePlan, format_plan
 from align.commands.plan.work import StageWork, ppo_work, reward_work, sft_work
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.core.settings_parser import parse
 from align.models.backbone import flops_profile
 from align.models.loading import load_shapes
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import training_flops
-from align.settings import ModelConfig
-from align.settings_parser import parse
 from align.sft.config import SFTConfig
 from align.training.memory_dry_run import pass_bytes
 

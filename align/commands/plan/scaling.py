@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy
 
+from align.core.errors import UserError
 from align.data.sources import iter_rows
-from align.errors import UserError
 
 FLOPS_PER_WEIGHT = 6
 """FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""

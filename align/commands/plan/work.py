@@ -13,8 +13,8 @@ from align.batches.mixtures import encode_mixture
 from align.batches.shared_prompts import prompt_groups
 from align.builtin.zoo import resolve_model
 from align.commands.plan.roles import HeldModel, frozen_model, trained_model
-from align.errors import UserError
-from align.examples import EncodedPrompt
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.models.backbone import Backbone, flops_profile
 from align.models.configs import base_of
 from align.models.loading import LoadedModel, load_shapes
@@ -29,9 +29,9 @@ from align.reward.trainer import predicted_tokens
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import forward_flops
 from align.sampling.generation import Sampling
-from align.settings import ModelConfig
 from align.sft.config import SFTConfig
 from align.sft.trainer import encode, example_flops
+from align.tokenization.encoded import EncodedPrompt
 from align.training.epochs import Epochs, parse_ramp
 from align.training.memory import weights_bytes
 from align.training.memory_dry_run import BatchShape, RolePass

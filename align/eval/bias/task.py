@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from align.core.launch import run_stage
+from align.core.seeds import Stream
+from align.core.settings import option, require_setting
 from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, OCCUPATIONS
 from align.eval.bias.measures import LogProbScorer, favored_words, group_log_odds, paired_sentiment, sentiment
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
@@ -20,11 +23,8 @@ from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods
-from align.examples import PromptResponses
-from align.launch import run_stage
 from align.sampling.generation import Sampling, row_uniforms
-from align.seeds import Stream
-from align.settings import option, require_setting
+from align.tokenization.encoded import PromptResponses
 
 TASK = "bias"
 OCCUPATION = "occupation"

@@ -10,21 +10,21 @@ from accelerate import Accelerator
 
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.builtin.zoo import resolve_model
+from align.core.errors import UserError
+from align.core.seeds import Stream
 from align.data.primer import Primer
 from align.data.records import Prompt
-from align.errors import UserError
 from align.eval.core.evaluated_models import EvaluatedModel, respond
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Json
 from align.eval.core.settings import AnsweringTaskConfig, take_evenly
-from align.examples import EncodedPrompt, SampledResponse
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.sampling.generation import row_uniforms
 from align.sampling.settings import BestOfSettings
-from align.seeds import Stream
+from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 CHUNK = 256
 """Responses sampled between two writes to the file."""

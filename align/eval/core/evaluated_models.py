@@ -8,9 +8,10 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from align.builtin.zoo import resolve_model
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.data.conversation import Conversation
 from align.data.primer import Primer
-from align.errors import UserError
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.settings import EvalConfig
 from align.models.loading import LoadedModel, load
@@ -18,7 +19,6 @@ from align.runtime.console import console
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
 from align.sampling.generation import Responses, Sampling, sample
 from align.sampling.settings import BestOfSettings, PrimerSettings
-from align.settings import ModelConfig
 
 SHOTS_SUFFIX = "+shots"
 """Ends the name of a model that reads the settings' few-shot examples and instruction before each prompt."""

@@ -4,8 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from align.core.shipped import resolve_path
 from align.data.sources import ENDINGS
-from align.shipped import resolve_path
 
 WEIGHTS = (".safetensors", ".bin", ".model")
 MODEL_MARKERS = ("config.json", "adapter_config.json")

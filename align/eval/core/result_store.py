@@ -9,10 +9,10 @@ from typing import Any
 from accelerate import Accelerator
 from rich.progress import Progress
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.files import append_line
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Json
-from align.files import append_line
 from align.runtime.console import console
 from align.runtime.distributed import run_on_main
 

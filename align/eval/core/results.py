@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from align.errors import UserError, without_secrets
+from align.core.errors import UserError, without_secrets
+from align.core.files import read_json, write_json
+from align.core.statistics import mean_interval, share_interval
 from align.eval.core.settings import EvalConfig
-from align.files import read_json, write_json
 from align.runtime.distributed import run_on_main
 from align.runtime.environment import environment
-from align.statistics import mean_interval, share_interval
 
 Json = dict[str, Any]
 Better = Literal["higher", "lower", ""]
@@ -104,7 +104,7 @@ def share_figure(
     groups: Sequence[int] | None = None,
     better: Better = "",
 ) -> Figure:
-    """A share with its interval (`align.statistics.share_interval`), which has a width also where all values are equal.
+    """A share with its interval (`align.core.statistics.share_interval`), which has a width also where all values are equal.
 
     Args:
         values: yes or no, or numbers from 0 to 1.

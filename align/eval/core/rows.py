@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from align.core.errors import UserError
 from align.data.fields import check_row
 from align.data.readers import LISTED_PROBLEMS
 from align.data.sources import SourceRow
-from align.errors import UserError
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")

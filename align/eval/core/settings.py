@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from align.core.errors import UserError
+from align.core.settings import option, require_setting
+from align.core.shipped import is_shipped, resolve_path
 from align.data.sources import iter_raw_rows
-from align.errors import UserError
 from align.sampling.settings import AnsweringConfig, InferenceConfig
-from align.settings import option, require_setting
-from align.shipped import is_shipped, resolve_path
 
 Item = TypeVar("Item")
 

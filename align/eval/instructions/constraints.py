@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from align.errors import UserError, nearest_name_hint
+from align.core.errors import UserError, nearest_name_hint
 
 WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
 """A word: letters and digits, with apostrophes and hyphens inside."""

@@ -6,17 +6,17 @@ From a launcher: `accelerate launch align/eval/instructions/task.py --config FIL
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from align.core.errors import UserError
+from align.core.launch import run_stage
+from align.core.settings import option, require_setting
 from align.data.readers import read_records
 from align.data.records import Prompt
-from align.errors import UserError
 from align.eval.core.answers import sample_answers
 from align.eval.core.evaluated_models import open_accelerator, open_models
 from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
 from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.instructions.constraints import Constraint
-from align.launch import run_stage
 from align.sampling.settings import PrimerSettings
-from align.settings import option, require_setting
 
 TASK = "instructions"
 SCORER = "checks by program"

@@ -20,18 +20,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from align.batches.micro_batches import map_rows
-from align.errors import UserError, first_line
+from align.core.errors import UserError, first_line
+from align.core.files import new_folder, read_json, write_json
+from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.eval.judging.labeled_answers import ASPECT_WORDS, Aspect
-from align.examples import PromptResponse
-from align.files import new_folder, read_json, write_json
 from align.models.backbone import Backbone, save_body
 from align.models.checkpoint import finish_folder, save_adapter, weights_of
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load
 from align.runtime.distributed import compute_dtype
-from align.settings import ModelConfig
-from align.tensor_ops import Padded
 from align.tokenization import Tokenization
+from align.tokenization.encoded import PromptResponse
 
 HEAD_FILE, METADATA_FILE = "judge_head.safetensors", "judge.json"
 BUCKETS = 1 << 16

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import option, require_setting
 from align.eval.core.settings import EvalConfig
 from align.runtime.endpoint import RESUME_HINT, post_json
-from align.settings import option, require_setting
 
 
 @dataclass(kw_only=True)

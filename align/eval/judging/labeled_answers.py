@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from align.core.errors import UserError
+from align.core.seeds import Stream, generator
 from align.data.fields import check_text, field_error, required_field
 from align.data.sources import iter_rows
-from align.errors import UserError
 from align.eval.core.rows import parse_rows
-from align.seeds import Stream, generator
 
 Aspect = Literal["truth", "info"]
 """What a judge decides about an answer: whether it is true, or whether it is informative."""

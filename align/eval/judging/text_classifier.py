@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError, first_line
+from align.core.errors import UserError, first_line
+from align.core.tensor_ops import cut_by_tokens
 from align.eval.core.fingerprints import fingerprint
-from align.tensor_ops import cut_by_tokens
 
 
 class TextClassifier:

@@ -13,6 +13,11 @@ from torch import Tensor
 
 from align.batches.identity import examples_digest
 from align.batches.micro_batches import map_rows
+from align.core.launch import run_stage
+from align.core.seeds import Stream, generator
+from align.core.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting
+from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
+from align.core.tensor_ops import Padded
 from align.eval.judging.answer_judge import (
     ADAPTER,
     JudgeModel,
@@ -24,16 +29,11 @@ from align.eval.judging.answer_judge import (
     save_judge,
 )
 from align.eval.judging.labeled_answers import Aspect, LabeledAnswer, read_labeled_answers, split_by_question
-from align.examples import PromptResponse
-from align.launch import run_stage
 from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, load
 from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
 from align.runtime.distributed import run_on_main
-from align.seeds import Stream, generator
-from align.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting
-from align.statistics import calibration_error, roc_auc, share_interval, statistic_interval
-from align.tensor_ops import Padded
+from align.tokenization.encoded import PromptResponse
 from align.training.epochs import Epochs
 from align.training.factory import make_optimization
 from align.training.loop import train

@@ -7,11 +7,11 @@ import yaml
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.files import write_text
 from align.eval.core.results import Evaluation, markdown_table
 from align.eval.report.data import EVALUATIONS_FOLDER, load_evaluations, load_run
 from align.eval.report.page import render_run_page, render_side_by_side, summary_table
-from align.files import write_text
 
 __all__ = ["load_results", "results_as_markdown", "summary_table", "write_model_card", "write_report", "write_reports"]
 

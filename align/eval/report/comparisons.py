@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from align import statistics
+from align.core import statistics
 from align.eval.report.data import RunData, Sample, StageRun
 from align.reward.metrics import ScoredRanking, pairs_and_differences
 

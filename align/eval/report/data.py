@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.core.results import Evaluation, read_evaluations
 from align.ppo.rollout_files import RolloutRow, read_rollout, rollout_paths
 from align.reward.metrics import ScoredRanking

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
+from align.core.statistics import pair_calibration
 from align.eval.core.results import Evaluation, format_figure
 from align.eval.report.comparisons import (
     PairAccuracy,
@@ -37,7 +38,6 @@ from align.eval.report.findings import Summary
 from align.eval.verdicts.questions import PANELS
 from align.eval.verdicts.task import panels
 from align.reward.metrics import ScoredRanking, pairs_and_differences
-from align.statistics import pair_calibration
 
 MAX_DOTS = 1500
 """Responses on the plot of reward against length."""

@@ -10,18 +10,18 @@ import numpy as np
 import yaml
 from accelerate import Accelerator
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.files import numbered_paths
+from align.core.settings import ModelConfig
 from align.eval.core.answers import answer_settings, sample_answers, score_answers
 from align.eval.core.evaluated_models import EvaluatedModel, open_models
 from align.eval.core.results import Evaluation, Json, format_figure, mean_figure
 from align.eval.reward.policy_comparison import response_kl
 from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
-from align.examples import SampledResponse
-from align.files import numbered_paths
 from align.models.loading import LoadedModel, load
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype
-from align.settings import ModelConfig
+from align.tokenization.encoded import SampledResponse
 
 
 def rewarded_answers(

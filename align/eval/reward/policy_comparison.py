@@ -9,8 +9,10 @@ from accelerate import Accelerator
 
 from align.batches.micro_batches import map_groups
 from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
+from align.core.seeds import SeedKey, Stream
+from align.core.settings import ModelConfig
+from align.core.statistics import mean_interval
 from align.data.records import Prompt
-from align.examples import SampledResponse
 from align.models.loading import LoadedModel, load, load_tokenization_of
 from align.models.roles import response_log_probs
 from align.ppo.kl import kl_estimates
@@ -18,9 +20,7 @@ from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.seeds import SeedKey, Stream
-from align.settings import ModelConfig
-from align.statistics import mean_interval
+from align.tokenization.encoded import SampledResponse
 
 BATCH_TOKENS = 4096
 

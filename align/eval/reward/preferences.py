@@ -10,15 +10,7 @@ from accelerate import Accelerator
 
 from align.batches.encoding import Limits, encode_rankings
 from align.batches.micro_batches import map_rows
-from align.eval.core.fingerprints import fingerprint
-from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json
-from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
-from align.examples import EncodedRanking
-from align.reward.metrics import ScoredRanking, pairs_and_differences, ranking_metrics
-from align.reward.scoring import group_sizes, reward_rankings
-from align.runtime.sharding import place_frozen_model
-from align.statistics import (
+from align.core.statistics import (
     correlation,
     difference_interval,
     kendall_tau,
@@ -27,6 +19,14 @@ from align.statistics import (
     percentiles,
     resample,
 )
+from align.eval.core.fingerprints import fingerprint
+from align.eval.core.result_store import ResultStore
+from align.eval.core.results import Evaluation, Figure, Json
+from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
+from align.reward.metrics import ScoredRanking, pairs_and_differences, ranking_metrics
+from align.reward.scoring import group_sizes, reward_rankings
+from align.runtime.sharding import place_frozen_model
+from align.tokenization.encoded import EncodedRanking
 
 Interval = tuple[float | None, float | None]
 CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"

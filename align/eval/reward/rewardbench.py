@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from align.core.errors import UserError
 from align.data.fields import field_error, required_field
 from align.data.records import Conversation, Prompt
 from align.data.sources import iter_rows
-from align.errors import UserError
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, share_figure
 from align.eval.core.rows import parse_rows
 from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
-from align.examples import SampledResponse
 from align.reward.scoring import RewardModelScorer
+from align.tokenization.encoded import SampledResponse
 
 SECTIONS = {
     "Chat": {

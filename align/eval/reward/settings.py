@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from align.builtin.zoo import resolve_model
+from align.core.settings import option, require_setting
 from align.eval.core.evaluated_models import short_names
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.settings import AnsweringTaskConfig
 from align.reward.checkpoint import LoadedReward, load_reward_model
-from align.settings import option, require_setting
 
 
 @dataclass(kw_only=True)

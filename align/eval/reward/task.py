@@ -3,13 +3,13 @@
 A second reward model, called gold, shows over-optimization: answers that the first one prefers and the second does not.
 """
 
+from align.core.launch import run_stage
 from align.eval.core.evaluated_models import open_accelerator, open_models
 from align.eval.core.results import Evaluation, publish
 from align.eval.reward.curves import best_of_n, frontier
 from align.eval.reward.preferences import evaluate_on_preferences
 from align.eval.reward.rewardbench import evaluate_on_benchmark
 from align.eval.reward.settings import RewardEvalConfig, open_reward_models
-from align.launch import run_stage
 
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:

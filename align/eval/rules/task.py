@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from accelerate import Accelerator
 
+from align.core.errors import UserError
+from align.core.launch import run_stage
+from align.core.settings import option, require_setting
+from align.core.statistics import majority, share_interval, statistic_interval
 from align.data.conversation import Conversation, check_prompt, to_json
 from align.data.fields import check_texts, required_field
 from align.data.judgments import VERDICTS, RuleJudgment
 from align.data.readers import read_records
 from align.data.rules import read_rules
 from align.data.sources import iter_rows
-from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.result_store import ResultStore
@@ -29,12 +32,9 @@ from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.rules.scorers import CaseScorer, RuleCase, rule_classifier, rule_endpoint, rule_function
 from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
 from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
-from align.launch import run_stage
 from align.rules.rubric_judges import load_rubrics
 from align.rules.rubric_settings import RubricSettings
 from align.runtime.distributed import map_across_processes
-from align.settings import option, require_setting
-from align.statistics import majority, share_interval, statistic_interval
 
 TASK = "rules"
 CHUNK = 32

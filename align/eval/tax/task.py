@@ -19,17 +19,17 @@ import torch
 from accelerate import Accelerator
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.launch import run_stage
+from align.core.settings import option, require_setting
+from align.core.statistics import difference_interval
 from align.eval.core.evaluated_models import open_accelerator, short_names
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Better, Evaluation, Figure, Json, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig
-from align.launch import run_stage
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
-from align.settings import option, require_setting
-from align.statistics import difference_interval
 
 TASK = "tax"
 WORKER = Path(__file__).with_name("lm_eval_worker.py")

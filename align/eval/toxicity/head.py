@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-from align.errors import UserError, first_line
+from align.core.errors import UserError, first_line
 from align.eval.core.fingerprints import fingerprint
 from align.eval.judging.text_classifier import in_batches_of_tokens, text_lengths
 

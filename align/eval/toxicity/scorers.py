@@ -18,15 +18,15 @@ import torch
 
 from align.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 from align.builtin.zoo import resolve_model
+from align.core.errors import UserError, first_line
+from align.core.plugins import checked_scores, import_function
+from align.core.settings import option, require_setting
+from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
-from align.errors import UserError, first_line
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.settings import EvalConfig
 from align.eval.judging.text_classifier import TextClassifier, in_batches_of_tokens
-from align.plugins import checked_scores, import_function
 from align.runtime.endpoint import RESUME_HINT, post_json
-from align.settings import option, require_setting
-from align.tensor_ops import Padded
 
 DEFAULT = "minilm-l6"
 KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, http://HOST/PATH or module:function"

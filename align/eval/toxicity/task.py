@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.launch import run_stage
+from align.core.seeds import Stream
+from align.core.settings import option, require_setting
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
 from align.eval.core.fingerprints import content_hash, text_hash
 from align.eval.core.result_store import ResultStore
@@ -19,12 +22,9 @@ from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publi
 from align.eval.core.settings import take_evenly
 from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_continuation_prompts
 from align.eval.toxicity.scorers import SCORER_SETTINGS, ScorerConfig, ToxicityScorer, open_scorer
-from align.launch import run_stage
 from align.runtime.distributed import map_across_processes
 from align.sampling.generation import Sampling, row_uniforms
 from align.sampling.settings import PrimerSettings
-from align.seeds import Stream
-from align.settings import option, require_setting
 
 TASK = "toxicity"
 TOXICITY_THRESHOLD = 0.5

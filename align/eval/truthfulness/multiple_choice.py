@@ -9,9 +9,9 @@ import torch
 from accelerate import Accelerator
 
 from align.batches.micro_batches import map_rows
-from align.examples import PromptResponses
+from align.core.tensor_ops import Padded, log_probs_of
 from align.models.backbone import Backbone
-from align.tensor_ops import Padded, log_probs_of
+from align.tokenization.encoded import PromptResponses
 
 LOGITS_AT_ONCE = 512
 """Response tokens whose logits are in memory together: [512, 50,000] in float32 is 100 MB."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from align.core.errors import UserError
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Message
-from align.errors import UserError
 from align.tokenization import PLAIN_TEMPLATE, Tokenization
 
 PromptStyle = Literal["qa", "instruction", "instruction_qa", "question"]

@@ -12,6 +12,9 @@ from typing import Literal
 import torch
 from accelerate import Accelerator
 
+from align.core.launch import run_stage
+from align.core.seeds import Stream
+from align.core.settings import option, require_setting
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
 from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
@@ -22,11 +25,8 @@ from align.eval.judging.labeled_answers import Aspect
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods, multiple_choice
 from align.eval.truthfulness.prompts import PromptStyle, QuestionFormat, require_template
 from align.eval.truthfulness.questions import Question, read_questions
-from align.examples import PromptResponses
-from align.launch import run_stage
 from align.sampling.generation import Sampling, row_uniforms
-from align.seeds import Stream
-from align.settings import option, require_setting
+from align.tokenization.encoded import PromptResponses
 
 Convention = Literal["lm-eval", "original"]
 TASK = "truthfulness"

@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from align.core.errors import UserError
+from align.core.launch import run_stage
+from align.core.settings import option, require_setting
+from align.core.statistics import majority, statistic_interval
 from align.data.conversation import to_json
 from align.data.fields import check_flags, check_texts, field_error
 from align.data.judgments import VERDICTS, RuleJudgment
 from align.data.readers import read_records
 from align.data.records import FLAGS, RATINGS
 from align.data.sources import iter_rows
-from align.errors import UserError
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, read_evaluations, share_figure
@@ -48,9 +51,6 @@ from align.eval.verdicts.questions import (
     VerdictQuestion,
     flag_id,
 )
-from align.launch import run_stage
-from align.settings import option, require_setting
-from align.statistics import majority, statistic_interval
 
 TASK = "verdicts"
 PEOPLE, MAJORITY = "people", "people, majority of labelers"

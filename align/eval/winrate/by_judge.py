@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from accelerate import Accelerator
 
+from align.core.plugins import checked_scores, import_function
 from align.data.conversation import Conversation
 from align.eval.core.answers import answer_settings, answered_by_all, sample_answers
 from align.eval.core.evaluated_models import open_models
@@ -19,10 +20,9 @@ from align.eval.core.results import Json
 from align.eval.judging.chat_judge import ChatJudgeConfig, request_verdicts
 from align.eval.winrate.pairwise import PairwiseComparison
 from align.eval.winrate.settings import WinrateConfig
-from align.examples import SampledResponse
-from align.plugins import checked_scores, import_function
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT
+from align.tokenization.encoded import SampledResponse
 
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
 """Prompts, first answers and second answers, one each, to the probability that the first is better."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import expit
 
+from align.core.statistics import design_effect
 from align.eval.core.results import Figure
 from align.eval.winrate.pairwise import PairwiseComparison, item_numbers, win_rate
 from align.eval.winrate.penalized_logistic import fit, profile_interval
-from align.statistics import design_effect
 
 STRENGTH, LENGTH_CONTROLLED = "Bradley-Terry strength", "win rate, length-controlled"
 MIN_PROMPTS = 30

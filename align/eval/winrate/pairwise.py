@@ -9,8 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
+from align.core.statistics import share_interval
 from align.eval.core.results import Json
-from align.statistics import share_interval
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, xlog1py, xlogy
 
-from align.statistics import LEVEL
+from align.core.statistics import LEVEL
 
 MAX_STEP = 2.0
 """Longest step of a coefficient, in log-odds."""

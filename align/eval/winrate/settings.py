@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import option, require_setting
 from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.sampling.settings import BestOfSettings, PrimerSettings
-from align.settings import option, require_setting
 
 
 @dataclass(kw_only=True)

@@ -10,9 +10,10 @@ import yaml
 from accelerate import Accelerator
 
 from align.builtin.zoo import resolve_model
+from align.core.errors import UserError
+from align.core.launch import run_stage
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.sources import iter_rows
-from align.errors import UserError
 from align.eval.core.answers import answer_settings, answered_by_all, sample_answers, score_answers
 from align.eval.core.evaluated_models import open_accelerator, open_models, short_names
 from align.eval.core.fingerprints import fingerprint
@@ -22,11 +23,10 @@ from align.eval.winrate.by_judge import compare_by_judge
 from align.eval.winrate.fits import length_controlled_figure, strength_figures
 from align.eval.winrate.pairwise import PairwiseComparison, outcome_of_rewards, pair_table, win_rate
 from align.eval.winrate.settings import WinrateConfig
-from align.examples import SampledResponse
-from align.launch import run_stage
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.runtime.console import console
+from align.tokenization.encoded import SampledResponse
 
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone, classifier_tensors, head_modules

@@ -22,13 +22,13 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ReadLayers
+from align.core.tensor_ops import Padded
 from align.models.backbone.decoding import DecodingState
 from align.models.backbone.experts import Routing, compute_routers_in_float32
 from align.models.backbone.layers import LAST, LayerFeatures, layer_count
 from align.runtime.sequence import SequenceGroup
-from align.settings import ReadLayers
-from align.tensor_ops import Padded
 
 
 class Backbone(nn.Module, ABC):

@@ -9,14 +9,14 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone.attention import SDPA, SEQUENCE
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoding import DecodingState, PrefixCache
 from align.models.backbone.experts import ReadTokens
 from align.models.backbone.layout import BLOCK, PackedRows, block_mask, pack_rows, packed_mask
 from align.models.backbone.prefix_lm import attention_window, is_prefix_lm
-from align.tensor_ops import Padded
 
 
 class DecoderBackbone(Backbone):

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedConfig
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.models.backbone.contract import Backbone
-from align.tensor_ops import Padded
 
 PARTS_OF_NAMES = ("drop", "jitter")
 """Parts of the names of rates: dropout, layerdrop, attn_pdrop, drop_path_rate, router_jitter_noise."""

@@ -8,12 +8,12 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.settings import ReadLayers
+from align.core.tensor_ops import Padded
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoding import DecodingState
 from align.models.backbone.layout import pack_rows
-from align.settings import ReadLayers
-from align.tensor_ops import Padded
 
 
 class SummaryState(nn.Module):

@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoding import DecodingState
 from align.models.backbone.experts import ReadTokens
-from align.tensor_ops import Padded, length_mask
 
 NO_LIMIT = 2**31 - 1
 """Tokens of a row that one expert takes."""

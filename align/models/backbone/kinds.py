@@ -16,7 +16,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from align.errors import UserError, reason
+from align.core.errors import UserError, reason
 from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone

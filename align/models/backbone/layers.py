@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from align.settings import ReadLayers
+from align.core.settings import ReadLayers
 
 LAST = 4
 

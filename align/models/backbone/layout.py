@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from align.tensor_ops import Padded, length_mask
+from align.core.tensor_ops import Padded, length_mask
 
 BLOCK = 128
 """Columns and rows of a mask's block in FlexAttention."""

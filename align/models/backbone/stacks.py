@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 """Names in configs for the number of layers of a decoder, of an encoder, or of each."""

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.prefix_lm import is_prefix_lm
-from align.tensor_ops import Padded, length_mask
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, NEGATIVE, OCCUPATIONS, POSITIVE
 from align.eval.bias.measures import favored_words, group_log_odds, paired_sentiment, sentiment
 from align.eval.bias.task import BiasConfig, change_figures, occupation_figures, occupation_odds, run_bias

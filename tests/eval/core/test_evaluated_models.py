@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.seeds import Stream
 from align.eval.core.evaluated_models import open_accelerator, open_models, respond, short_names
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.settings import EvalConfig
 from align.sampling.generation import Sampling, row_uniforms
-from align.seeds import Stream
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import re
 import pytest
 from accelerate import Accelerator
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.shipped import resolve_path
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import (
@@ -21,7 +22,6 @@ from align.eval.core.results import (
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.truthfulness.task import TruthfulnessConfig
 from align.eval.winrate.settings import WinrateConfig
-from align.shipped import resolve_path
 
 
 @pytest.fixture

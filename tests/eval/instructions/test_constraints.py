@@ -2,7 +2,7 @@
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.instructions.constraints import KINDS, Constraint
 
 CASES = [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.eval.instructions.constraints import Constraint
 from align.eval.instructions.task import InstructionsConfig, instruction_figures, read_constraints, run_instructions

@@ -9,11 +9,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.statistics import calibration_error, roc_auc
 from align.eval.judging.answer_judge import JudgeModel, WordBags, load_judge
 from align.eval.judging.labeled_answers import LabeledAnswer, read_labeled_answers, split_by_question
 from align.eval.judging.train_judge import JudgeConfig, auc_interval, held_out_figures, run_train_judge
-from align.statistics import calibration_error, roc_auc
 
 OWN = Path(__file__).parents[4] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
 

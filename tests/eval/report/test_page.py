@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from align.cli import main
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.report import add_results_to_card, load_results, summary_table, write_report, write_reports
 from align.eval.report.data import load_run
 from align.eval.report.page import rerun_commands

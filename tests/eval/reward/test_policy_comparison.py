@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from align.core.settings import ModelConfig
+from align.core.statistics import mean_interval
+from align.core.tensor_ops import Padded
 from align.data.records import Prompt
 from align.eval.reward.policy_comparison import best_responses, compare_policies, judged_win_rates
 from align.models.loading import load
 from align.models.roles import response_log_probs
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import Sampling
-from align.settings import ModelConfig
-from align.statistics import mean_interval
-from align.tensor_ops import Padded
 
 PROMPTS = [Prompt(prompt=({"role": "user", "content": text},)) for text in ("red", "a longer question", "why")]
 SAMPLING = Sampling(6)

@@ -13,10 +13,10 @@ from align.eval.reward.curves import best_of_n
 from align.eval.reward.preferences import evaluate_on_preferences
 from align.eval.reward.rewardbench import evaluate_on_benchmark
 from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
-from align.examples import EncodedPrompt
 from align.models.heads import ScalarHead
 from align.models.roles import RewardModel
 from align.reward.checkpoint import LoadedReward
+from align.tokenization.encoded import EncodedPrompt
 
 PROMPT = "How many fish are there in the sea, and who has counted them?"
 ANSWERS = ["Many.", "Nobody has counted them all.", "Three", "I do not know!"]

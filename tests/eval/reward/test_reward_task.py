@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from align.core.errors import UserError
+from align.core.statistics import kendall_tau
+from align.core.tensor_ops import Padded
 from align.data.records import Ranking
-from align.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.eval.reward.curves import policies_of
 from align.eval.reward.preferences import calibration_and_length_intervals
@@ -18,8 +20,6 @@ from align.eval.reward.task import run_reward_eval
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.reward.metrics import ScoredRanking
-from align.statistics import kendall_tau
-from align.tensor_ops import Padded
 
 RANKINGS = [
     {"prompt": "Hi", "responses": ["a", "bb", "ccc"], "ranks": [1, 2, 3], "category": "x"},

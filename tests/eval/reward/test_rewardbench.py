@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
 from align.eval.reward.rewardbench import good_response_wins, read_benchmark, section_scores, ties_score
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.reward.checkpoint import load_reward_model
-from align.tensor_ops import Padded
 
 PAIRS = [
     {"id": 1, "prompt": "Hi", "chosen": "Hello!", "rejected": "Go", "subset": "alpacaeval-easy"},

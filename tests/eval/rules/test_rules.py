@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.statistics import majority
 from align.eval.rules.task import RulesConfig, agreement_figures, run_rules, verdict
-from align.statistics import majority
 from annotation_ui.tasks import TASKS
 
 V, U, F = "violates", "unsure", "follows"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.eval.tax import task
 from align.eval.tax.task import TaxConfig, lost_figure, metric_figure, require_lm_eval, run_tax

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from scipy.sparse import csr_matrix
 
 from align.builtin.zoo import resolve_model
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.statistics import roc_auc
 from align.eval.toxicity.head import (
     BUCKETS,
     HEAD,
@@ -23,7 +24,6 @@ from align.eval.toxicity.head import (
     sense_logits,
 )
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
-from align.statistics import roc_auc
 from benchmarks.toxicity import WORD_SHARE, combine, fit_sense, fit_words, reference_figures
 from benchmarks.toxicity_data import Source, plain_tweet, read_own_rows
 

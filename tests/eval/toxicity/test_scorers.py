@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.core.fingerprints import text_hash
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.eval.toxicity.task import score_texts

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.eval.core.settings import take_evenly
 from align.eval.toxicity import task

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.truthfulness.questions import read_questions
 
 HEAD = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"

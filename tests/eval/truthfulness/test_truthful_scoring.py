@@ -7,12 +7,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.truthfulness.multiple_choice import answer_log_likelihoods, multiple_choice
 from align.eval.truthfulness.prompts import INSTRUCTION, QuestionFormat, require_template
-from align.examples import PromptResponses
 from align.models.loading import LoadedModel
 from align.tokenization import Tokenization
+from align.tokenization.encoded import PromptResponses
 
 PRIMER = (("Is ice cold?", "Yes, it is."), ("Is fire?", "No."))
 QUESTIONS = {

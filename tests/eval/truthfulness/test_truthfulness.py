@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.core.settings import take_evenly
 from align.eval.truthfulness.task import TruthfulnessConfig, run_truthfulness
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from align.core.errors import UserError
 from align.data.records import FLAGS
-from align.errors import UserError
 from align.eval.core.results import Evaluation, Figure, read_evaluations, save_evaluations
 from align.eval.verdicts.task import (
     ResponseVotes,

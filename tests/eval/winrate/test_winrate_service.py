@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.winrate.by_judge import endpoint_judge
 from align.eval.winrate.settings import WinrateConfig

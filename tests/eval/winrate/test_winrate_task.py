@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from align.errors import UserError
+from align.core.errors import UserError
 from align.eval.core.answers import keep_best
 from align.eval.core.results import read_evaluations
 from align.eval.winrate.by_judge import function_judge
 from align.eval.winrate.settings import WinrateConfig
 from align.eval.winrate.task import read_comparisons, run_winrate, training_reward_fingerprint
-from align.examples import SampledResponse
+from align.tokenization.encoded import SampledResponse
 from annotation_ui.tasks.compare import Compare
 
 HI = ({"role": "user", "content": "Hi"},)

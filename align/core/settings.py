@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from align.errors import UserError, without_secrets
-from align.signals import GRACE_SECONDS
+from align.core.errors import UserError, without_secrets
+from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 ReadLayers = Literal["last", "last_four", "mix"]

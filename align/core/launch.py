@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from align import liveness
-from align.errors import OtherProcessError, UserError, first_line, reason, without_secrets
-from align.liveness import EXIT_LOST
-from align.signals import EXIT_STOPPED, Stopped, stopped_by_signals
+from align.core import liveness
+from align.core.errors import OtherProcessError, UserError, first_line, reason, without_secrets
+from align.core.liveness import EXIT_LOST
+from align.core.signals import EXIT_STOPPED, Stopped, stopped_by_signals
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -134,7 +134,7 @@ def run_stage(
         arguments: `--config FILE` and `--key value` pairs; None: this process's command line.
         program: what `--help` calls the program.
     """
-    from align.settings_parser import parse
+    from align.core.settings_parser import parse
 
     with one_line_errors(), stopped_by_signals():
         config = parse(config_class, sys.argv[1:] if arguments is None else arguments, program)

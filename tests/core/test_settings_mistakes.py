@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from align.errors import UserError, without_secrets
-from align.launch import one_line_errors
+from align.core.errors import UserError, without_secrets
+from align.core.launch import one_line_errors
+from align.core.settings import dump
+from align.core.settings_parser import parse
 from align.ppo.config import PPOConfig
-from align.settings import dump
-from align.settings_parser import parse
 from align.sft.config import SFTConfig
-from tests.ground.reading import read, refused
+from tests.core.reading import read, refused
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.tensor_ops import entropy_of, log_probs_of
+from align.core.tensor_ops import entropy_of, log_probs_of
 
 INF = float("inf")
 

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import pytest
 
+from align.core.settings_parser import parse
 from align.ppo.config import PPOConfig
-from align.settings_parser import parse
 from align.sft.config import SFTConfig
-from tests.ground.reading import STAGES, read, refused
+from tests.core.reading import STAGES, read, refused
 
 # ---------------------------------------------------------------------------------------------------- what is read
 

@@ -8,13 +8,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from align.core.errors import UserError
+from align.core.settings import dump
+from align.core.settings_parser import parse
 from align.dpo.config import DPOConfig
-from align.errors import UserError
 from align.ppo import run_ppo
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
-from align.settings import dump
-from align.settings_parser import parse
 from align.sft.config import SFTConfig
 
 QUICK = settings(deadline=None, max_examples=40)

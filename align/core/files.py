@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 PARTIAL, REPLACED = ".partial", ".replaced"
 """Endings of hidden names: of what is being written or removed, and of what is being replaced."""

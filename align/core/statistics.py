@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 Vote = TypeVar("Vote", bound=Hashable)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from align.errors import UserError
+from align.core.errors import UserError
 
 
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:

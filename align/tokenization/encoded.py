@@ -3,7 +3,7 @@
     records on disk (align.data.records)
         -> tokenization and limits (align.tokenization, align.batches.encoding)
         -> the records of this module
-        -> micro-batches (align.batches) -> Padded tensors (align.tensor_ops) -> Backbone (align.models.backbone)
+        -> micro-batches (align.batches) -> Padded tensors (align.core.tensor_ops) -> Backbone (align.models.backbone)
 
 Everywhere, a *prompt* is all that is read before the assistant's turn and a *response* is that turn with the token that
 ends it.

@@ -3,7 +3,7 @@
 import pytest
 
 from align.sft.config import SFTConfig
-from tests.ground.reading import read
+from tests.core.reading import read
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from align.errors import UserError
-from align.plugins import checked_scores
+from align.core.errors import UserError
+from align.core.plugins import checked_scores
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 class UserError(Exception):
     """A mistake in what the user gave: a file, a value, a model that does not fit.
 
-    The message is one line that says what is wrong, where, and what to do about it. `align.launch.one_line_errors` prints it
+    The message is one line: what is wrong, where, and what to do. `align.core.launch.one_line_errors` prints it
     without a traceback; a library caller can catch it like any exception.
     """
 

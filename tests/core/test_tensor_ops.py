@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.tensor_ops import (
+from align.core.tensor_ops import (
     Padded,
     cut_by_tokens,
     length_mask,

@@ -2,11 +2,11 @@
 
 import pytest
 
+from align.core.errors import UserError
+from align.core.settings_parser import parse
 from align.dpo.config import DPOConfig
-from align.errors import UserError
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
-from align.settings_parser import parse
 from align.sft.config import SFTConfig
 
 STAGES = [SFTConfig, RewardConfig, PPOConfig, DPOConfig]

@@ -8,14 +8,14 @@ import pytest
 from align.builtin.zoo import resolve_model
 from align.commands.launch import main as launch
 from align.commands.sample_config import SampleConfig
-from align.errors import UserError
+from align.core.errors import UserError
+from align.core.launch import run_stage
+from align.core.settings_parser import parse
+from align.core.shipped import is_shipped, resolve_path
 from align.eval.toxicity.task import ToxicityConfig
-from align.launch import run_stage
 from align.ppo import PPOConfig
 from align.ppo.trainer import split_rewards
-from align.settings_parser import parse
 from align.sft import SFTConfig, SFTTrainer
-from align.shipped import is_shipped, resolve_path
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
-from align.errors import UserError
-from align.files import new_folder, numbered_paths, read_json, write_json, write_text
+from align.core.errors import UserError
+from align.core.files import new_folder, numbered_paths, read_json, write_json, write_text
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -111,8 +111,8 @@ def test_a_full_disk_leaves_the_old_folder(tmp_path, write):
         from pathlib import Path
         import torch
         from safetensors.torch import save_file
-        from align.errors import UserError
-        from align.files import new_folder
+        from align.core.errors import UserError
+        from align.core.files import new_folder
         with new_folder(Path("model")) as folder:
             (folder / "weights").write_text("old")
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -133,7 +133,7 @@ def test_a_process_that_dies_in_the_middle_leaves_the_old_folder(tmp_path):
     code = """
         import os
         from pathlib import Path
-        from align.files import new_folder, write_text
+        from align.core.files import new_folder, write_text
         with new_folder(Path("model")) as folder:
             (folder / "weights").write_text("old")
         with new_folder(Path("model")) as folder:
@@ -212,8 +212,8 @@ def test_write_text_on_a_full_disk_keeps_the_old_file(tmp_path):
     code = """
         import resource
         from pathlib import Path
-        from align.errors import UserError
-        from align.files import write_text
+        from align.core.errors import UserError
+        from align.core.files import write_text
         write_text(Path("a.txt"), "old")
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         try:

@@ -5,8 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from align.errors import UserError
-from align.statistics import design_effect, difference_interval, mean_interval, resample, share_interval, statistic_interval
+from align.core.errors import UserError
+from align.core.statistics import (
+    design_effect,
+    difference_interval,
+    mean_interval,
+    resample,
+    share_interval,
+    statistic_interval,
+)
 
 
 def test_the_interval_of_a_mean_is_near_the_normal_one():
@@ -46,7 +53,7 @@ def test_any_statistic_and_samples_without_one():
 
 def test_the_draws_do_not_depend_on_how_many_are_held_at_once(monkeypatch):
     whole = resample(lambda drawn: drawn.sum(1), 10, 300)
-    monkeypatch.setattr("align.statistics.CHUNK", 25)
+    monkeypatch.setattr("align.core.statistics.CHUNK", 25)
     assert (resample(lambda drawn: drawn.sum(1), 10, 300) == whole).all()
 
 
