@@ -19,7 +19,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
-from align.data.judgments import VERDICTS
+from align.data.records import VERDICTS
 from annotation_ui import rule_sets
 from annotation_ui.batches import check_name, check_numbers, name_taken_error, set_labelers
 from annotation_ui.database import Database

@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
 from align.core.shipped import shipped_root
-from align.data.judgments import VERDICTS
+from align.data.records import VERDICTS
 from annotation_ui.schema import RuleSet
 from annotation_ui.tasks.base import Json
 

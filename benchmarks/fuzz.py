@@ -19,9 +19,8 @@ import yaml
 
 from align.core.errors import UserError
 from align.core.settings_parser import parse
-from align.data.judgments import RuleJudgment
 from align.data.readers import read_records
-from align.data.records import Demonstration, Prompt, Ranking
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
 from align.sft.config import SFTConfig

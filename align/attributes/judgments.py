@@ -9,8 +9,7 @@ from align.batches.encoding import Data, Limits, encode_rankings, encode_respons
 from align.batches.overlong import OverlongCounts
 from align.core.errors import UserError, nearest_name_hint
 from align.data.conversation import to_json
-from align.data.judgments import AttributeJudgment
-from align.data.records import Conversation
+from align.data.records import AttributeJudgment, Conversation
 from align.models.loading import LoadedModel
 from align.rules.judgments import draw_conversations
 from align.tokenization.encoded import PromptResponse, TokenIds

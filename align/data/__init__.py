@@ -2,9 +2,8 @@
 
 from align.data.check import check_data, describe
 from align.data.formats import FORMATS, KINDS, Format
-from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import read_records, write_records
-from align.data.records import Conversation, Demonstration, Message, Prompt, Ranking, Record
+from align.data.records import AttributeJudgment, Conversation, Demonstration, Message, Prompt, Ranking, Record, RuleJudgment
 
 __all__ = [
     "FORMATS",

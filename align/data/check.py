@@ -2,15 +2,16 @@
 
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from align.core.errors import UserError
 from align.data.conversation import Conversation
 from align.data.formats import KINDS, find_format, kind_name
-from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan
-from align.data.records import Demonstration, Prompt, Ranking, Record
+from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 from align.data.sources import iter_rows
 
 ROWS_TO_GUESS_FROM = 100
@@ -186,3 +187,132 @@ def _format_rows(count: int) -> str:
 
 def _format_share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "0"
+
+
+WORDS = 13  # GPT-3, appendix C
+FEWEST_WORDS = 8  # the same: the smallest N for data sets of short texts; here for a text that is shorter than 13 words
+FREQUENT = 10  # the same: "N-grams that occur more than 10 times" are left out
+LISTED = 20
+_WORD = re.compile(r"\w+")
+Gram = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Match:
+    """An evaluation row, the first training row that shares words with it, and the words."""
+
+    evaluation: str
+    training: str
+    words: str
+
+
+@dataclass
+class Overlap:
+    """What two sources share.
+
+    Attributes:
+        rows: of the evaluation.
+        too_short: of those, how many have no text of `FEWEST_WORDS` words: nothing can be said of them.
+        training_rows: rows of the training data.
+        matches: one for each suspicious row, in the order of the evaluation.
+        frequent: word sequences of the evaluation that were left out because many training rows have them.
+    """
+
+    rows: int = 0
+    too_short: int = 0
+    training_rows: int = 0
+    matches: list[Match] = field(default_factory=list)
+    frequent: int = 0
+
+
+def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike[str], words: int = WORDS) -> Overlap:
+    """Compare every text of every row, in any layout; the training data are streamed and may be larger than memory.
+
+    Args:
+        training: a file, a folder or the name of a hub data set.
+        evaluation: the same.
+        words: consecutive words that make a match; a shorter text must match as a whole.
+
+    Raises:
+        UserError: if a source cannot be read, or for fewer than `FEWEST_WORDS` words.
+    """
+    if words < FEWEST_WORDS:
+        raise UserError(f"--words {words}: must be {FEWEST_WORDS} or more; fewer words in a row are shared by chance")
+    found = Overlap()
+    rows_of_gram: dict[Gram, list[str]] = {}
+    order: list[str] = []
+    for where, texts in _texts_of_rows(evaluation):
+        grams = {gram for text in texts for gram in _grams(text, words)}
+        found.rows += 1
+        found.too_short += not grams
+        order.append(where)
+        for gram in grams:
+            rows_of_gram.setdefault(gram, []).append(where)
+    # A text of the evaluation with fewer words can lie anywhere in a training text.
+    lengths = sorted({len(gram) for gram in rows_of_gram})
+    counts: dict[Gram, int] = {}
+    first: dict[Gram, str] = {}
+    for where, texts in _texts_of_rows(training):
+        found.training_rows += 1
+        for gram in {
+            gram for text in texts for length in lengths for gram in _windows(text, length) if gram in rows_of_gram
+        }:
+            counts[gram] = counts.get(gram, 0) + 1
+            first.setdefault(gram, where)
+    found.frequent = sum(count > FREQUENT for count in counts.values())
+    match_of: dict[str, Match] = {}
+    for gram in sorted(gram for gram, count in counts.items() if count <= FREQUENT):
+        for where in rows_of_gram[gram]:
+            match_of.setdefault(where, Match(where, first[gram], " ".join(gram)))
+    found.matches = [match_of[where] for where in order if where in match_of]
+    return found
+
+
+def describe_overlap(training: str, evaluation: str, words: int = WORDS) -> str:
+    """`find_overlap` in words, one fact a line, with the suspicious rows at the end.
+
+    Raises:
+        UserError: as `find_overlap`.
+    """
+    found = find_overlap(training, evaluation, words)
+    judged = found.rows - found.too_short
+    share = f" ({100 * len(found.matches) / judged:.1f} %)" if judged else ""
+    lines = [
+        f"training:      {training}, {found.training_rows} rows",
+        f"evaluation:    {evaluation}, {found.rows} rows, of which {found.too_short} have no text of {FEWEST_WORDS} words",
+        f"shared:        {len(found.matches)} of {judged} rows{share} share {words} words in a row, or a whole shorter text",
+    ]
+    if found.frequent:
+        lines.append(f"left out:      {found.frequent} word sequences that more than {FREQUENT} training rows have")
+    lines += [f'  {match.evaluation} with {match.training}: "{match.words}"' for match in found.matches[:LISTED]]
+    more = len(found.matches) - LISTED
+    return "\n".join(lines + ([f"  and {more} more"] if more > 0 else []))
+
+
+def _texts_of_rows(source: str | os.PathLike[str]) -> Iterator[tuple[str, list[list[str]]]]:
+    """Where each row is, and the words of each of its texts; rows that are no objects have none."""
+    for row in iter_rows(os.fspath(source)):
+        yield row.where, [_WORD.findall(text.lower().replace("_", " ")) for text in _texts(row.row)]
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a row, whatever its layout: words of different texts never make one sequence."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, Sequence):
+        for part in value:
+            yield from _texts(part)
+
+
+def _grams(text: list[str], words: int) -> Iterator[Gram]:
+    """The sequences of an evaluation text; the whole text if it is shorter; none if it is too short."""
+    if len(text) >= FEWEST_WORDS:
+        yield from _windows(text, min(words, len(text)))
+
+
+def _windows(text: list[str], length: int) -> Iterator[Gram]:
+    for start in range(len(text) - length + 1):
+        yield tuple(text[start : start + length])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from align.core.errors import UserError
 from align.core.files import new_file
-from align.data.texts import Text, read_texts
+from align.data.readers import Text, read_texts
 
 SENTENCES, WORDS = 5, 3
 """Minimum sentences per page and words per line, as in the paper's first version; its last one has 3 and 5."""

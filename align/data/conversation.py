@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from align.data.fields import check_list, check_text, field_error, short_repr
-from align.data.meaning import check_turn
+from align.data.fields import check_list, check_text, check_turn, field_error, short_repr
 
 ROLES = ("system", "user", "assistant")
 

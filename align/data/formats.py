@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from align.core.errors import UserError
+from align.data import layouts
+from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
-from align.data.fields import check_row, field_error, id_or_none, text_or_none
-from align.data.judgments import AttributeJudgment, RuleJudgment
-from align.data.layouts import instructions, pairs, sampled, votes
-from align.data.layouts import open_assistant as oasst
-from align.data.layouts.transcripts import parse_prompt_transcript
-from align.data.meaning import check_meaning, check_scores, turns_before
-from align.data.records import Demonstration, Prompt, Ranking, Record
+from align.data.fields import check_meaning, check_row, check_scores, field_error, id_or_none, text_or_none, turns_before
+from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
+from align.data.transcripts import parse_prompt_transcript
 
 Row = Mapping[str, Any]
 KINDS: dict[str, type[Record]] = {
@@ -58,7 +56,7 @@ def _is_hh(row: Row) -> bool:
 
 
 def _is_whole_pair(row: Row) -> bool:
-    return pairs.is_whole_conversation(row.get("chosen"))
+    return layouts.is_whole_conversation(row.get("chosen"))
 
 
 def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
@@ -103,26 +101,26 @@ FORMATS: tuple[Format, ...] = (
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _demonstrations),
     Format("messages", Demonstration, "messages", _has("messages"), _demonstrations),
-    Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, sampled.demonstrations),
-    Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, instructions.alpaca),
-    Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, instructions.dolly),
+    Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
+    Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, layouts.alpaca),
+    Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, layouts.dolly),
     Format("OpenAssistant messages", Demonstration, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
     Format("ranking", Ranking, "prompt, responses, ranks", _has_any("responses", "ranks"), _own(Ranking)),
-    Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, pairs.hh_pair),
-    Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), pairs.pair),
-    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, instructions.ultrafeedback),
+    Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair),
+    Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), layouts.pair),
+    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback),
     Format(
         "UltraFeedback pair",
         Ranking,
         "instruction, chosen_response, rejected_response",
         _is_ultrafeedback_pair,
-        instructions.ultrafeedback_pair,
+        layouts.ultrafeedback_pair,
     ),
-    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, votes.shp),
-    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, votes.scored_answers),
-    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, votes.stack_pair),
+    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, layouts.shp),
+    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, layouts.scored_answers),
+    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, layouts.stack_pair),
     Format("OpenAssistant messages", Ranking, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
     # Rule judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
@@ -133,23 +131,23 @@ FORMATS: tuple[Format, ...] = (
     # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
     Format("token ids", Prompt, "input_ids", _has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
-    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, pairs.pair_prompt),
+    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, layouts.pair_prompt),
     Format("prompt", Prompt, "prompt", _has("prompt"), _own(Prompt)),
-    Format("HH-RLHF", Prompt, "chosen (transcript)", _is_hh, pairs.hh_prompt),
+    Format("HH-RLHF", Prompt, "chosen (transcript)", _is_hh, layouts.hh_prompt),
     Format("messages", Prompt, "messages", _has("messages"), _prompt_from_messages),
-    Format("UltraFeedback", Prompt, "instruction, completions", _is_ultrafeedback, instructions.ultrafeedback_prompt),
+    Format("UltraFeedback", Prompt, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback_prompt),
     Format(
         "UltraFeedback pair",
         Prompt,
         "instruction, chosen_response",
         _is_ultrafeedback_pair,
-        instructions.ultrafeedback_prompt,
+        layouts.ultrafeedback_prompt,
     ),
-    Format("Alpaca", Prompt, "instruction, input, output", _is_alpaca, instructions.alpaca_prompt),
-    Format("Dolly", Prompt, "instruction, context, response", _is_dolly, instructions.dolly_prompt),
-    Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, votes.shp_prompt),
-    Format("scored answers", Prompt, "question, answers", _is_scored, votes.scored_prompt),
-    Format("StackExchange pair", Prompt, "question, response_j", _is_stack_pair, votes.scored_prompt),
+    Format("Alpaca", Prompt, "instruction, input, output", _is_alpaca, layouts.alpaca_prompt),
+    Format("Dolly", Prompt, "instruction, context, response", _is_dolly, layouts.dolly_prompt),
+    Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, layouts.shp_prompt),
+    Format("scored answers", Prompt, "question, answers", _is_scored, layouts.scored_prompt),
+    Format("StackExchange pair", Prompt, "question, response_j", _is_stack_pair, layouts.scored_prompt),
     Format("OpenAssistant messages", Prompt, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
 )
 

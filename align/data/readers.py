@@ -9,15 +9,17 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Generic, TypeVar
+from typing import IO, Any, Generic, Self, TypeVar
 
 from align.core.errors import UserError
 from align.core.files import new_file
+from align.data.conversation import Conversation
+from align.data.fields import check_id, check_row, check_text, required_field
 from align.data.formats import convert_row, kind_name
-from align.data.records import Prompt, Record
+from align.data.records import Demonstration, Message, Prompt, Record
 from align.data.sources import iter_rows
 
 logger = logging.getLogger(__name__)
@@ -156,3 +158,112 @@ def _write_lines(stream: IO[bytes], records: Iterable[Record], *, compressed: bo
     text.detach()
     if packed is not None:
         packed.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document.
+
+    Attributes:
+        text: all of it.
+        id: the row's id, if it has one.
+
+    Raises:
+        UserError: for empty text.
+    """
+
+    text: str
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", check_text(self.text, "text"))
+        object.__setattr__(self, "id", check_id(self.id))
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """From `text`, and `id` if given; other fields are ignored."""
+        row = check_row(row)
+        return cls(required_field(row, "text", "write the document there"), row.get("id"))
+
+
+def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: bool = False) -> Iterator[Text]:
+    """The documents of a file, folder or hub name, or of rows or texts in memory.
+
+    Args:
+        skip_bad_rows: leave out bad rows, and log how many.
+
+    Raises:
+        UserError: for a bad row, and for a source without any document.
+    """
+    found = bad = 0
+    for where, row in _rows(source):
+        try:
+            text = Text.from_row(row)
+        except UserError as error:
+            if not skip_bad_rows:
+                raise UserError(f"{where}: {error}") from error
+            bad += 1
+            continue
+        found += 1
+        yield text
+    name = source if isinstance(source, str) else "texts in memory"
+    if bad:
+        logger.warning("%s: skipped %d bad rows", name, bad)
+    if not found:
+        raise UserError(f"{name}: no text in it; each row needs a field 'text'")
+
+
+def _rows(source: str | Sequence[str | Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    if not isinstance(source, str):
+        for number, row in enumerate(source, start=1):
+            yield f"texts in memory: item {number}", {"text": row} if isinstance(row, str) else row
+        return
+    for item in iter_rows(source):
+        yield item.where, item.row if item.error is None else {}
+
+
+@dataclass(frozen=True)
+class Primer:
+    """Few-shot examples and an instruction that come before each conversation.
+
+    Attributes:
+        instruction: starts the first user turn, because some templates have no system role; may be empty.
+        examples: questions with their answers, as earlier turns.
+    """
+
+    instruction: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
+
+    def before(self, conversation: Conversation) -> Conversation:
+        """The conversation with the primer in front, after a system turn; an example that asks the same is left out."""
+        asked = conversation[-1]["content"].strip()
+        start = 1 if conversation[0]["role"] == "system" else 0
+        turns: list[Message] = [dict(turn) for turn in conversation[:start]]  # type: ignore[misc]
+        for question, answer in self.examples:
+            if question.strip() != asked:
+                turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        turns += [dict(turn) for turn in conversation[start:]]  # type: ignore[misc]
+        if self.instruction:
+            turns[start]["content"] = f"{self.instruction}\n\n{turns[start]['content']}"
+        return tuple(turns)
+
+
+def read_primer(shots: int, source: str, instruction: str) -> Primer:
+    """A primer of the first demonstrations of a source that have one user turn and one answer.
+
+    Args:
+        shots: how many; 0: none, and the source is not read.
+        source: a file, a folder or the name of a hub data set.
+        instruction: may be empty.
+
+    Raises:
+        UserError: if the source cannot be read, or has fewer such demonstrations.
+    """
+    if not shots:
+        return Primer(instruction)
+    records = read_records(source, Demonstration)
+    short = [record for record in records if len(record.prompt) == len(record.continuation) == 1]
+    if len(short) < shots:
+        raise UserError(f"{source}: shots is {shots}, but only {len(short)} of its demonstrations have a single turn")
+    examples = tuple((record.prompt[0]["content"], record.continuation[0]["content"]) for record in short[:shots])
+    return Primer(instruction, examples)

@@ -1,6 +1,6 @@
 """The records that training reads and the labeling app writes: plain frozen dataclasses without torch.
 
-Those of single judgments are in `align.data.judgments`.
+Those of single judgments are in `align.data.records`.
 
 A record checks its values when it is made, so every existing record is usable: no stage checks again. `from_row` makes a
 record from a row of a file in this project's own layout (docs/data.md), and `to_row` is its inverse. Layouts of other
@@ -8,7 +8,7 @@ projects are in `align.data.formats`. A bad value raises an `align.core.errors.U
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from align.data.conversation import (
 )
 from align.data.fields import (
     attended_ids,
+    check_attributes,
     check_flags,
     check_id,
     check_margin,
@@ -29,14 +30,15 @@ from align.data.fields import (
     check_preferences,
     check_row,
     check_spelling,
+    check_text,
     check_texts,
     check_token_ids,
     check_whole_numbers,
     field_error,
+    learned_turns,
     required_field,
     short_repr,
 )
-from align.data.meaning import learned_turns
 
 __all__ = ["Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record"]
 
@@ -335,3 +337,133 @@ class Prompt(Record):
         if ids is None:
             return row
         return {"input_ids": list(ids)} | {name: value for name, value in row.items() if name != "prompt"}
+
+
+VERDICTS = ("violates", "unsure", "follows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleJudgment(Record):
+    """Whether one response breaks one rule.
+
+    As the rule judgments of Sparrow (Glaese et al. 2022).
+
+    Attributes:
+        prompt: the conversation that the response answers.
+        response: its text; may be empty, as policies write it.
+        rule: the rule's id in forms/rules.
+        verdict: violates, unsure or follows.
+        labeler: who judged.
+        note: the labeler's comment; may be empty.
+        model: which model wrote the response, if known.
+        id: the row's id, if it has one.
+        category: its category, if it has one.
+
+    Raises:
+        UserError: for another verdict or empty text.
+    """
+
+    prompt: Conversation
+    response: str
+    rule: str
+    verdict: str
+    labeler: str | None = None
+    note: str | None = None
+    model: str | None = None
+    id: str | None = None
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise field_error("verdict", f"is {short_repr(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
+        set_fields(
+            self,
+            prompt=check_prompt(self.prompt),
+            response=check_text(self.response, "response", may_be_empty=True),
+            rule=check_text(self.rule, "rule"),
+            labeler=check_optional_text(self.labeler, "labeler"),
+            note=None if self.note is None else check_text(self.note, "note", may_be_empty=True),
+            model=check_optional_text(self.model, "model"),
+            id=check_id(self.id),
+            category=check_optional_text(self.category, "category"),
+        )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """From `prompt`, `response`, `rule`, `verdict` and the optional fields; misspelled ones are refused."""
+        return cls(**field_values(row, cls, prompt="add it", response="add it", rule="add it", verdict="add it"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributeJudgment(Record):
+    """One labeler's judgment of the qualities of one response.
+
+    As LaMDA's labels (Thoppilan et al. 2022, section 4): sensible, specific, interesting, unsafe.
+
+    Attributes:
+        prompt: the conversation that the response answers.
+        response: its text; may be empty, as policies write it.
+        attributes: finite numbers by name: 0 or 1 for a yes or no, 1 to 7 for a rating.
+        labeler: who judged.
+        id: the row's id, if it has one.
+        category: its category, if it has one.
+
+    Raises:
+        UserError: for a value that is no finite number, for no value at all, or empty text.
+    """
+
+    prompt: Conversation
+    response: str
+    attributes: Mapping[str, float] = field(hash=False)
+    labeler: str | None = None
+    id: str | None = None
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self,
+            prompt=check_prompt(self.prompt),
+            response=check_text(self.response, "response", may_be_empty=True),
+            attributes=check_attributes(self.attributes),
+            labeler=check_optional_text(self.labeler, "labeler"),
+            id=check_id(self.id),
+            category=check_optional_text(self.category, "category"),
+        )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """From `prompt`, `response`, `attributes` and the optional fields; misspelled ones are refused."""
+        return cls(**field_values(row, cls, prompt="add it", response="add it", attributes="add it"))
+
+
+def ranks_from_scores(scores: Sequence[float]) -> tuple[int, ...]:
+    """Dense ranks [K] of scores [K]: the highest score has rank 1, equal scores share a rank."""
+    levels = sorted(set(scores), reverse=True)
+    return tuple(levels.index(score) + 1 for score in scores)
+
+
+def evenly_spaced(count: int, keep: int = MAX_RESPONSES) -> list[int]:
+    """Indices of at most `keep` of `count` ordered items, at equal distances, the first and the last among them.
+
+    Args:
+        count: number of items.
+        keep: number of indices to return, at least 2.
+    """
+    if count <= keep:
+        return list(range(count))
+    return [round(i * (count - 1) / (keep - 1)) for i in range(keep)]
+
+
+def check_score(value: object, field: str) -> float:
+    """A score to rank by: any number but NaN, which cannot be ordered.
+
+    Args:
+        value: the field's value.
+        field: its name, for messages.
+
+    Raises:
+        UserError: for anything else.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        raise field_error(field, f"is {short_repr(value)}", "give a number")
+    return float(value)

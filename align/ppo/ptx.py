@@ -18,8 +18,8 @@ from align.batches.streams import ExampleStream
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.tensor_ops import Padded
+from align.data.readers import Text, read_texts
 from align.data.sources import SourceRow
-from align.data.texts import Text, read_texts
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import Roles

@@ -9,8 +9,7 @@ from align.batches.overlong import OverlongCounts
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.data.conversation import to_json
-from align.data.judgments import RuleJudgment
-from align.data.records import Conversation
+from align.data.records import Conversation, RuleJudgment
 from align.models.loading import LoadedModel
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedJudgments

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from align.core.settings import Overlong, Settings, option, require_setting
-from align.data.primer import Primer, read_primer
+from align.data.readers import Primer, read_primer
 from align.sampling.generation import Sampling
 
 
@@ -47,7 +47,7 @@ class PrimerSettings(Settings):
         return bool(self.shots or self.instruction)
 
     def primer(self) -> Primer:
-        """The examples and the instruction. Raises: see `align.data.primer.read_primer`."""
+        """The examples and the instruction. Raises: see `align.data.readers.read_primer`."""
         return read_primer(self.shots, self.shots_from, self.instruction)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from align.data.judgments import VERDICTS
-from align.data.records import FLAGS
+from align.data.records import FLAGS, VERDICTS
 from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
 from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from align.data.judgments import VERDICTS
+from align.data.records import VERDICTS
 from annotation_ui.markdown import text_view
 from annotation_ui.tasks.base import (
     BadInputError,

@@ -14,9 +14,8 @@ import pytest
 
 from align.core.errors import UserError
 from align.data.formats import convert_row
-from align.data.judgments import AttributeJudgment, RuleJudgment
 from align.data.readers import read_records
-from align.data.records import Demonstration, Ranking
+from align.data.records import AttributeJudgment, Demonstration, Ranking, RuleJudgment
 from annotation_ui import overview, rule_sets
 from annotation_ui.database import Database
 from annotation_ui.export import RECORDS, Selection, export, rows_to_export

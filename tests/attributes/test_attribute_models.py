@@ -14,7 +14,7 @@ from align.attributes.loss import head_losses
 from align.attributes.model import Head, heads_of, load_attribute_model
 from align.attributes.scoring import HeadScorer
 from align.core.errors import UserError
-from align.data.judgments import AttributeJudgment
+from align.data.records import AttributeJudgment
 from align.reward.checkpoint import is_foreign
 from align.reward.scoring import reward_rankings
 from align.tokenization.encoded import SampledResponse

@@ -7,8 +7,7 @@ import pytest
 from align.core.errors import UserError
 from align.data import check_data, describe
 from align.data.check import guess_kind
-from align.data.judgments import RuleJudgment
-from align.data.records import Demonstration, Prompt, Ranking
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 
 TURNS = [
     {"role": "user", "content": "one two"},

@@ -4,8 +4,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.data.formats import convert_row
-from align.data.judgments import AttributeJudgment, RuleJudgment
-from align.data.records import Demonstration, Ranking
+from align.data.records import AttributeJudgment, Demonstration, Ranking, RuleJudgment
 
 from .published import BINARIZED, DOLLY, HH, SHP, ULTRAFEEDBACK
 from .rows import assistant, user

@@ -3,9 +3,7 @@
 import pytest
 
 from align.data.formats import FORMATS, KINDS, convert_row
-from align.data.judgments import AttributeJudgment, RuleJudgment
-from align.data.records import Demonstration, Prompt, Ranking
-from align.data.scores import evenly_spaced
+from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, evenly_spaced
 
 from .published import ALPACA, BINARIZED, DIALOGUE, DOLLY, HH, HI, SHP, STACK, STACK_PAIR, ULTRAFEEDBACK, UNRATED
 from .rows import assistant, system, user

@@ -8,8 +8,7 @@ from align.batches.encoding import Limits, encode_demonstrations
 from align.core.errors import UserError
 from align.data import check_data
 from align.data.formats import convert_row
-from align.data.judgments import RuleJudgment
-from align.data.records import Demonstration, Prompt, Ranking
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 
 from .published import ALPACA, BINARIZED, DOLLY, HI, SHP
 from .rows import assistant, error_of, lines, system, user

@@ -7,7 +7,7 @@ import pytest
 
 from align.commands.data_check import main
 from align.core.errors import UserError
-from align.data.overlap import find_overlap
+from align.data.check import find_overlap
 
 NINETEEN = (
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen end"

@@ -3,8 +3,7 @@
 import pytest
 
 from align.core.errors import UserError
-from align.data.judgments import RuleJudgment
-from align.data.records import Demonstration, Prompt, Ranking
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 
 from .rows import assistant, system, user
 

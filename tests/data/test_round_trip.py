@@ -6,8 +6,7 @@ import string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.data.judgments import RuleJudgment
-from align.data.records import Demonstration, Prompt, Ranking
+from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 
 from .rows import assistant, system, user
 

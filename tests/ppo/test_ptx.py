@@ -7,7 +7,7 @@ import torch
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.data.texts import Text, read_texts
+from align.data.readers import Text, read_texts
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.ptx import PtxLoss
 

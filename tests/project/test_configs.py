@@ -210,8 +210,8 @@ def test_deepspeed_files(name, stage, offload, monkeypatch):
 @pytest.mark.parametrize("name", ["tiny-llama", "smollm2-135m"])
 def test_configs_of_rule_models(name):
     """Every value arrives and is a decision, data and rules are there, and the model is what SFT leaves."""
-    from align.data.judgments import RuleJudgment
     from align.data.readers import read_records
+    from align.data.records import RuleJudgment
     from align.data.rules import read_rules
     from align.rules import RuleConfig
 
@@ -232,9 +232,8 @@ def test_configs_of_rule_models(name):
 def test_configs_of_attribute_models(name):
     """Every value arrives and is a decision, the data is there and rates the heads, and the model is what SFT leaves."""
     from align.attributes import AttributeConfig
-    from align.data.judgments import AttributeJudgment
     from align.data.readers import read_records
-    from align.data.records import Ranking
+    from align.data.records import AttributeJudgment, Ranking
 
     path, model = CONFIGS / "attributes" / f"{name}.yaml", name.removesuffix("-generative")
     config, written = parse(AttributeConfig, ["--config", str(path)]), yaml.safe_load(path.read_text())

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.core.errors import UserError
-from align.data.judgments import RuleJudgment
+from align.data.records import RuleJudgment
 from align.data.rules import choose_rules, read_rules
 from align.rules.judgments import collect_judgments, read_judgments, split_judgments
 

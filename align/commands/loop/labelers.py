@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from align.commands.loop.config import LoopConfig
 from align.commands.loop.rows import read_rows, write_rows
 from align.core.errors import UserError
-from align.data.records import Prompt
-from align.data.scores import ranks_from_scores
+from align.data.records import Prompt, ranks_from_scores
 from align.ppo.rewards import WeightedFunction, call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.service import RewardService

@@ -12,7 +12,7 @@ from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_re
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.seeds import Stream
-from align.data.primer import Primer
+from align.data.readers import Primer
 from align.data.records import Prompt
 from align.eval.core.evaluated_models import EvaluatedModel, respond
 from align.eval.core.fingerprints import fingerprint

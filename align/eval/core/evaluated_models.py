@@ -11,7 +11,7 @@ from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.data.conversation import Conversation
-from align.data.primer import Primer
+from align.data.readers import Primer
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.settings import EvalConfig
 from align.models.loading import LoadedModel, load

@@ -19,8 +19,8 @@ from align.core.settings import option, require_setting
 from align.core.statistics import majority, share_interval, statistic_interval
 from align.data.conversation import Conversation, check_prompt, to_json
 from align.data.fields import check_texts, required_field
-from align.data.judgments import VERDICTS, RuleJudgment
 from align.data.readers import read_records
+from align.data.records import VERDICTS, RuleJudgment
 from align.data.rules import read_rules
 from align.data.sources import iter_rows
 from align.eval.core.evaluated_models import open_accelerator

@@ -23,9 +23,8 @@ from align.core.settings import option, require_setting
 from align.core.statistics import majority, statistic_interval
 from align.data.conversation import to_json
 from align.data.fields import check_flags, check_texts, field_error
-from align.data.judgments import VERDICTS, RuleJudgment
 from align.data.readers import read_records
-from align.data.records import FLAGS, RATINGS
+from align.data.records import FLAGS, RATINGS, VERDICTS, RuleJudgment
 from align.data.sources import iter_rows
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.fingerprints import content_hash

@@ -7,7 +7,7 @@ import pytest
 from align.commands.sample import run_sample
 from align.commands.sample_config import SampleConfig
 from align.core.errors import UserError
-from align.data.primer import Primer, read_primer
+from align.data.readers import Primer, read_primer
 from align.eval.core.answers import sample_answers
 from align.eval.core.evaluated_models import open_accelerator, open_models
 from align.eval.core.settings import AnsweringTaskConfig

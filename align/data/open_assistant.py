@@ -10,8 +10,7 @@ from typing import Any
 
 from align.data.conversation import Conversation, Message
 from align.data.fields import check_list, check_text, field_error, required_field, short_repr
-from align.data.records import Demonstration, Prompt, Ranking, Record
-from align.data.scores import evenly_spaced
+from align.data.records import Demonstration, Prompt, Ranking, Record, evenly_spaced
 
 Node = Mapping[str, Any]
 ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
