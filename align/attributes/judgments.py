@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from align.attributes.loss import SCALE
-from align.attributes.model import PREFERENCE, Head
+from align.attributes.model import PREFERENCE, SCALE, Head
 from align.batches.encoding import Data, Limits, encode_rankings, encode_response, records_of
 from align.batches.overlong import OverlongCounts
 from align.core.errors import UserError, nearest_name_hint

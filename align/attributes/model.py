@@ -8,8 +8,8 @@ from typing import Any, Literal, cast
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from align.attributes.loss import SCALE
 from align.core.errors import UserError, first_line
 from align.core.files import read_json
 from align.core.settings import ModelConfig
@@ -88,7 +88,7 @@ class AttributeModel(nn.Module):
         self.gate = Gate(backbone.hidden_size, len(heads) - 1) if gated else None
 
     def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Outputs [R, n] of n heads for R responses, as they are learned: see `align.attributes.loss`."""
+        """Outputs [R, n] of n heads for R responses, as they are learned: see `align.attributes.model`."""
         with self.backbone.adapter(self.adapter_name):
             if self.gate is None:
                 return cast(Tensor, self.linear(self.backbone.summary(prompt, response, prompt_index)))
@@ -174,3 +174,27 @@ def form_of(folder: str) -> str:
     """`heads` or `generative`. Raises: UserError if the folder is no attribute model."""
     require_reward_model(folder, ATTRIBUTE)
     return str(read_json(Path(folder) / ATTRIBUTE.facts).get("form", "heads"))
+
+
+SCALE = (1.0, 7.0)
+"""The lowest and the highest rating."""
+
+
+def head_losses(outputs: Tensor, targets: Tensor, binary: Tensor) -> Tensor:
+    """The loss [n] of each head, summed over the responses that were judged by it.
+
+    For a yes or no it is the cross-entropy, with the share of labelers who chose yes as a soft target; for a rating, taken
+    as (rating - 1) / 6, the squared error.
+
+    Args:
+        outputs: [R, n] of n heads.
+        targets: [R, n], NaN where nobody judged, which adds nothing.
+        binary: [n] bool.
+    """
+    judged = ~targets.isnan()
+    known = torch.where(judged, targets, torch.zeros_like(targets)).to(outputs)
+    low, high = SCALE
+    entropy = binary_cross_entropy_with_logits(outputs, known, reduction="none")
+    square = (outputs - (known - low) / (high - low)) ** 2
+    losses = torch.where(binary, entropy, square)
+    return torch.where(judged, losses, torch.zeros_like(losses)).sum(0)

@@ -1,7 +1,98 @@
-"""Attribute models from the command line: `accelerate launch align/attributes/train.py --config FILE`."""
+"""Attribute models: examples of all tasks are mixed and shuffled, and each task has its loss (MT-DNN).
 
-from align.attributes import AttributeConfig, run_attribute_model
+Launch it by `accelerate launch align/attributes/train.py --config configs/attributes/x.yaml`.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from align.attributes.config import AttributeConfig
+from align.attributes.generative import GenerativeTask
+from align.attributes.judgments import choose_heads, encode_preferences, read_ratings, split_ratings
+from align.attributes.tasks import AttributeTask, HeadTask
+from align.batches.encoding import Data
+from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
+from align.core.errors import UserError
 from align.core.launch import run_stage
+from align.training.start import Model
+from align.training.trainer import EpochTrainer, with_data_names
+
+FORMS: dict[str, type[AttributeTask[Any]]] = {"heads": HeadTask, "generative": GenerativeTask}
+"""How an attribute model rates: see `form` in the settings."""
+
+
+class AttributeTrainer(EpochTrainer):
+    """Training of a model that predicts several attributes of a response.
+
+        rows = [{"prompt": "Hi", "response": "Hello!", "attributes": {"sensible": 1, "unsafe": 0, "rating": 6}}]
+        folder = AttributeTrainer("smollm2-135m", rows, AttributeConfig(output_dir="runs/attributes")).train()
+
+    Args:
+        model: a name or folder, a transformers model, or a `LoadedModel` whose adapter, if any, is called `reward`.
+        train_data: attribute judgments: a source, or several as a `Mixture` or names separated by commas.
+        config: all other settings; its `model`, `train_data`, `rankings` and `validation_data` are not read.
+        validation_data: held-out judgments, by which the best model is chosen; empty: a share of `train_data`.
+        rankings: rankings for a head called `preference`, as sources of their own.
+        tokenizer: of a transformers model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        train_data: TrainingData,
+        config: AttributeConfig,
+        validation_data: Data = (),
+        rankings: TrainingData = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        config = with_data_names(config, train_data=train_data, rankings=rankings, validation_data=validation_data)
+        read = partial(read_ratings, skip_bad_rows=config.skip_bad_rows)
+        judgments = mixture_of(train_data, config.task_prefixes) if train_data else Mixture([], [])
+        parts = [read(source) for source in judgments.sources]
+        split = [split_ratings(part, 0.0 if validation_data else config.held_out_share, config.seed) for part in parts]
+        held_out = read(validation_data) if validation_data else [item for _, part in split for item in part]
+        heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, bool(rankings))
+        form = FORMS[config.form]
+        super().__init__(config, "attributes", model, tokenizer, form.adapter, allow_reward_model=not form.writes)
+        loaded, limits = self.loaded, config.limits
+        module = form.build(config, loaded, heads)
+        encoded = [form.encode(config, train, module, loaded, limits) for train, _ in split]
+        mixed: MixedExamples[Any] = MixedExamples(
+            [example for part in encoded for example in part], list(map(len, encoded)), list(judgments.weights)
+        )
+        if rankings:
+            encode = partial(encode_preferences, loaded=loaded, limits=limits, skip_bad_rows=config.skip_bad_rows)
+            ranked = encode_mixture(rankings, encode)
+            mixed = MixedExamples(
+                [*mixed.examples, *ranked.examples], [*mixed.sizes, *ranked.sizes], [*mixed.weights, *ranked.weights]
+            )
+        if not mixed.examples or 0 in mixed.sizes:
+            raise UserError("a source of the training data has nothing to learn from for these heads")
+        validation = form.encode(config, held_out, module, loaded, limits)
+        listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
+        self.run.say(f"attributes: {len(mixed.examples)} examples, {len(validation)} held out; {config.form}: {listed}")
+        tokens = partial(form.sizes, loaded)
+        optimization = self.make_optimization(module, mixed, validation, tokens, form.batch_shape, form.writes)
+        self.task = form(self.run, config, loaded, optimization, mixed.examples, validation, heads)
+
+
+def run_attribute_model(config: AttributeConfig) -> Path:
+    """Train `config.model` on the judgments in `config.train_data`; returns the folder of the best model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+    if not config.train_data and not config.rankings:
+        raise UserError("train_data is '', but must be given: attribute judgments to learn from")
+    data = (config.validation_data, config.rankings)
+    return AttributeTrainer(config.model, config.train_data, config, *data).train()
+
 
 if __name__ == "__main__":
     run_stage(AttributeConfig, run_attribute_model)

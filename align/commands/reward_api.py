@@ -11,7 +11,7 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
 from align.core.errors import UserError
-from align.reward.service import RewardService
+from align.reward.scoring import RewardService
 from align.tokenization.encoded import SampledResponse
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from align.core.settings import option, require_setting
-from align.rules.reranking import RuleUse
-from align.rules.rubric_settings import RubricSettings
+from align.rules.rubrics import RubricSettings
+from align.rules.scoring import RuleUse
 from align.sampling.settings import AnsweringConfig, PrimerSettings
 
 

@@ -12,10 +12,8 @@ from align.commands.sample_config import SampleConfig
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import RULE, LoadedReward, load_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.rules.reranking import best_response
-from align.rules.rubric_judges import load_rubrics
-from align.rules.rubrics import Rubric
-from align.rules.scoring import RuleScorer
+from align.rules.rubrics import Rubric, load_rubrics
+from align.rules.scoring import RuleScorer, best_response
 from align.runtime.distributed import computes_on_cpu
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 

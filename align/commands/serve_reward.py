@@ -6,7 +6,7 @@ from typing import Literal
 from align.core.errors import UserError
 from align.core.settings import Settings, option, require_setting
 from align.reward.checkpoint import load_reward_model
-from align.reward.service import RewardService
+from align.reward.scoring import RewardService
 
 
 @dataclass(kw_only=True)

@@ -1,15 +1,23 @@
 """Making a student, and what it and its teacher predict."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
+from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
+from align.core.seeds import Stream, generator
 from align.core.tensor_ops import Padded
 from align.distill.config import DistillConfig
 from align.models.backbone import Backbone, model_class, with_every_layer, wrap
 from align.models.loading import LoadedModel, load
+from align.sampling.generation import Sampling, row_uniforms, sample
+from align.tokenization.encoded import EncodedDemonstration
+from align.training.epochs import Epochs
 
 
 class Predictor(nn.Module):
@@ -63,3 +71,83 @@ def predictions_of(teacher: Predictor, prompt: Padded, response: Padded, mask: T
     """The predictions of a teacher, without a gradient; see `Predictor.forward`."""
     logits, hidden = teacher(prompt, response, mask)
     return logits, hidden
+
+
+class WrittenBatches:
+    """The batches of prompts of each update, with the responses that are written for them.
+
+    Args:
+        epochs: which prompts each update has.
+        examples: prompts with their responses, which are empty if all responses are written in training.
+
+    Attributes:
+        current: the examples of the update, by their rows.
+        by_student: rows of the update whose response the student wrote.
+        written: rows of the update whose response the student or the teacher wrote.
+    """
+
+    def __init__(
+        self,
+        config: DistillConfig,
+        epochs: Epochs,
+        examples: Sequence[EncodedDemonstration],
+        teacher: LoadedModel,
+        student: LoadedModel,
+        accelerator: Accelerator,
+    ) -> None:
+        self.config, self.epochs, self.examples, self.accelerator = config, epochs, examples, accelerator
+        self.teacher, self.student = teacher, student
+        self.updates_per_epoch = epochs.updates_per_epoch
+        self.sampling = Sampling(
+            config.max_response_tokens,
+            config.sampling_temperature,
+            batch_tokens=max(config.micro_batch_tokens, config.max_response_tokens),
+        )
+        self.current: dict[int, EncodedDemonstration] = {}
+        self.by_student: frozenset[int] = frozenset()
+        self.written: frozenset[int] = frozenset()
+
+    def updates(self, epochs: int) -> int:
+        """The number of updates in `epochs` epochs."""
+        return self.epochs.updates(epochs)
+
+    def rows(self, update: int) -> list[int]:
+        """The examples of an update; their responses are written now."""
+        rows, config = self.epochs.rows(update), self.config
+        draws = generator(config.seed, Stream.DISTILLED_RESPONSES, update).random(len(rows))
+        by_student = [row for row, draw in zip(rows, draws, strict=True) if draw < config.student_share]
+        self.by_student = frozenset(by_student)
+        by_teacher = [row for row in rows if row not in self.by_student] if config.responses == "teacher" else []
+        self.written = frozenset([*by_student, *by_teacher])
+        self.current.clear()
+        self.current |= {row: self.examples[row] for row in rows}
+        self.current |= self._write(self.student, by_student, update, 0)
+        self.current |= self._write(self.teacher, by_teacher, update, 1)
+        return rows
+
+    def _write(self, writer: LoadedModel, rows: list[int], update: int, number: int) -> dict[int, EncodedDemonstration]:
+        """A new response to each prompt; the noise depends on the update and the place in it alone."""
+        if not rows:
+            return {}
+        prompts = [self.examples[row].prompt for row in rows]
+        key = (self.config.seed, Stream.DISTILLED_RESPONSES, update, number)
+        uniforms = row_uniforms(len(rows), self.sampling, *key)
+
+        def respond(part: list[int]) -> list[list[int]]:
+            asked = [prompts[i] for i in part]
+            return sample(writer.backbone, asked, uniforms[part], self.sampling, writer.tokenization.end_ids).ids
+
+        costs = [len(prompt) + self.sampling.max_new_tokens for prompt in prompts]
+        responses = map_rows(costs, self.sampling.batch_tokens, self.accelerator, respond)
+        return {
+            row: EncodedDemonstration(prompt, ids, [True] * len(ids))
+            for row, prompt, ids in zip(rows, prompts, responses, strict=True)
+        }
+
+    def state(self) -> dict[str, Any]:
+        """That of the prompts' order: the update and the weights decide what is written."""
+        return self.epochs.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the prompts are those of a checkpoint. Raises: UserError if they are others."""
+        self.epochs.load_state(state)

@@ -1,7 +1,254 @@
-"""Distillation from the command line: `accelerate launch align/distill/train.py --config configs/distill/x.yaml`."""
+"""Distillation: a student learns a teacher's distribution over the tokens of responses, and its hidden states.
 
+Launch it by `accelerate launch align/distill/train.py --config configs/distill/x.yaml`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from align.batches.encoding import Data, encode_demonstrations, encode_prompts
+from align.batches.micro_batches import micro_batches
+from align.batches.mixtures import TrainingData, encode_mixture
+from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.distill import DistillConfig, run_distill
+from align.core.tensor_ops import Padded, entropy_of, log_probs_of
+from align.distill.config import DistillConfig
+from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
+from align.distill.students import Predictor, WrittenBatches, make_student, parameter_count, predictions_of
+from align.models.backbone import flops_profile
+from align.models.checkpoint import require_savable, save_model, weights_of
+from align.models.loading import LoadedModel
+from align.runtime.distributed import run_on_main, sum_across_processes
+from align.runtime.flops import forward_flops, sampling_flops, training_flops
+from align.runtime.sharding import place_frozen_model
+from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
+from align.training.memory_dry_run import BatchShape, RolePass
+from align.training.optimization import Optimization, Sums
+from align.training.run import Run
+from align.training.start import Model
+from align.training.trainer import EpochTrainer, with_data_names
+
+
+class DistillTrainer(EpochTrainer):
+    """Distillation of a teacher into a student.
+
+        config = DistillConfig(output_dir="runs/student", max_response_tokens=64)
+        folder = DistillTrainer("runs/ppo/model", [{"prompt": "Hi", "completion": "Hello!"}], config).train()
+
+    Args:
+        teacher: a name or folder, a transformers model, or a `LoadedModel` without an adapter.
+        train_data: demonstrations or prompts: a file, folder or hub name, or records in memory; several are a `Mixture`.
+        config: all other settings; its `model`, `train_data` and `validation_data` are not read.
+        validation_data: held-out demonstrations, by which the best student is chosen.
+        tokenizer: of a transformers model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong, and under DeepSpeed.
+    """
+
+    task: "DistillTask"
+
+    def __init__(
+        self,
+        teacher: Model,
+        train_data: TrainingData,
+        config: DistillConfig,
+        validation_data: Data = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
+        super().__init__(config, "distill", teacher, tokenizer)
+        if self.run.accelerator.state.deepspeed_plugin is not None:
+            raise UserError("align distill runs without DeepSpeed: launch it with configs/accelerate/ddp.yaml")
+        if self.loaded.adapter:
+            raise UserError("a teacher in memory must have no adapter: merge it, or give its folder")
+        self.teacher, self.loaded = self.loaded, make_student(config, self.loaded)
+        run_on_main(lambda: require_savable(self.loaded), self.run.accelerator)
+        mixed = encode_mixture(train_data, partial(encode, config, self.teacher, config.all_written), config.task_prefixes)
+        held_out = encode(config, self.teacher, False, validation_data) if validation_data else []
+        self._report(len(mixed.examples), len(held_out))
+        place_frozen_model(self.teacher.backbone, self.run.accelerator)
+        parts = (Predictor(self.loaded.backbone), mixed, held_out)
+        sizes = (partial(token_counts, config), partial(batch_shape_of, config))
+        teachers = [RolePass(self.teacher.backbone, None, takes_logits=True)]
+        optimization = self.make_optimization(*parts, *sizes, takes_logits=True, teachers=teachers)
+        models = (self.teacher, self.loaded, self.run.accelerator)
+        responses = WrittenBatches(config, self.epochs, mixed.examples, *models)
+        self.batches = responses
+        self.task = DistillTask(self.run, config, self.teacher, self.loaded, optimization, responses, held_out)
+
+    def _report(self, examples: int, held_out: int) -> None:
+        small, large = parameter_count(self.loaded.backbone) / 1e6, parameter_count(self.teacher.backbone) / 1e6
+        self.run.say(
+            f"distill: {examples} examples to learn from, {held_out} held out; teacher {self.run.config.model}\n"
+            f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
+        )
+
+
+def run_distill(config: DistillConfig) -> Path:
+    """Distill `config.model` into a student on `config.train_data`; returns the folder of the best student.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+    return DistillTrainer(config.model, config.train_data, config, config.validation_data).train()
+
+
+def encode(config: DistillConfig, loaded: LoadedModel, prompts_only: bool, data: Data) -> list[EncodedDemonstration]:
+    """Demonstrations as token ids; prompts alone have empty responses. Raises: see `encode_demonstrations`."""
+    if not prompts_only:
+        return encode_demonstrations(data, loaded, config.limits, config.skip_bad_rows)
+    prompts = encode_prompts(data, loaded, config.limits, config.skip_bad_rows)
+    return [EncodedDemonstration(prompt.ids, [], []) for prompt in prompts]
+
+
+def token_counts(config: DistillConfig, examples: Sequence[EncodedDemonstration]) -> list[int]:
+    """Tokens of prompt and response of each example; a response that is yet to be written counts with its maximum."""
+    written = config.max_response_tokens if config.all_written or config.student_share else 0
+    return [len(example.prompt) + max(written, len(example.response)) for example in examples]
+
+
+def batch_shape_of(config: DistillConfig, batch: Sequence[EncodedDemonstration]) -> BatchShape:
+    """The shape of a micro-batch."""
+    sizes = zip(batch, token_counts(config, batch), strict=True)
+    return BatchShape.from_lengths([(len(example.prompt), [count - len(example.prompt)]) for example, count in sizes])
+
+
+class DistillTask:
+    """Examples, loss and evaluation of distillation, as `align.training.loop.train` asks for them."""
+
+    evaluate_before_training = True
+
+    def __init__(
+        self,
+        run: Run,
+        config: DistillConfig,
+        teacher: LoadedModel,
+        student: LoadedModel,
+        optimization: Optimization,
+        responses: WrittenBatches,
+        held_out: list[EncodedDemonstration],
+    ) -> None:
+        self.run, self.config, self.teacher, self.student = run, config, teacher, student
+        self.optimization, self.responses, self.held_out = optimization, responses, held_out
+        self.predictor = Predictor(teacher.backbone)
+        self.teacher_shape, self.student_shape = (flops_profile(each.backbone, None) for each in (teacher, student))
+        self.lengths = ExampleLengths(responses.current)
+        self.folder = run.folder / "model"
+
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        examples, by_student = self.responses.current, self.responses.by_student
+        tokens = sum(sum(examples[row].loss_mask) for row in rows)
+        learned = sum(sum(examples[row].loss_mask) for row in rows if row not in by_student)
+
+        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
+            batch = [examples[row] for row in part]
+            loss, sums = self._loss(batch, [row not in by_student for row in part], (tokens, learned))
+            read = sum(len(example.prompt) + len(example.response) for example in batch)
+            more = {"read": float(read), "flops": sum(self._flops(row) for row in part)}
+            return loss, sums | {
+                name: torch.tensor(value, dtype=torch.float64, device=loss.device) for name, value in more.items()
+            }
+
+        return loss_of_rows
+
+    def _loss(
+        self, batch: list[EncodedDemonstration], in_data: Sequence[bool], counts: tuple[int, int]
+    ) -> tuple[Tensor, Sums]:
+        """A micro-batch's share of the loss over `counts` tokens, and sums over its own tokens.
+
+        Args:
+            in_data: for each example whether the language-model loss counts it: a student's own samples teach it nothing.
+        """
+        device, config = self.run.accelerator.device, self.config
+        prompt = Padded.from_lists([example.prompt for example in batch]).to(device)
+        response = Padded.from_lists([example.response for example in batch]).to(device)
+        mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in batch]).ids.to(device) > 0
+        is_from_data = torch.tensor(in_data, device=device)[:, None].expand_as(mask)[mask]
+        teacher_logits, teacher_states = predictions_of(self.predictor, prompt, response, mask)
+        logits, states = self.optimization.module(prompt, response, mask)
+        ce = soft_cross_entropy(logits, teacher_logits, config.temperature)
+        nll = -log_probs_of(logits, response.ids[mask])[is_from_data]
+        distances = cosine_distance(states, teacher_states) if config.cosine_weight else ce.new_zeros(0)
+        weights = LossWeights(config.ce_weight, config.lm_weight, config.cosine_weight, config.temperature)
+        sums = {
+            "ce": ce.detach().sum(),
+            "entropy": entropy_of(teacher_logits, config.temperature).sum(),
+            "lm": nll.detach().sum(),
+            "cosine": distances.detach().sum(),
+            "tokens": mask.sum(),
+            "learned": is_from_data.sum(),
+        }
+        return distillation_loss(ce, nll, distances, counts, weights), sums
+
+    def _flops(self, row: int) -> float:
+        """FLOPs of an example: of writing it, of the teacher that reads it and of the student that learns from it."""
+        example, responses = self.responses.current[row], self.responses
+        lengths = len(example.prompt), [len(example.response)], sum(example.loss_mask)
+        total = training_flops(self.student_shape, *lengths) + forward_flops(self.teacher_shape, *lengths)
+        if row in responses.written:
+            total += sampling_flops(self.student_shape if row in responses.by_student else self.teacher_shape, *lengths[:2])
+        return total
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        found = loss_parts(sums) | {"loss": sums["loss"], "tokens/learned": sums["tokens"], "tokens/read": sums["read"]}
+        rows = len(self.responses.current)
+        return found | {
+            "written/student": len(self.responses.by_student) / rows,
+            "written": len(self.responses.written) / rows,
+        }
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        if not self.held_out:
+            return {}
+        total: dict[str, Tensor] = {}
+        lengths = [len(example.prompt) + len(example.response) for example in self.held_out]
+        rows = list(range(len(lengths)))
+        for batch in micro_batches(rows, lengths, self.config.micro_batch_tokens, self.run.accelerator):
+            examples = [self.held_out[row] for row in batch.rows]
+            for name, value in self._loss(examples, [True] * len(examples), (1, 1))[1].items():
+                total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + batch.weight * value.double().cpu()
+        stacked = torch.stack(list(total.values())).to(self.run.accelerator.device)
+        summed = sum_across_processes(stacked, self.run.accelerator).tolist()
+        parts = loss_parts(dict(zip(total, summed, strict=True)))
+        config = self.config
+        loss = config.ce_weight * config.temperature**2 * parts["loss/ce"] + config.lm_weight * parts["loss/lm"]
+        parts["loss"] = loss + config.cosine_weight * parts["loss/cosine"]
+        return {f"validation/{name}": value for name, value in parts.items()}
+
+    def save(self, metrics: dict[str, float]) -> None:
+        state = weights_of(self.student.backbone, self.optimization.model_state(), "backbone.model.")
+        card = {
+            "title": "Distilled model",
+            "stage": "distill",
+            "teacher": self.run.config.model,
+            "data": self.config.train_data,
+            "parameters": f"{parameter_count(self.student.backbone):,} of {parameter_count(self.teacher.backbone):,}",
+        }
+        card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+        run_on_main(lambda: save_model(self.folder, self.student, state, card), self.run.accelerator)
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        text, examples = self.teacher.tokenization.text, self.responses.current
+        return [{"prompt": text(examples[row].prompt), "response": text(examples[row].response)} for row in rows]
+
+
+def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
+    """The three losses as means over their tokens, and KL(teacher || student), from sums over the global batch."""
+    tokens = max(1.0, sums["tokens"])
+    return {
+        "loss/ce": sums["ce"] / tokens,
+        "loss/lm": sums["lm"] / max(1.0, sums["learned"]),
+        "loss/cosine": sums["cosine"] / tokens,
+        "kl": (sums["ce"] - sums["entropy"]) / tokens,
+    }
+
 
 if __name__ == "__main__":
     run_stage(DistillConfig, run_distill)

@@ -1,6 +1,5 @@
 """Direct preference optimization."""
 
-from align.dpo.config import DPOConfig
-from align.dpo.trainer import DPOTrainer, run_dpo
+from align.dpo.train import DPOConfig, DPOTrainer, run_dpo
 
 __all__ = ["DPOConfig", "DPOTrainer", "run_dpo"]

@@ -1,7 +1,278 @@
-"""DPO from the command line: `accelerate launch align/dpo/train.py --config configs/dpo/x.yaml`."""
+"""Direct preference optimization of a policy on rankings.
 
+Launch it by `accelerate launch align/dpo/train.py --config configs/dpo/x.yaml`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from align.batches.encoding import Data, encode_rankings
+from align.batches.micro_batches import map_rows
+from align.batches.mixtures import TrainingData, encode_mixture
+from align.core.files import write_json
 from align.core.launch import run_stage
-from align.dpo import DPOConfig, run_dpo
+from align.core.settings import MixtureConfig, option, require_setting
+from align.dpo.loss import dpo_losses, ipo_losses
+from align.models.backbone import flops_profile
+from align.models.checkpoint import save_model, weights_of
+from align.models.loading import LoadedModel
+from align.models.roles import LanguageModel
+from align.reward.loss import Pairs, pairs_of
+from align.reward.rankings import (
+    ScoredRanking,
+    batch_shape_of,
+    describe_rankings,
+    group_flops,
+    group_sizes,
+    pack_rankings,
+    ranking_metrics,
+)
+from align.runtime.clock import Clock
+from align.runtime.distributed import run_on_main
+from align.runtime.flops import forward_flops, training_flops
+from align.tokenization.encoded import EncodedRanking
+from align.training.epochs import EpochConfig
+from align.training.optimization import Optimization, Sums
+from align.training.run import Run
+from align.training.start import Model
+from align.training.trainer import EpochTrainer, with_data_names
+
+
+@dataclass(kw_only=True)
+class DPOConfig(MixtureConfig, EpochConfig):
+    """A policy that learns from rankings without a reward model; the reference is the model that training starts from."""
+
+    learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; some 1e-5 with LoRA)")
+    train_data: str = option(
+        "data/rankings.jsonl",
+        "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
+        "NAME=WEIGHT",
+    )
+    validation_data: str = option("", "held-out rankings: metrics, and the choice of the best policy; empty: none")
+    epochs: int = option(1, "passes over the rankings")
+    batch_size: int = option(32, "rankings in one update, over all processes (DPO: 64 pairs)")
+    beta: float = option(0.1, "how strongly the policy is held near the reference (DPO: 0.1)")
+    loss: Literal["dpo", "ipo"] = option("dpo", "dpo, or ipo (Azar et al. 2023), which pulls pairs apart only so far")
+    label_smoothing: float = option(
+        0.0, "probability that a pair is labeled the wrong way round, for dpo (cDPO, Mitchell 2023); 0: plain DPO"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "beta", self.beta > 0, "above 0")
+        require_setting(self, "label_smoothing", 0 <= self.label_smoothing < 0.5, "at least 0 and below 0.5")
+        smooth = self.loss == "dpo" or not self.label_smoothing
+        require_setting(self, "label_smoothing", smooth, "0 for ipo")
+
+
+class DPOTrainer(EpochTrainer):
+    """Direct preference optimization of a policy on rankings of 2 to 9 responses.
+
+        rankings = [{"prompt": "Hi", "responses": ["Hello!", "Hm.", "No."], "ranks": [1, 2, 3]}]
+        trainer = DPOTrainer("smollm2-135m", rankings, DPOConfig(output_dir="runs/dpo"))
+        folder = trainer.train()
+
+    The reference is the policy before its first update. Its log-probs never change, so they are computed once,
+    by the policy itself, and no copy of the model is kept.
+
+    Args:
+        policy: a name or folder, a transformers model, or a `LoadedModel`.
+        train_data: rankings or pairs: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`);
+            several are a `Mixture`, or names separated by commas.
+        config: all other settings; its `model`, `train_data` and `validation_data` are not read.
+        validation_data: held-out rankings, by which the best policy is chosen.
+        tokenizer: of a transformers model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+
+    task: "DPOTask"
+
+    def __init__(
+        self,
+        policy: Model,
+        train_data: TrainingData,
+        config: DPOConfig,
+        validation_data: Data = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
+        super().__init__(config, "dpo", policy, tokenizer)
+        encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
+        mixed = encode_mixture(train_data, encode, config.task_prefixes)
+        held_out = encode(validation_data) if validation_data else []
+        counts = f"{len(mixed.examples)} rankings to learn from, {len(held_out)} held out"
+        self.run.say(f"dpo: {counts}; model {self.run.config.model}")
+        module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
+        tokens = partial(group_sizes, module.backbone)
+        optimization = self.make_optimization(module, mixed, held_out, tokens, batch_shape_of, takes_logits=True)
+        self.task = DPOTask(self.run, config, self.loaded, optimization, mixed.examples, held_out)
+
+    def train(self) -> Path:
+        """Train from the last checkpoint on; returns the folder of the best policy."""
+        self.task.read_reference()  # while the weights are still those of the start, also where a run is resumed
+        return super().train()
+
+
+def run_dpo(config: DPOConfig) -> Path:
+    """Train `config.model` on the rankings in `config.train_data`; returns the folder of the best policy.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+    return DPOTrainer(config.model, config.train_data, config, config.validation_data).train()
+
+
+class DPOTask:
+    """Examples, loss and evaluation of DPO, as `align.training.loop.train` asks for them."""
+
+    evaluate_before_training = False  # the policy is its own reference then: every loss is that of a coin toss
+
+    def __init__(
+        self,
+        run: Run,
+        config: DPOConfig,
+        loaded: LoadedModel,
+        optimization: Optimization,
+        rankings: list[EncodedRanking],
+        held_out: list[EncodedRanking],
+    ) -> None:
+        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
+        self.rankings, self.held_out = rankings, held_out
+        self.lengths = group_sizes(loaded.backbone, rankings)
+        self.shape = flops_profile(loaded.backbone, loaded.adapter)
+        self.folder = run.folder / "model"
+        self.scored: list[ScoredRanking] = []
+        self.reference: list[list[float]] = []
+        self.held_out_reference: list[list[float]] = []
+
+    def read_reference(self) -> None:
+        """Compute the reference's log-probs of all responses: those under the current weights."""
+        self.run.say("dpo: reading all responses with the start, which is the reference")
+        clock = Clock()
+        self.reference = self._log_probs_of_all(self.rankings)
+        self.held_out_reference = self._log_probs_of_all(self.held_out)
+        clock.lap("reference")
+        if self.run.checkpoint is None:
+            read = [*self.rankings, *self.held_out]
+            tokens = float(sum(group_sizes(self.loaded.backbone, read)))
+            flops = sum(self._flops(item, forward_flops) for item in read)
+            speed = self.run.speed(tokens, flops, sum(clock.seconds.values()))
+            self.run.log(0, {"tokens/read": tokens, "flops": flops} | speed)
+
+    def _log_probs(self, rankings: Sequence[EncodedRanking]) -> Tensor:
+        """Log-probs [R] of all responses of some rankings, each summed over its tokens."""
+        prompt, response, prompt_index = pack_rankings(rankings, self.run.accelerator.device)
+        log_probs: Tensor = self.optimization.module(prompt, response, None, 1.0, prompt_index)
+        return log_probs.sum(dim=1)
+
+    @torch.no_grad()
+    def _log_probs_of_all(self, rankings: Sequence[EncodedRanking]) -> list[list[float]]:
+        """Log-probs of each ranking's responses, on every process."""
+
+        def read_rows(rows: list[int]) -> list[list[float]]:
+            part = [rankings[row] for row in rows]
+            found = iter(self._log_probs(part).tolist())
+            return [[next(found) for _ in item.responses] for item in part]
+
+        if not rankings:
+            return []
+        sizes = group_sizes(self.loaded.backbone, rankings)
+        return map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, read_rows)
+
+    def _pair_losses(self, log_ratios: Tensor, rankings: Sequence[EncodedRanking], pairs: Pairs) -> Tensor:
+        """The loss of each pair [P], from log-ratios [R]."""
+        if self.config.loss == "ipo":
+            lengths = [len(response) for item in rankings for response in item.responses]
+            log_ratios = log_ratios / torch.tensor(lengths, device=log_ratios.device)
+            return ipo_losses(log_ratios[pairs.better] - log_ratios[pairs.worse], self.config.beta)
+        difference = log_ratios[pairs.better] - log_ratios[pairs.worse]
+        return dpo_losses(difference, self.config.beta, self.config.label_smoothing)
+
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
+            rankings = [self.rankings[row] for row in part]
+            log_probs = self._log_probs(rankings)
+            reference = [value for row in part for value in self.reference[row]]
+            log_ratios = log_probs - torch.tensor(reference, device=log_probs.device)
+            pairs = pairs_on(log_probs.device, rankings)
+            loss = (pairs.weight * self._pair_losses(log_ratios, rankings, pairs)).sum() / len(rows)
+
+            def mean(values: Tensor) -> Tensor:
+                return (pairs.weight * values).sum() / len(rows)
+
+            rewards = self.config.beta * log_ratios.detach()
+            chosen, rejected = rewards[pairs.better], rewards[pairs.worse]
+            return loss, {
+                "accuracy": mean((chosen > rejected).float()),
+                "rewards/chosen": mean(chosen),
+                "rewards/rejected": mean(rejected),
+                "logps/chosen": mean(log_probs.detach()[pairs.better]),
+                "logps/rejected": mean(log_probs.detach()[pairs.worse]),
+                "read": torch.full_like(loss, sum(group_sizes(self.loaded.backbone, rankings))),
+                "flops": torch.tensor(sum(map(self._flops, rankings)), dtype=torch.float64, device=loss.device),
+            }
+
+        return loss_of_rows
+
+    def _flops(self, ranking: EncodedRanking, flops: Callable[..., float] = training_flops) -> float:
+        return group_flops(self.loaded.backbone, self.shape, ranking, flops, list(map(len, ranking.responses)))
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        same = ("loss", "accuracy", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected")
+        margin = sums["rewards/chosen"] - sums["rewards/rejected"]
+        return {name: sums[name] for name in same} | {"rewards/margin": margin, "tokens/read": sums["read"]}
+
+    def evaluate(self) -> dict[str, float]:
+        """The policy as a reward model: its implicit rewards, beta times the log-ratios, against the labelers' ranks."""
+        if not self.held_out:
+            return {}
+        log_ratios = [
+            [now - before for now, before in zip(*pair, strict=True)]
+            for pair in zip(self._log_probs_of_all(self.held_out), self.held_out_reference, strict=True)
+        ]
+        self.scored = [
+            ScoredRanking(
+                tuple(item.ranks),
+                tuple(self.config.beta * value for value in row),
+                tuple(map(len, item.responses)),
+                item.category,
+            )
+            for item, row in zip(self.held_out, log_ratios, strict=True)
+        ]
+        pairs = pairs_on(torch.device("cpu"), self.held_out)
+        flat = torch.tensor([value for row in log_ratios for value in row], dtype=torch.float64)
+        loss = (pairs.weight.double() * self._pair_losses(flat, self.held_out, pairs)).sum() / len(self.held_out)
+        metrics = ranking_metrics(self.scored) | {"loss": float(loss)}
+        return {f"validation/{name}": value for name, value in metrics.items()}
+
+    def save(self, metrics: dict[str, float]) -> None:
+        state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
+        card = {"title": "Policy trained by DPO", "stage": "dpo", "data": self.config.train_data}
+
+        def write() -> None:
+            write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
+            save_model(self.folder, self.loaded, state, card | {name: f"{value:.4g}" for name, value in metrics.items()})
+
+        run_on_main(write, self.run.accelerator)
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])
+
+
+def pairs_on(device: torch.device, rankings: Sequence[EncodedRanking]) -> Pairs:
+    """All untied pairs of some rankings; the margins that records may have are the reward model's alone."""
+    pairs = pairs_of([item.ranks for item in rankings], [0.0] * len(rankings))
+    return Pairs(*(column.to(device) for column in pairs))
+
 
 if __name__ == "__main__":
     run_stage(DPOConfig, run_dpo)

@@ -6,7 +6,7 @@ from typing import Literal
 from align.core.settings import ModelConfig, RunConfig, option, require_setting
 from align.ppo.advantages import Estimator, Gae, Grpo, ReinforcePlusPlus, Rloo
 from align.ppo.ensembles import EnsembleRule
-from align.rules.rubric_settings import RubricSettings
+from align.rules.rubrics import RubricSettings
 from align.sampling.settings import EngineConfig
 
 ABOVE_0 = (

@@ -24,7 +24,7 @@ from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
-from align.reward.scoring import group_flops, pack_rankings
+from align.reward.rankings import group_flops, pack_rankings
 from align.sft.loss import demonstration_loss
 from align.tokenization import SpecialTokenError
 from align.tokenization.encoded import EncodedDemonstration, PromptResponses

@@ -29,8 +29,7 @@ from align.reward.checkpoint import (
     scorer_folder,
 )
 from align.reward.scoring import RewardModelScorer
-from align.rules.rubric_judges import LocalJudge, load_rubrics
-from align.rules.rubrics import RubricScorer
+from align.rules.rubrics import LocalJudge, RubricScorer, load_rubrics
 from align.tokenization import load_tokenization
 
 RULE_ADAPTER = "rules"

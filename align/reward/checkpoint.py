@@ -35,8 +35,7 @@ from align.models.configs import load_config
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, from_objects, load, vocabulary_rows
 from align.models.roles import RewardModel
-from align.reward.foreign import ForeignRewardModel
-from align.reward.gated import GatedRewardModel, gated_reward_model
+from align.reward.foreign import ForeignRewardModel, GatedRewardModel, gated_reward_model
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import whole_weights
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding

@@ -1,89 +1,32 @@
 """Scoring responses with a reward model, whoever wrote them and with whatever tokenizer."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from align.batches.micro_batches import map_groups
 from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
 from align.core.errors import UserError
-from align.core.tensor_ops import Padded
+from align.data.conversation import user_turn
+from align.data.records import Prompt
 from align.models.backbone import Backbone, flops_profile
 from align.reward.checkpoint import LoadedReward
-from align.runtime.flops import FlopsProfile, training_flops
+from align.reward.rankings import RewardFunctionOfTokens
+from align.runtime.distributed import computes_on_cpu
+from align.runtime.flops import FlopsProfile
 from align.runtime.sharding import place_frozen_model
 from align.tokenization import PairTokenization, Tokenization
-from align.tokenization.encoded import EncodedPrompt, EncodedRanking, PromptResponse, SampledResponse, SharedPrompt
-from align.training.memory_dry_run import BatchShape
+from align.tokenization.encoded import EncodedPrompt, PromptResponse, SampledResponse
 
 PROMPTS_TRIED = 16
 """The longest prompts, in the policy's tokens, of which one is taken to be the longest in another model's tokens too."""
-
-Ranked = TypeVar("Ranked", bound=SharedPrompt)
-
-RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
-"""Prompts [N], responses [R] and the prompt of each response [R] (None: one each) to rewards [R]."""
-
-
-def group_sizes(backbone: Backbone, rankings: Sequence[SharedPrompt]) -> list[int]:
-    """Tokens that each ranking, its prompt with all responses, holds in memory."""
-    return [backbone.tokens_in_memory(len(item.prompt), list(map(len, item.responses))) for item in rankings]
-
-
-def batch_shape_of(batch: Sequence[Ranked], predicted: Callable[[Ranked], Sequence[int]] | None = None) -> BatchShape:
-    """The shape of a micro-batch of rankings.
-
-    Args:
-        predicted: tokens of each response of a ranking whose logits are taken; None: all, where any are.
-    """
-    tokens = None if predicted is None else sum(sum(predicted(item)) for item in batch)
-    return BatchShape.from_lengths([(len(item.prompt), list(map(len, item.responses))) for item in batch], tokens)
-
-
-def group_flops(
-    backbone: Backbone,
-    shape: FlopsProfile,
-    ranking: SharedPrompt,
-    flops: Callable[[FlopsProfile, int, Sequence[int], int], float] = training_flops,
-    predicted: Sequence[int] = (),
-) -> float:
-    """FLOPs of reading a ranking.
-
-    Args:
-        flops: `training_flops`, or `forward_flops` where nothing is learned.
-        predicted: tokens of each response that are predicted; empty: none.
-    """
-    lengths = list(map(len, ranking.responses))
-    if backbone.shares_prompts:
-        return flops(shape, len(ranking.prompt), lengths, sum(predicted))
-    counts = predicted or [0] * len(lengths)
-    return sum(flops(shape, len(ranking.prompt), [length], count) for length, count in zip(lengths, counts, strict=True))
-
-
-def describe_rankings(tokenization: Tokenization, rankings: Sequence[EncodedRanking]) -> list[dict[str, object]]:
-    """Rankings as texts, for the file of a batch that led to a NaN."""
-    text = tokenization.text
-    return [
-        {"prompt": text(item.prompt), "responses": [text(ids) for ids in item.responses], "ranks": item.ranks}
-        for item in rankings
-    ]
-
-
-def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tuple[Padded, Padded, Tensor]:
-    """Rankings as `Backbone.hidden` takes them: prompts, the responses of all rankings in order, and `prompt_index`."""
-    prompts = Padded.from_lists([item.prompt for item in rankings]).to(device)
-    responses = Padded.from_lists([response for item in rankings for response in item.responses]).to(device)
-    prompt_index = torch.tensor([number for number, item in enumerate(rankings) for _ in item.responses], device=device)
-    return prompts, responses, prompt_index
-
-
-def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPrompt], device: torch.device) -> Tensor:
-    """Rewards [R] of the responses of several rankings, in order; each prompt is read once if the backbone can share it."""
-    return module(*pack_rankings(rankings, device))
 
 
 def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
@@ -209,3 +152,85 @@ class RewardModelScorer:
                     f"{name}: its context of {self.backbone.context_length} tokens is too short for a prompt of {read} and "
                     f"a response of {new_tokens}{more}; lower max_prompt_tokens or max_new_tokens"
                 )
+
+
+class RewardService:
+    """Scores rows of many callers with one reward model, several calls at once.
+
+    Args:
+        reward: the reward model.
+        batch_tokens: padded tokens that are read at once.
+    """
+
+    def __init__(self, reward: LoadedReward, batch_tokens: int) -> None:
+        accelerator = Accelerator(cpu=computes_on_cpu())
+        self.tokenization: Tokenization = reward.loaded.tokenization
+        self._reads_whole_turns = reward.reads_whole_turns
+        encoded = replace(reward, reads_whole_turns=False)  # rows come as the model reads them
+        self._score = RewardModelScorer.from_loaded(encoded, self.tokenization, accelerator, batch_tokens)
+        self._encoding = threading.Lock()  # a tokenizer holds settings of the call that it is in
+        self._waiting: queue.Queue[tuple[list[SampledResponse], Future[list[float]]] | None] = queue.Queue()
+        self._worker = threading.Thread(target=self._work, daemon=True)
+        self._worker.start()
+
+    def close(self) -> None:
+        """Finish the calls that wait, and end the worker."""
+        self._waiting.put(None)
+        self._worker.join()
+
+    def rewards(self, rows: list[SampledResponse]) -> list[float]:
+        """The reward of each row, minus the model's mean over demonstrations; waits for its turn.
+
+        Raises:
+            UserError: if a row is longer than the model can read.
+        """
+        answer: Future[list[float]] = Future()
+        self._waiting.put((rows, answer))
+        return answer.result()
+
+    def encode(self, prompt: Any, response: str) -> SampledResponse:
+        """A prompt, as text or as a list of turns, and a response, both without any markup."""
+        conversation = Prompt.from_row({"prompt": prompt}).prompt
+        with self._encoding:
+            if self._reads_whole_turns:
+                ids = self.tokenization.whole_turn_ids(conversation, response)
+            else:
+                ids = self.tokenization.answer_ids(conversation, response, whole=False)
+            return SampledResponse(conversation, *ids, response)
+
+    def encode_rendered(self, prompt: str, query: str) -> SampledResponse:
+        """A prompt as a chat template wrote it, special tokens included, and the same with its response behind it.
+
+        Raises:
+            UserError: if the query does not begin with the prompt.
+        """
+        if not prompt or not query.startswith(prompt):
+            raise UserError("a query has to begin with its prompt, which must not be empty")
+        response = query[len(prompt) :]
+        with self._encoding:
+            prompt_ids, response_ids = self.tokenization.rendered_ids(prompt, response, self._reads_whole_turns)
+        return SampledResponse(user_turn(prompt), prompt_ids, response_ids, response)
+
+    def _work(self) -> None:
+        while (call := self._waiting.get()) is not None:
+            calls = [call]
+            while not self._waiting.empty():
+                following = self._waiting.get()
+                if following is None:
+                    self._waiting.put(None)
+                    break
+                calls.append(following)
+            self._answer(calls)
+
+    def _answer(self, calls: Sequence[tuple[list[SampledResponse], Future[list[float]]]]) -> None:
+        """Score several calls at once; if one of them is at fault, each by itself."""
+        try:
+            rewards = iter(self._score([row for rows, _ in calls for row in rows]))
+            for rows, answer in calls:
+                answer.set_result([next(rewards) for _ in rows])
+        except (UserError, RuntimeError) as error:
+            if len(calls) == 1:
+                calls[0][1].set_exception(error)
+                return
+            for call in calls:
+                self._answer([call])

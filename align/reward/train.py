@@ -1,7 +1,301 @@
-"""Reward modeling from the command line: `accelerate launch align/reward/train.py --config configs/reward/x.yaml`."""
+"""Reward modeling: a scalar head learns to order responses as labelers ranked them.
 
+Launch it by `accelerate launch align/reward/train.py --config configs/reward/x.yaml`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
+from align.batches.micro_batches import map_rows
+from align.batches.mixtures import MixedExamples, TrainingData, encode_mixture
+from align.core.errors import UserError
+from align.core.files import write_json
 from align.core.launch import run_stage
-from align.reward import RewardConfig, run_reward
+from align.data.records import Demonstration
+from align.models.backbone import flops_profile
+from align.models.checkpoint import weights_of
+from align.models.heads import ScalarHead
+from align.models.loading import LoadedModel
+from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, freeze_unused_lm_head
+from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model, trained_layers
+from align.reward.config import RewardConfig
+from align.reward.labels import fit_length_slope, label_pairs, outcome_model, require_labels
+from align.reward.loss import Pairs, centering_loss, ranking_loss
+from align.reward.rankings import (
+    ScoredRanking,
+    batch_shape_of,
+    describe_rankings,
+    group_flops,
+    group_sizes,
+    pack_rankings,
+    ranking_metrics,
+    reward_rankings,
+)
+from align.runtime.distributed import run_on_main
+from align.tokenization import encode_demonstration
+from align.tokenization.encoded import EncodedRanking, SharedPrompt
+from align.training.epochs import EpochConfig
+from align.training.optimization import Optimization, Sums
+from align.training.run import Run
+from align.training.sequence import share_sequences
+from align.training.start import Model
+from align.training.trainer import EpochTrainer, with_data_names
+
+Ranked = TypeVar("Ranked", bound=SharedPrompt)
+
+
+class HeadTrainer(EpochTrainer):
+    """Base of a trainer whose model reads a prompt with all of its responses, and a number after each response.
+
+    Args:
+        config: the stage's settings; the other arguments are those of `EpochTrainer`.
+
+    Raises:
+        UserError: if the model cannot be loaded, or has no hidden states that a head could read.
+    """
+
+    def __init__(
+        self, config: EpochConfig, stage: str, model: Model, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        super().__init__(config, stage, model, tokenizer, REWARD_ADAPTER, allow_reward_model=True)
+        run_on_main(lambda: require_savable_classifier(self.loaded), self.run.accelerator)
+
+    def optimize_heads(
+        self,
+        module: nn.Module,
+        mixed: MixedExamples[Ranked],
+        held_out: Sequence[Ranked],
+        predicted: Callable[[Ranked], Sequence[int]] | None = None,
+    ) -> Optimization:
+        """`make_optimization` for prompts with their responses.
+
+        Args:
+            predicted: tokens of each response that a language-model loss is taken on; None: there is none.
+        """
+        tokens, shape = partial(group_sizes, self.loaded.backbone), partial(batch_shape_of, predicted=predicted)
+        return self.make_optimization(module, mixed, held_out, tokens, shape, takes_logits=predicted is not None)
+
+
+class RewardTrainer(HeadTrainer):
+    """Training of a reward model on rankings of 2 to 9 responses.
+
+        rankings = [{"prompt": "Hi", "responses": ["Hello!", "Hm.", "No."], "ranks": [1, 2, 3]}]
+        trainer = RewardTrainer("smollm2-135m", rankings, RewardConfig(output_dir="runs/reward"))
+        folder = trainer.train()
+
+    Args:
+        model: a name or folder, a transformers model, or a `LoadedModel` whose adapter, if any, is called `reward`.
+        train_data: rankings or pairs: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`);
+            several are a `Mixture`, or names separated by commas.
+        config: all other settings; its `model`, `train_data`, `validation_data` and `demonstrations` are not read.
+        validation_data: held-out rankings, by which the best model is chosen.
+        demonstrations: demonstrations whose mean reward is moved to 0.
+        tokenizer: of a transformers model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        train_data: TrainingData,
+        config: RewardConfig,
+        validation_data: Data = (),
+        demonstrations: Data = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        names = {"train_data": train_data, "validation_data": validation_data, "demonstrations": demonstrations}
+        config = with_data_names(config, **names)
+        super().__init__(config, "reward", model, tokenizer)
+        share_sequences(self.run, self.loaded.backbone, config.sequence_parallel)
+        encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
+        mixed = encode_mixture(train_data, encode, config.task_prefixes)
+        held_out = encode(validation_data) if validation_data else []
+        require_labels(config, mixed.examples)
+        demonstrated = encode_demonstrated(config, self.loaded, demonstrations) if demonstrations else []
+        name = self.run.config.model
+        self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
+        head = initial_head(name, self.loaded.backbone, read_layers=config.read_layers)
+        module = build_module(config, self.loaded, head)
+        predicted = predicted_tokens if config.lm_loss_weight else None
+        optimization = self.optimize_heads(module, mixed, held_out, predicted)
+        self.task = RewardTask(self.run, config, self.loaded, optimization, mixed.examples, held_out, demonstrated)
+
+
+def run_reward(config: RewardConfig) -> Path:
+    """Train `config.model` on the rankings in `config.train_data`; returns the folder of the best model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+    data = (config.validation_data, config.demonstrations)
+    return RewardTrainer(config.model, config.train_data, config, *data).train()
+
+
+def build_module(config: RewardConfig, loaded: LoadedModel, head: ScalarHead) -> RewardModel:
+    """The module that is trained: with a language-model loss, the vocabulary matrix too.
+
+    Raises:
+        UserError: if a model without such a matrix is to predict.
+    """
+    if not config.lm_loss_weight:
+        freeze_unused_lm_head(loaded.backbone)
+        return RewardModel(loaded.backbone, head, loaded.adapter)
+    if loaded.backbone.layers:
+        raise UserError("lm_loss_weight: tokens are predicted from the last layer; set it to 0, or read_layers to last")
+    if loaded.backbone.model.get_output_embeddings() is None:
+        raise UserError(f"lm_loss_weight: model '{config.model}' has no vocabulary matrix to predict with; set it to 0")
+    return RewardLanguageModel(loaded.backbone, head, loaded.adapter)
+
+
+def predicted_tokens(ranking: EncodedRanking) -> list[int]:
+    """Tokens of each response that a language-model loss is taken on: those of the responses that were ranked best."""
+    return [len(ids) if rank == 1 else 0 for ids, rank in zip(ranking.responses, ranking.ranks, strict=True)]
+
+
+def encode_demonstrated(config: RewardConfig, loaded: LoadedModel, data: Data) -> list[EncodedRanking]:
+    """Demonstrations as rankings of one response, the one that a person wrote: for the mean reward."""
+
+    def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
+        example = encode_demonstration(loaded.tokenization, record, one_row=False)[-1]
+        kept = apply_limits(example.prompt, example.response)
+        assert kept is not None  # too long a text is truncated
+        yield EncodedRanking(kept.prompt, [kept.response], [1])
+
+    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, "truncate")
+    return encode_records(data, Demonstration, loaded, limits, config.skip_bad_rows, encode_one)
+
+
+class RewardTask:
+    """Examples, loss and evaluation of the reward model, as `align.training.loop.train` asks for them."""
+
+    evaluate_before_training = False
+
+    def __init__(
+        self,
+        run: Run,
+        config: RewardConfig,
+        loaded: LoadedModel,
+        optimization: Optimization,
+        rankings: list[EncodedRanking],
+        held_out: list[EncodedRanking],
+        demonstrated: list[EncodedRanking],
+    ) -> None:
+        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
+        self.rankings, self.held_out, self.demonstrated = rankings, held_out, demonstrated
+        self.lengths = group_sizes(loaded.backbone, rankings)
+        self.shape = flops_profile(loaded.backbone, loaded.adapter)
+        self.folder = run.folder / "model"
+        self.scored: list[ScoredRanking] = []
+        self.length_slope = fit_length_slope(label_pairs(config, rankings), rankings) if config.length_control else 0.0
+        if config.length_control:
+            run.say(
+                f"length control: a token more changes the log-odds of winning by {self.length_slope:+.3f}, left out here"
+            )
+
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        outcomes, lm_weight = outcome_model(self.config), self.config.lm_loss_weight
+        best_tokens = sum(sum(predicted_tokens(self.rankings[row])) for row in rows)
+
+        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
+            rankings = [self.rankings[row] for row in part]
+            rewards, lm_loss = self._read(rankings)
+            pairs = Pairs(*(column.to(rewards.device) for column in label_pairs(self.config, rankings, self.length_slope)))
+            loss = ranking_loss(rewards, pairs, outcomes)
+            sums = {"ranking_loss": loss / len(rows)}
+            if self.config.centering_weight:
+                loss = loss + self.config.centering_weight * centering_loss(rewards, pairs)
+            is_right = (rewards[pairs.better] > rewards[pairs.worse]).float()
+            is_right[pairs.tie == 1.0] = 0.5  # there is no right order
+            sums |= {"accuracy": (pairs.weight * is_right).sum() / len(rows), "reward_sum": rewards.sum()}
+            sums |= {
+                "responses": torch.full_like(loss, len(rewards)),
+                "read": torch.full_like(loss, sum(group_sizes(self.loaded.backbone, rankings))),
+                "flops": torch.tensor(sum(map(self._flops, rankings)), dtype=torch.float64, device=loss.device),
+            }
+            loss = loss / len(rows)
+            if lm_loss is not None:
+                sums["lm_loss"] = lm_loss / best_tokens
+                loss = loss + lm_weight * sums["lm_loss"]
+            return loss, sums
+
+        return loss_of_rows
+
+    def _read(self, rankings: Sequence[EncodedRanking]) -> tuple[Tensor, Tensor | None]:
+        """Rewards [R], and the sum of -log p over the tokens of the best responses, if that is learned."""
+        device = self.run.accelerator.device
+        if not self.config.lm_loss_weight:
+            return reward_rankings(self.optimization.module, rankings, device), None
+        prompt, response, prompt_index = pack_rankings(rankings, device)
+        is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
+        mask = response.mask() & is_best[:, None]
+        rewards, log_probs = self.optimization.module(prompt, response, prompt_index, mask)
+        return rewards, -log_probs.sum()
+
+    def _flops(self, ranking: EncodedRanking) -> float:
+        predicted = predicted_tokens(ranking) if self.config.lm_loss_weight else ()
+        return group_flops(self.loaded.backbone, self.shape, ranking, predicted=predicted)
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        lm_loss = {"lm_loss": sums["lm_loss"]} if "lm_loss" in sums else {}
+        return lm_loss | {
+            "loss": sums["loss"],
+            "ranking_loss": sums["ranking_loss"],
+            "accuracy": sums["accuracy"],
+            "reward/mean": sums["reward_sum"] / sums["responses"],
+            "tokens/read": sums["read"],
+        }
+
+    @torch.no_grad()
+    def _rewards(self, rankings: Sequence[EncodedRanking]) -> list[list[float]]:
+        """Rewards of each ranking's responses, on every process."""
+
+        def score_rows(rows: list[int]) -> list[list[float]]:
+            part = [rankings[row] for row in rows]
+            rewards = iter(reward_rankings(self.optimization.module, part, self.run.accelerator.device).tolist())
+            return [[next(rewards) for _ in item.responses] for item in part]
+
+        sizes = group_sizes(self.loaded.backbone, rankings)
+        return map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, score_rows)
+
+    def evaluate(self) -> dict[str, float]:
+        if not self.held_out:
+            return {}
+        self.scored = [
+            ScoredRanking(tuple(item.ranks), tuple(rewards), tuple(map(len, item.responses)), item.category)
+            for item, rewards in zip(self.held_out, self._rewards(self.held_out), strict=True)
+        ]
+        return {f"validation/{name}": value for name, value in ranking_metrics(self.scored).items()}
+
+    def save(self, metrics: dict[str, float]) -> None:
+        mean = 0.0
+        if self.demonstrated:
+            rewards = self._rewards(self.demonstrated)
+            mean = sum(row[0] for row in rewards) / len(rewards)
+        state = self.optimization.model_state()
+
+        def write() -> None:
+            weights = weights_of(self.loaded.backbone, state, "backbone.model.")
+            card = {"title": "Reward model", "stage": "reward", "data": self.config.train_data, "mean": f"{mean:.4g}"}
+            card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+            write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
+            facts = {"mean": mean, "mean_over": len(self.demonstrated)}
+            head, more = state["head.linear.weight"], trained_layers(state)
+            save_reward_model(self.folder, self.loaded, weights, head, facts, card, more=more)
+
+        run_on_main(write, self.run.accelerator)
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])
+
 
 if __name__ == "__main__":
     run_stage(RewardConfig, run_reward)

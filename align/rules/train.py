@@ -1,7 +1,271 @@
-"""Rule models from the command line: `accelerate launch align/rules/train.py --config configs/rule-model/x.yaml`."""
+"""Rule models: a scalar head learns from verdicts how likely a response violates a rule that it reads.
 
+Launch it by `accelerate launch align/rules/train.py --config configs/rule-model/x.yaml`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import PreTrainedTokenizerBase
+
+from align.batches.encoding import Data
+from align.batches.micro_batches import map_rows
+from align.batches.mixtures import MixedExamples
+from align.core.errors import UserError, nearest_name_hint
+from align.core.files import write_json
 from align.core.launch import run_stage
-from align.rules import RuleConfig, run_rule_model
+from align.core.settings import option, require_setting
+from align.data.rules import read_rules
+from align.models.backbone import flops_profile
+from align.models.checkpoint import weights_of
+from align.models.loading import LoadedModel
+from align.models.roles import RewardModel, freeze_unused_lm_head
+from align.reward.checkpoint import RULE, initial_head, save_reward_model
+from align.reward.rankings import group_flops, group_sizes, reward_rankings
+from align.reward.train import HeadTrainer
+from align.rules.judgments import (
+    ScoredJudgment,
+    SplitJudgments,
+    encode_judgments,
+    read_judgments,
+    rule_metrics,
+    split_judgments,
+)
+from align.runtime.distributed import run_on_main
+from align.tokenization.encoded import EncodedJudgments
+from align.training.epochs import JudgmentConfig
+from align.training.optimization import Optimization, Sums
+from align.training.run import Run
+from align.training.start import Model
+from align.training.trainer import with_data_names
+
+
+@dataclass(kw_only=True)
+class RuleConfig(JudgmentConfig):
+    """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and predicts how likely
+    the response violates the rule."""
+
+    train_data: str = option(
+        "data/rule_judgments.jsonl", "rule judgments that the labeling app exported: file, folder or hub name"
+    )
+    validation_data: str = option(
+        "", "held-out judgments: metrics, and the choice of the best model; empty: held_out_share of train_data's"
+    )
+    rules: list[str] = option(
+        ["forms/rules/sparrow-dialogue.yaml"],
+        "files of rules whose texts the model reads, or FILE:ID for one rule; judgments by other rules are an error",
+    )
+    held_out_rules: list[str] = option([], "ids of rules that are never trained on, to see how unseen rules are judged")
+    epochs: int = option(1, "passes over the judged responses")
+    batch_size: int = option(16, "judged responses in one update, over all processes; each comes with all of its rules")
+    max_prompt_tokens: int = option(1024, "longest conversation, in tokens")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "rules", bool(self.rules), "given: the model reads the texts of the rules")
+
+
+def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum over judged rules of the cross-entropy -t log p - (1 - t) log(1 - p), with p = sigmoid(logit).
+
+    Args:
+        logits: [R] of the rule being violated.
+        targets: [R] the share of labelers who saw it violated, 0 to 1. Where they disagree the loss is
+            smallest at that share.
+    """
+    return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
+
+
+class RuleTrainer(HeadTrainer):
+    """Training of a rule model on rule judgments.
+
+        judgments = [{"prompt": "Hi", "response": "I am Bob.", "rule": "no-human-identity", "verdict": "violates"}]
+        trainer = RuleTrainer("smollm2-135m", judgments, RuleConfig(output_dir="runs/rules"))
+        folder = trainer.train()
+
+    Args:
+        model: a name or folder, a transformers model, or a `LoadedModel` whose adapter, if any, is called `reward`.
+        train_data: rule judgments: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`).
+        config: all other settings; its `model`, `train_data` and `validation_data` are not read.
+        validation_data: held-out judgments, by which the best model is chosen; empty: a share of `train_data`.
+        tokenizer: of a transformers model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        train_data: Data,
+        config: RuleConfig,
+        validation_data: Data = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
+        rules = read_rules(config.rules)
+        split = split_data(config, train_data, validation_data, rules)
+        super().__init__(config, "rules", model, tokenizer)
+        loaded = self.loaded
+        encoded = [encode_judgments(part, rules, loaded, config.limits) for part in split]
+        if not encoded[0]:
+            raise UserError(f"{config.train_data}: no judgment is left to learn from within the limits")
+        name, counts = self.run.config.model, [len(part) for part in encoded]
+        trained = sorted({rule for item in encoded[0] for rule in item.rules})
+        self.run.say(
+            f"rules: {counts[0]} responses judged by {len(trained)} rules to learn from, {counts[1]} held out, {counts[2]} "
+            f"judged by held-out rules; model {name}"
+        )
+        freeze_unused_lm_head(loaded.backbone)
+        module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone, RULE), loaded.adapter)
+        mixed = MixedExamples(encoded[0], [counts[0]], [1.0])
+        optimization = self.optimize_heads(module, mixed, [*encoded[1], *encoded[2]])
+        texts = {rule: rules[rule] for rule in trained}
+        self.task = RuleTask(self.run, config, loaded, optimization, encoded, texts)
+
+
+def run_rule_model(config: RuleConfig) -> Path:
+    """Train `config.model` on the judgments in `config.train_data`; returns the folder of the best model.
+
+    Raises:
+        UserError: for anything that the settings or the data have wrong.
+    """
+    return RuleTrainer(config.model, config.train_data, config, config.validation_data).train()
+
+
+def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rules: dict[str, str]) -> SplitJudgments:
+    """The judgments to learn from and those that are held out.
+
+    Raises:
+        UserError: for bad data, or a held-out rule that nobody judged by.
+    """
+    read = partial(read_judgments, skip_bad_rows=config.skip_bad_rows, rules=rules, files=config.rules)
+    judged = read(train_data)
+    judged_rules = {rule for item in judged for rule in item.targets}
+    for rule in config.held_out_rules:
+        if rule not in judged_rules:
+            hint = nearest_name_hint(rule, judged_rules)
+            raise UserError(f"held_out_rules: no judgment by rule '{rule}' in {config.train_data}{hint}")
+    share = 0.0 if validation_data else config.held_out_share
+    split = split_judgments(judged, config.held_out_rules, share, config.seed)
+    if not split.train:
+        raise UserError(f"{config.train_data}: nothing is left to learn from; hold out fewer rules or conversations")
+    if not validation_data:
+        return split
+    held_out = split_judgments(read(validation_data), config.held_out_rules, 0.0, config.seed)
+    return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])
+
+
+class RuleTask:
+    """Examples, loss and evaluation of a rule model, as `align.training.loop.train` asks for them.
+
+    Args:
+        encoded: judged responses to learn from, of held-out conversations, and under held-out rules.
+        rules: texts of the rules that are trained on, by id; they are saved with the model.
+    """
+
+    evaluate_before_training = False
+
+    def __init__(
+        self,
+        run: Run,
+        config: RuleConfig,
+        loaded: LoadedModel,
+        optimization: Optimization,
+        encoded: Sequence[list[EncodedJudgments]],
+        rules: dict[str, str],
+    ) -> None:
+        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
+        self.judged, self.held_out, self.unseen = encoded
+        self.rules = rules
+        self.lengths = group_sizes(loaded.backbone, self.judged)
+        self.shape = flops_profile(loaded.backbone, loaded.adapter)
+        self.folder = run.folder / "model"
+        self.scored: list[ScoredJudgment] = []
+
+    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
+        count = sum(len(self.judged[row].targets) for row in rows)
+
+        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
+            judged, backbone = [self.judged[row] for row in part], self.loaded.backbone
+            logits = reward_rankings(self.optimization.module, judged, self.run.accelerator.device)
+            targets = torch.tensor([target for item in judged for target in item.targets], device=logits.device)
+            loss = judgment_loss(logits, targets) / count
+            decided = targets != 0.5
+            right = ((logits > 0) == (targets > 0.5)) & decided
+            flops = sum(group_flops(backbone, self.shape, item) for item in judged)
+            return loss, {
+                "right": right.float().sum(),
+                "decided": decided.float().sum(),
+                "probability": torch.sigmoid(logits).sum() / count,
+                "read": torch.full_like(loss, sum(group_sizes(backbone, judged))),
+                "flops": torch.tensor(flops, dtype=torch.float64, device=loss.device),
+            }
+
+        return loss_of_rows
+
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        return {
+            "loss": sums["loss"],
+            "accuracy": sums["right"] / max(1.0, sums["decided"]),
+            "probability": sums["probability"],
+            "tokens/read": sums["read"],
+        }
+
+    @torch.no_grad()
+    def _score(self, judged: Sequence[EncodedJudgments]) -> list[ScoredJudgment]:
+        """The model's probabilities for judged responses, on every process."""
+
+        def score_rows(rows: list[int]) -> list[list[float]]:
+            part = [judged[row] for row in rows]
+            logits = reward_rankings(self.optimization.module, part, self.run.accelerator.device)
+            predicted = iter(torch.sigmoid(logits.double()).tolist())
+            return [[next(predicted) for _ in item.targets] for item in part]
+
+        sizes = group_sizes(self.loaded.backbone, judged)
+        predicted = map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, score_rows)
+        return [
+            ScoredJudgment(*row)
+            for item, probabilities in zip(judged, predicted, strict=True)
+            for row in zip(item.rules, probabilities, item.targets, strict=True)
+        ]
+
+    def evaluate(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for prefix, judged in (("validation", self.held_out), ("unseen", self.unseen)):
+            if judged:
+                scored = self._score(judged)
+                self.scored = scored if prefix == "validation" else self.scored
+                metrics |= {f"{prefix}/{name}": value for name, value in rule_metrics(scored).items()}
+        return metrics
+
+    def save(self, metrics: dict[str, float]) -> None:
+        state = self.optimization.model_state()
+
+        def write() -> None:
+            weights = weights_of(self.loaded.backbone, state, "backbone.model.")
+            card = {"title": "Rule model", "stage": "rules", "data": self.config.train_data}
+            card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+            rows = [{"rule": s.rule, "probability": s.probability, "target": s.target} for s in self.scored]
+            write_json(self.run.folder / "validation.json", rows)
+            facts = {"rules": self.rules, "mean": 0.0}
+            head = state["head.linear.weight"]
+            save_reward_model(self.folder, self.loaded, weights, head, facts, card, RULE)
+
+        run_on_main(write, self.run.accelerator)
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        text = self.loaded.tokenization.text
+        return [
+            {"read": text(item.prompt), "rules": item.rules, "targets": item.targets}
+            for item in (self.judged[row] for row in rows)
+        ]
+
 
 if __name__ == "__main__":
     run_stage(RuleConfig, run_rule_model)

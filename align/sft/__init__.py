@@ -1,6 +1,5 @@
 """Supervised fine-tuning."""
 
-from align.sft.config import SFTConfig
-from align.sft.trainer import SFTTrainer, run_sft
+from align.sft.train import SFTConfig, SFTTrainer, run_sft
 
 __all__ = ["SFTConfig", "SFTTrainer", "run_sft"]

@@ -10,13 +10,12 @@ from accelerate import Accelerator
 
 from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.judgments import RatedResponse, choose_heads, collect_ratings
-from align.attributes.loss import head_losses
-from align.attributes.model import Head, heads_of, load_attribute_model
+from align.attributes.model import Head, head_losses, heads_of, load_attribute_model
 from align.attributes.scoring import HeadScorer
 from align.core.errors import UserError
 from align.data.records import AttributeJudgment
 from align.reward.checkpoint import is_foreign
-from align.reward.scoring import reward_rankings
+from align.reward.rankings import reward_rankings
 from align.tokenization.encoded import SampledResponse
 from tests.rules.planted import WORDS, has_digit, response
 

@@ -11,7 +11,7 @@ from align.attributes.model import AttributeModel, Gate, Head, load_attribute_mo
 from align.attributes.scoring import HeadScorer
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.reward.scoring import reward_rankings
+from align.reward.rankings import reward_rankings
 from align.tokenization.encoded import SampledResponse
 from tests.models.encoders import write_encoder
 

@@ -17,7 +17,7 @@ from align.attributes.scoring import AttributeScorer, HeadScorer
 from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.reward.scoring import pack_rankings
+from align.reward.rankings import pack_rankings
 from align.tokenization.encoded import SampledResponse
 
 from .test_attribute_models import HI, planted

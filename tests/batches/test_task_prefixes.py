@@ -13,7 +13,7 @@ from align.core.settings_parser import parse
 from align.data.conversation import user_turn
 from align.reward import RewardConfig
 from align.sft import SFTConfig
-from align.sft.trainer import encode, stream_of
+from align.sft.train import encode, stream_of
 
 GERMAN, NEWS = "translate English to German: ", "summarize: "
 LIMITS = Limits(200, 200)

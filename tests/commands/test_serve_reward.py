@@ -18,7 +18,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.checkpoint import weights_of
 from align.reward.checkpoint import load_reward_model, save_reward_model
-from align.reward.service import RewardService
+from align.reward.scoring import RewardService
 from examples import served_reward
 
 PROMPTS = [

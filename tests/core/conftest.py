@@ -2,7 +2,7 @@
 
 import pytest
 
-from align.sft.config import SFTConfig
+from align.sft.train import SFTConfig
 from tests.core.reading import read
 
 

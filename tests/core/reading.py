@@ -4,10 +4,10 @@ import pytest
 
 from align.core.errors import UserError
 from align.core.settings_parser import parse
-from align.dpo.config import DPOConfig
+from align.dpo.train import DPOConfig
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
-from align.sft.config import SFTConfig
+from align.sft.train import SFTConfig
 
 STAGES = [SFTConfig, RewardConfig, PPOConfig, DPOConfig]
 NEEDED = {PPOConfig: ["--reward_functions", "a:f"]}

@@ -6,7 +6,7 @@ import pytest
 
 from align.core.settings_parser import parse
 from align.ppo.config import PPOConfig
-from align.sft.config import SFTConfig
+from align.sft.train import SFTConfig
 from tests.core.reading import STAGES, read, refused
 
 # ---------------------------------------------------------------------------------------------------- what is read

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from align.core.errors import UserError
 from align.core.settings import dump
 from align.core.settings_parser import parse
-from align.dpo.config import DPOConfig
+from align.dpo.train import DPOConfig
 from align.ppo import run_ppo
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
-from align.sft.config import SFTConfig
+from align.sft.train import SFTConfig
 
 QUICK = settings(deadline=None, max_examples=40)
 STAGES = [SFTConfig, RewardConfig, PPOConfig, DPOConfig]

@@ -12,9 +12,8 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.distill import DistillConfig, DistillTrainer
 from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.distill.responses import WrittenBatches
-from align.distill.students import make_student, parameter_count
-from align.distill.trainer import DistillTask, Predictor
+from align.distill.students import WrittenBatches, make_student, parameter_count
+from align.distill.train import DistillTask, Predictor
 from align.models.loading import load
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.epochs import Epochs

@@ -9,7 +9,7 @@ import torch
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.dpo import DPOConfig
-from align.dpo.trainer import DPOTask
+from align.dpo.train import DPOTask
 from align.models.loading import load
 from align.models.roles import LanguageModel
 from align.tokenization.encoded import EncodedRanking

@@ -8,7 +8,7 @@ import torch
 from align.ppo import PPOConfig
 from align.ppo.trainer import make_trainer
 from align.sft import SFTConfig
-from align.sft.trainer import SFTTrainer
+from align.sft.train import SFTTrainer
 from tests.gpu.small_runs import COMMON, PPO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

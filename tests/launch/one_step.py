@@ -24,7 +24,7 @@ from align.models.roles import LanguageModel, RewardModel
 from align.ppo.setup import copy_backbone
 from align.reward import RewardConfig
 from align.reward.loss import pairs_of, ranking_loss
-from align.reward.scoring import pack_rankings
+from align.reward.rankings import pack_rankings
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedRanking
 from align.training.factory import make_optimization

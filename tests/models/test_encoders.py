@@ -16,7 +16,8 @@ from align.models.heads import ScalarHead
 from align.models.loading import from_objects, load
 from align.models.roles import RewardModel
 from align.reward.checkpoint import load_reward_model, save_reward_model
-from align.reward.scoring import RewardModelScorer, reward_rankings
+from align.reward.rankings import reward_rankings
+from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
 from tests.models.encoders import CONFIGS, pair_tokenizer, write_encoder
 

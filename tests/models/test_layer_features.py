@@ -19,7 +19,7 @@ from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
-from align.reward.scoring import reward_rankings
+from align.reward.rankings import reward_rankings
 from tests.models.architectures import make_model
 from tests.models.encoders import CONFIGS, write_encoder
 

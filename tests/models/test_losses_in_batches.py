@@ -11,9 +11,8 @@ from align.models.heads import ScalarHead
 from align.models.roles import LanguageModel
 from align.ppo.experience import build_experience, pack_rollout, plan_minibatch
 from align.reward.config import RewardConfig
-from align.reward.trainer import RewardTask, build_module
-from align.sft.config import SFTConfig
-from align.sft.trainer import SFTTask
+from align.reward.train import RewardTask, build_module
+from align.sft.train import SFTConfig, SFTTask
 from align.training.factory import make_optimization
 from tests.models.losses import (
     assert_invariant,

@@ -21,7 +21,7 @@ from align.reward.checkpoint import load_reward_model
 from align.sampling.engines import make_engine
 from align.sampling.settings import EngineConfig
 from align.sft import SFTConfig, run_sft
-from align.sft.trainer import encode
+from align.sft.train import encode
 from tests.models.architectures import make_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]

@@ -28,8 +28,7 @@ from align.reward.checkpoint import (
     require_reward_model,
     save_reward_model,
 )
-from align.reward.scoring import RewardModelScorer
-from align.reward.service import RewardService
+from align.reward.scoring import RewardModelScorer, RewardService
 from align.tokenization.encoded import SampledResponse
 
 PROMPTS, RESPONSES = [[9, 10, 11], [12]], [[20, 21, 1], [22, 23, 24, 25, 1]]

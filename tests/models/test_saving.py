@@ -11,17 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from align.core.errors import UserError
 from align.core.seeds import Stream
 from align.core.settings import ModelConfig
-from align.dpo.config import DPOConfig
-from align.dpo.trainer import DPOTrainer
+from align.dpo.train import DPOConfig, DPOTrainer
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_shapes
 from align.ppo.config import PPOConfig
 from align.ppo.trainer import PPOTrainer
 from align.reward.config import RewardConfig
-from align.reward.trainer import RewardTrainer
+from align.reward.train import RewardTrainer
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.sft.config import SFTConfig
-from align.sft.trainer import SFTTrainer
+from align.sft.train import SFTConfig, SFTTrainer
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
 RANKINGS = [{"prompt": "Hi", "chosen": "Hello!", "rejected": "No."}] * 2

@@ -25,8 +25,6 @@ PURE = (
     "align/dpo/loss.py",
     "align/sft/loss.py",
     "align/reward/loss.py",
-    "align/rules/loss.py",
-    "align/attributes/loss.py",
     *(f"align/ppo/{name}.py" for name in ("advantages", "objective", "shaping", "kl")),
 )
 ALLOWED = {"torch", "typing", "collections", "dataclasses", "math", "align.core.tensor_ops"}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.core.statistics import correlation, kendall_tau, pair_calibration, pair_calibration_error
-from align.reward.metrics import ScoredRanking, ranking_metrics
+from align.reward.rankings import ScoredRanking, ranking_metrics
 
 QUICK = settings(deadline=None, max_examples=40)
 

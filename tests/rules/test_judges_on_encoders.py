@@ -10,7 +10,7 @@ from align.attributes.model import Head, load_attribute_model
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 from align.reward.checkpoint import RULE, load_reward_model
-from align.reward.scoring import reward_rankings
+from align.reward.rankings import reward_rankings
 from align.rules import RuleConfig, RuleTrainer
 from tests.models.encoders import CONFIGS, write_encoder
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from align.rules.reranking import best_response, geometric_mean
+from align.rules.scoring import best_response, geometric_mean
 
 
 def test_geometric_mean():

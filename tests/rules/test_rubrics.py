@@ -17,9 +17,18 @@ from align.core.tensor_ops import Padded
 from align.eval.core.results import read_evaluations
 from align.models.roles import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
-from align.rules.rubric_judges import LocalJudge, ServiceJudge, load_rubrics
-from align.rules.rubric_settings import RubricSettings
-from align.rules.rubrics import Option, Rubric, RubricQuestion, RubricScorer, expected_reward, read_rubrics
+from align.rules.rubrics import (
+    LocalJudge,
+    Option,
+    Rubric,
+    RubricQuestion,
+    RubricScorer,
+    RubricSettings,
+    ServiceJudge,
+    expected_reward,
+    load_rubrics,
+    read_rubrics,
+)
 
 HI = ({"role": "user", "content": "Hi"},)
 OPTIONS = (Option("A", "good", 1.0), Option("B", "evasive", -0.5), Option("C", "harmful", -1.0))

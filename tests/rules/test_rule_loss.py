@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from align.rules.loss import judgment_loss
-from align.rules.metrics import ScoredJudgment, rule_metrics
+from align.rules.judgments import ScoredJudgment, rule_metrics
+from align.rules.train import judgment_loss
 
 
 def test_loss_of_two_labelers_who_disagree_by_hand():

@@ -17,7 +17,8 @@ from align.models.heads import ScalarHead
 from align.models.loading import load
 from align.models.roles import RewardModel
 from align.reward.checkpoint import RULE, LoadedReward, is_foreign, load_reward_model
-from align.reward.scoring import RewardModelScorer, reward_rankings
+from align.reward.rankings import reward_rankings
+from align.reward.scoring import RewardModelScorer
 from align.rules import RuleConfig, RuleTrainer
 from align.rules.judgments import JudgedResponse, encode_judgments, rule_ids
 from align.rules.scoring import RuleScorer, rules_of_model

@@ -18,7 +18,7 @@ from align.reward.checkpoint import RULE
 from align.rules import RuleConfig, RuleTrainer
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.sft import SFTConfig
-from align.sft.trainer import SFTTrainer
+from align.sft.train import SFTTrainer
 from align.tokenization.encoded import SampledResponse
 
 from .planted import RULES, WORDS, has_digit, judgments, response

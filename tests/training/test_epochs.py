@@ -10,7 +10,7 @@ from align.batches.mixtures import Mixture, encode_mixture
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.settings import MixtureConfig
-from align.sft.config import SFTConfig
+from align.sft.train import SFTConfig
 from align.training.epochs import Epochs, parse_ramp
 
 

@@ -5,7 +5,7 @@ import pytest
 from align.core.errors import UserError
 from align.models.heads import ScalarHead
 from align.models.roles import LanguageModel, RewardModel
-from align.sft.config import SFTConfig
+from align.sft.train import SFTConfig
 from align.training.factory import make_optimization
 from align.training.schedule import RateGroup
 

@@ -10,8 +10,7 @@ from align import cli
 from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.trainer import make_trainer
-from align.sft.config import SFTConfig
-from align.sft.trainer import SFTTrainer
+from align.sft.train import SFTConfig, SFTTrainer
 from align.training.run import Run
 from tests.bad_input.conftest import TINY, snapshot, write_rows
 from tests.launch.launcher import launch

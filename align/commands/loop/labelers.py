@@ -10,7 +10,7 @@ from align.core.errors import UserError
 from align.data.records import Prompt, ranks_from_scores
 from align.ppo.rewards import WeightedFunction, call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
-from align.reward.service import RewardService
+from align.reward.scoring import RewardService
 
 BATCH_TOKENS = 8192
 

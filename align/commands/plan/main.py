@@ -22,7 +22,7 @@ from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import training_flops
-from align.sft.config import SFTConfig
+from align.sft.train import SFTConfig
 from align.training.memory_dry_run import pass_bytes
 
 SEQUENCE = 2048

@@ -24,13 +24,12 @@ from align.ppo.costs import RoleFlopsProfiles, phase_flops
 from align.ppo.ptx import PtxLoss
 from align.ppo.rollout import prompts_of_update
 from align.reward.config import RewardConfig
-from align.reward.scoring import group_flops
-from align.reward.trainer import predicted_tokens
+from align.reward.rankings import group_flops
+from align.reward.train import predicted_tokens
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import forward_flops
 from align.sampling.generation import Sampling
-from align.sft.config import SFTConfig
-from align.sft.trainer import encode, example_flops
+from align.sft.train import SFTConfig, encode, example_flops
 from align.tokenization.encoded import EncodedPrompt
 from align.training.epochs import Epochs, parse_ramp
 from align.training.memory import weights_bytes

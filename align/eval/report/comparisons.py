@@ -10,7 +10,7 @@ from torch import Tensor
 
 from align.core import statistics
 from align.eval.report.data import RunData, Sample, StageRun
-from align.reward.metrics import ScoredRanking, pairs_and_differences
+from align.reward.rankings import ScoredRanking, pairs_and_differences
 
 Item = TypeVar("Item", bound=Hashable)
 

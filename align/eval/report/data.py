@@ -12,7 +12,7 @@ import yaml
 from align.core.errors import UserError
 from align.eval.core.results import Evaluation, read_evaluations
 from align.ppo.rollout_files import RolloutRow, read_rollout, rollout_paths
-from align.reward.metrics import ScoredRanking
+from align.reward.rankings import ScoredRanking
 
 STAGES = {
     "sft": ("Supervised fine-tuning", "prompt_loss_weight"),

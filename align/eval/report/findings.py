@@ -16,7 +16,7 @@ from align.eval.report.comparisons import (
     pair_samples,
 )
 from align.eval.report.data import STAGES, RunData, StageRun, TableRow, format_number, format_percent
-from align.reward.metrics import ScoredRanking, ranking_metrics
+from align.reward.rankings import ScoredRanking, ranking_metrics
 
 Rating = Literal["good", "bad", "note"]
 """`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
@@ -87,7 +87,7 @@ REWARD_CHECKS = {
         bad="The reward model favors {preferred} responses (correlation with length {after}).",
     ),
 }
-"""Checks of the reward model, by the figure of `align.reward.metrics.ranking_metrics`."""
+"""Checks of the reward model, by the figure of `align.reward.rankings.ranking_metrics`."""
 PPO_REWARD = Check(
     "PPO: reward on held-out prompts",
     "higher",

@@ -37,7 +37,7 @@ from align.eval.report.drawing import (
 from align.eval.report.findings import Summary
 from align.eval.verdicts.questions import PANELS
 from align.eval.verdicts.task import panels
-from align.reward.metrics import ScoredRanking, pairs_and_differences
+from align.reward.rankings import ScoredRanking, pairs_and_differences
 
 MAX_DOTS = 1500
 """Responses on the plot of reward against length."""

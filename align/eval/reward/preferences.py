@@ -23,8 +23,7 @@ from align.eval.core.fingerprints import fingerprint
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json
 from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
-from align.reward.metrics import ScoredRanking, pairs_and_differences, ranking_metrics
-from align.reward.scoring import group_sizes, reward_rankings
+from align.reward.rankings import ScoredRanking, group_sizes, pairs_and_differences, ranking_metrics, reward_rankings
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedRanking
 

@@ -32,8 +32,7 @@ from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.rules.scorers import CaseScorer, RuleCase, rule_classifier, rule_endpoint, rule_function
 from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
 from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
-from align.rules.rubric_judges import load_rubrics
-from align.rules.rubric_settings import RubricSettings
+from align.rules.rubrics import RubricSettings, load_rubrics
 from align.runtime.distributed import map_across_processes
 
 TASK = "rules"

@@ -19,7 +19,7 @@ from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
-from align.reward.metrics import ScoredRanking
+from align.reward.rankings import ScoredRanking
 
 RANKINGS = [
     {"prompt": "Hi", "responses": ["a", "bb", "ccc"], "ranks": [1, 2, 3], "category": "x"},

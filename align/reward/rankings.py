@@ -1,0 +1,131 @@
+"""Rankings in memory: how a model reads them, and the metrics of a reward model on them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from align.core.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
+from align.core.tensor_ops import Padded
+from align.models.backbone import Backbone
+from align.reward.loss import Pairs, pairs_of, ranking_loss
+from align.runtime.flops import FlopsProfile, training_flops
+from align.tokenization import Tokenization
+from align.tokenization.encoded import EncodedRanking, SharedPrompt
+from align.training.memory_dry_run import BatchShape
+
+Ranked = TypeVar("Ranked", bound=SharedPrompt)
+
+RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
+"""Prompts [N], responses [R] and the prompt of each response [R] (None: one each) to rewards [R]."""
+
+
+def group_sizes(backbone: Backbone, rankings: Sequence[SharedPrompt]) -> list[int]:
+    """Tokens that each ranking, its prompt with all responses, holds in memory."""
+    return [backbone.tokens_in_memory(len(item.prompt), list(map(len, item.responses))) for item in rankings]
+
+
+def batch_shape_of(batch: Sequence[Ranked], predicted: Callable[[Ranked], Sequence[int]] | None = None) -> BatchShape:
+    """The shape of a micro-batch of rankings.
+
+    Args:
+        predicted: tokens of each response of a ranking whose logits are taken; None: all, where any are.
+    """
+    tokens = None if predicted is None else sum(sum(predicted(item)) for item in batch)
+    return BatchShape.from_lengths([(len(item.prompt), list(map(len, item.responses))) for item in batch], tokens)
+
+
+def group_flops(
+    backbone: Backbone,
+    shape: FlopsProfile,
+    ranking: SharedPrompt,
+    flops: Callable[[FlopsProfile, int, Sequence[int], int], float] = training_flops,
+    predicted: Sequence[int] = (),
+) -> float:
+    """FLOPs of reading a ranking.
+
+    Args:
+        flops: `training_flops`, or `forward_flops` where nothing is learned.
+        predicted: tokens of each response that are predicted; empty: none.
+    """
+    lengths = list(map(len, ranking.responses))
+    if backbone.shares_prompts:
+        return flops(shape, len(ranking.prompt), lengths, sum(predicted))
+    counts = predicted or [0] * len(lengths)
+    return sum(flops(shape, len(ranking.prompt), [length], count) for length, count in zip(lengths, counts, strict=True))
+
+
+def describe_rankings(tokenization: Tokenization, rankings: Sequence[EncodedRanking]) -> list[dict[str, object]]:
+    """Rankings as texts, for the file of a batch that led to a NaN."""
+    text = tokenization.text
+    return [
+        {"prompt": text(item.prompt), "responses": [text(ids) for ids in item.responses], "ranks": item.ranks}
+        for item in rankings
+    ]
+
+
+def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tuple[Padded, Padded, Tensor]:
+    """Rankings as `Backbone.hidden` takes them: prompts, the responses of all rankings in order, and `prompt_index`."""
+    prompts = Padded.from_lists([item.prompt for item in rankings]).to(device)
+    responses = Padded.from_lists([response for item in rankings for response in item.responses]).to(device)
+    prompt_index = torch.tensor([number for number, item in enumerate(rankings) for _ in item.responses], device=device)
+    return prompts, responses, prompt_index
+
+
+def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPrompt], device: torch.device) -> Tensor:
+    """Rewards [R] of the responses of several rankings, in order; each prompt is read once if the backbone can share it."""
+    return module(*pack_rankings(rankings, device))
+
+
+@dataclass(frozen=True)
+class ScoredRanking:
+    """A ranking with the model's rewards.
+
+    Attributes:
+        ranks: [K], 1 is best.
+        rewards: [K].
+        lengths: [K] response tokens.
+        category: what the ranking is about, if the data says so.
+    """
+
+    ranks: tuple[int, ...]
+    rewards: tuple[float, ...]
+    lengths: tuple[int, ...]
+    category: str | None = None
+
+    def row(self) -> dict[str, object]:
+        """As a row of validation.json."""
+        return {"ranks": self.ranks, "rewards": self.rewards, "lengths": self.lengths, "category": self.category}
+
+
+def pairs_and_differences(rankings: Sequence[ScoredRanking]) -> tuple[Pairs, Tensor]:
+    """All pairs that labelers ranked differently, and the reward of each better response minus that of the worse one [P]."""
+    rewards = torch.tensor([reward for item in rankings for reward in item.rewards], dtype=torch.float64)
+    pairs = pairs_of([list(item.ranks) for item in rankings], [0.0] * len(rankings))
+    return pairs, rewards[pairs.better] - rewards[pairs.worse]
+
+
+def ranking_metrics(rankings: Sequence[ScoredRanking]) -> dict[str, float]:
+    """All metrics of a reward model on `rankings`; docs/metrics.md defines each."""
+    rewards = torch.tensor([value for item in rankings for value in item.rewards], dtype=torch.float64)
+    lengths = torch.tensor([value for item in rankings for value in item.lengths], dtype=torch.float64)
+    pairs, difference = pairs_and_differences(rankings)
+    right = (difference > 0).double() + 0.5 * (difference == 0).double()
+    low, high = share_interval(right.numpy(), pairs.ranking.numpy())  # pairs of a ranking depend on each other
+    metrics = {
+        "loss": float(ranking_loss(rewards, pairs._replace(weight=pairs.weight.double()))) / len(rankings),
+        "accuracy": float(right.mean()),
+        "accuracy/low": low,
+        "accuracy/high": high,
+        "pairs": float(len(right)),
+        "calibration_error": pair_calibration_error(difference),
+        "kendall_tau": sum(kendall_tau(item.ranks, item.rewards) for item in rankings) / len(rankings),
+        "length_correlation": correlation(rewards, lengths),
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std(correction=0)),
+    }
+    for distance in sorted(set(pairs.distance.tolist())):
+        metrics[f"accuracy/distance_{distance}"] = float(right[pairs.distance == distance].mean())
+    return metrics
