@@ -19,6 +19,7 @@ STAGES = {
     "dpo": "DPO",
     "distill": "Distillation",
 }
+SHARED = {"All stages": set(STAGES), "All stages but PPO": set(STAGES) - {"ppo"}, "Reward model and DPO": {"reward", "dpo"}}
 
 
 def write_data(folder):
@@ -109,10 +110,10 @@ def runs(tmp_path_factory, serve):
 
 
 def defined(stage):
-    """The names that the page defines for a stage: those of all stages and its own."""
+    """The names that the page defines for a stage: those that it shares with others and its own."""
     text = page("metrics")
-    rows = table(section(text, "All stages"), "name") + table(section(text, STAGES[stage]), "name")
-    return [code_in(row[0])[0] for row in rows]
+    titles = [title for title, stages in SHARED.items() if stage in stages] + [STAGES[stage]]
+    return [code_in(row[0])[0] for title in titles for row in table(section(text, title), "name")]
 
 
 def written(folder):
@@ -133,7 +134,7 @@ def test_every_metric_is_defined_and_every_definition_is_of_a_metric(runs, stage
     assert all(any(fnmatch(name, pattern) for name in others) for pattern in patterns.values())
 
 
-@pytest.mark.parametrize("title", ["All stages", *STAGES.values()])
+@pytest.mark.parametrize("title", [*SHARED, *STAGES.values()])
 def test_a_unit_and_a_formula_for_each_and_advice_on_known_names_alone(title):
     text = section(page("metrics"), title)
     rows = table(text, "name")
