@@ -1,8 +1,11 @@
-"""JSON over HTTP with retries: for judges and scorers that run elsewhere."""
+"""Requests to judges and scorers that run elsewhere: JSON over HTTP with retries, and OpenAI-compatible chat models."""
 
 import json
 import logging
+import math
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -11,6 +14,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, TimeoutError
 
 from align.core.errors import UserError
+from align.core.settings import Settings, option, require_setting
 
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
 """HTTP status codes after which another attempt may succeed."""
@@ -18,6 +22,63 @@ RESUME_HINT = "completed results are saved; run the same command again to contin
 """The end of an error after which nothing has to be computed twice."""
 
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every attempt; the last one is raised
+
+
+@dataclass(kw_only=True)
+class EndpointConfig(Settings):
+    """How a judge or scorer behind a URL is called; several commands share these settings."""
+
+    endpoint: str = option(
+        "", "base URL of an OpenAI-compatible service, such as http://host:8000/v1, whose chat model judges; empty: none"
+    )
+    endpoint_model: str = option("", "name of the model at the endpoint")
+    endpoint_key: str = option(
+        "OPENAI_API_KEY", "environment variable that holds the endpoint's API key; if it is unset, no key is sent"
+    )
+    endpoint_timeout: float = option(60.0, "seconds for one request to the endpoint")
+    endpoint_retries: int = option(3, "further attempts after a failed request to the endpoint")
+    endpoint_parallel: int = option(4, "requests to the endpoint at the same time")
+
+    def __post_init__(self) -> None:
+        require_setting(self, "endpoint_model", bool(self.endpoint_model) or not self.endpoint, "given with an endpoint")
+        require_setting(self, "endpoint_timeout", 0 < self.endpoint_timeout < math.inf, "above 0")
+        require_setting(self, "endpoint_retries", self.endpoint_retries >= 0, "0 or more")
+        require_setting(self, "endpoint_parallel", self.endpoint_parallel > 0, "above 0")
+        next_check = getattr(super(), "__post_init__", None)
+        if next_check is not None:
+            next_check()
+
+
+def chat_completion(
+    config: EndpointConfig, question: str, pause: float = 1.0, advice: str = RESUME_HINT, **options: Any
+) -> dict[str, Any]:
+    """Ask the endpoint's chat model one question at temperature 0 and return the first choice of its answer.
+
+    Args:
+        pause, advice: see `post_json`.
+        options: further fields of the request, such as max_tokens and logprobs.
+
+    Raises:
+        UserError: if the service does not answer, or its answer contains no choice.
+    """
+    address = chat_address(config)
+    key = os.environ.get(config.endpoint_key)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    messages = [{"role": "user", "content": question}]
+    payload = {"model": config.endpoint_model, "temperature": 0, "messages": messages, **options}
+    answer = post_json(
+        address, payload, config.endpoint_timeout, config.endpoint_retries, headers, pause=pause, advice=advice
+    )
+    try:
+        return dict(answer["choices"][0])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        hint = f"; {advice}" if advice else ""
+        raise UserError(f"{address}: the answer contains no choices[0]: {str(answer)[:80]!r}{hint}") from error
+
+
+def chat_address(config: EndpointConfig) -> str:
+    """The URL of the endpoint's chat completions."""
+    return config.endpoint.rstrip("/") + "/chat/completions"
 
 
 class DoublingRetry(urllib3.Retry):

@@ -28,12 +28,13 @@ from align.eval.core.fingerprints import content_hash
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, share_figure
 from align.eval.core.rows import parse_rows
-from align.eval.judging.chat_judge import ChatJudgeConfig
+from align.eval.core.settings import EvalConfig
 from align.eval.rules.scorers import CaseScorer, RuleCase, rule_classifier, rule_endpoint, rule_function
 from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
 from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
 from align.rules.rubrics import RubricSettings, load_rubrics
 from align.runtime.distributed import map_across_processes
+from align.runtime.endpoint import EndpointConfig
 
 TASK = "rules"
 CHUNK = 32
@@ -43,13 +44,13 @@ Verdicts = dict[RuleCase, str]
 
 
 @dataclass(kw_only=True)
-class RulesConfig(RubricSettings, ChatJudgeConfig):
+class RulesConfig(RubricSettings, EndpointConfig, EvalConfig):
     """Responses judged by a rule scorer or by rubrics; no model is opened. People's judgments: `align eval verdicts`."""
 
     responses: list[str] = option([], "responses to judge by every rule, as `align sample` writes them")
     judgments: list[str] = option([], "rule judgments of people that the scorer is compared with: it judges the same cases")
     rules: list[str] = option(["forms/rules/sparrow-dialogue.yaml"], "files of rules, for the scorer")
-    scorer: str = option("", "judges: module:function, model:NAME (a classifier) or the URL of an OpenAI-compatible service")
+    scorer: str = option("", "judges: module:function, model:NAME (a classifier) or endpoint")
     scorer_label: str = option("violates", "of a classifier: the label whose probability is the score")
     scorer_batch: int = option(32, "of a classifier: texts that are scored at once")
     threshold: float = option(0.5, "a score above it is a violation, below it none; exactly there it is unsure")
@@ -64,13 +65,8 @@ class RulesConfig(RubricSettings, ChatJudgeConfig):
         require_setting(self, "scorer", judged, "given, or rubrics for responses: something has to judge")
         require_setting(self, "rubrics", bool(self.responses) or not self.rubrics, "empty without responses")
         require_setting(self, "threshold", 0 < self.threshold < 1, "above 0 and below 1")
-        require_setting(self, "judge_model", bool(self.judge_model) or not self.is_service, "given with a service")
+        require_setting(self, "endpoint", bool(self.endpoint) or self.scorer != "endpoint", "given: it is the scorer")
         require_setting(self, "scorer_batch", self.scorer_batch > 0, "above 0")
-
-    @property
-    def is_service(self) -> bool:
-        """Whether the scorer is a URL."""
-        return self.scorer.startswith(("http://", "https://"))
 
 
 def run_rules(config: RulesConfig) -> list[Evaluation]:
@@ -102,7 +98,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
 
 
 def _settings(config: RulesConfig, scorer: str) -> Json:
-    return {**config.result_settings("timeout", "retries", "parallel"), "scorer": scorer}
+    return {**config.result_settings("endpoint_timeout", "endpoint_retries", "endpoint_parallel"), "scorer": scorer}
 
 
 # ---------------------------------------------------------------------------------------------------------------- input
@@ -166,7 +162,7 @@ def _answers_of_row(fields: Mapping[str, Any], _number: str) -> list[tuple[str, 
 def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelerator: Accelerator) -> tuple[Verdicts, str]:
     """The scorer's verdict on each case, and its name with its version."""
     score_cases, name = _open_scorer(config, accelerator)
-    settings = {"scorer": name, "judge_model": config.judge_model, "label": config.scorer_label}
+    settings = {"scorer": name, "endpoint_model": config.endpoint_model, "label": config.scorer_label}
     store = ResultStore(Path(config.output) / f"{TASK}-scores.jsonl", settings, accelerator)
 
     def score_chunk(chunk: list[RuleCase]) -> list[Json]:
@@ -179,8 +175,8 @@ def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelera
 
 
 def _open_scorer(config: RulesConfig, accelerator: Accelerator) -> tuple[CaseScorer, str]:
-    if config.is_service:
-        return rule_endpoint(config.scorer, config), f"{config.judge_model} at {config.scorer}"
+    if config.scorer == "endpoint":
+        return rule_endpoint(config), f"{config.endpoint_model} at {config.endpoint}"
     if config.scorer.startswith("model:"):
         name = config.scorer.removeprefix("model:")
         scorer, version = rule_classifier(name, config.scorer_label, config.scorer_batch, accelerator.device)

@@ -42,19 +42,15 @@ class ScorerConfig(EvalConfig):
         "Complete the sentence.", "of an attribute model: the message that texts are read as answers to"
     )
     scorer_batch: int = option(64, "texts that are scored at once")
-    scorer_timeout: float = option(60.0, "of a server: timeout of a request, in seconds")
-    scorer_retries: int = option(3, "of a server: retries after a failed request")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "scorer", bool(self.scorer), "given")
         require_setting(self, "scorer_prompt", bool(self.scorer_prompt.strip()), "given")
         require_setting(self, "scorer_batch", self.scorer_batch > 0, "above 0")
-        require_setting(self, "scorer_timeout", self.scorer_timeout > 0, "above 0")
-        require_setting(self, "scorer_retries", self.scorer_retries >= 0, "0 or more")
 
 
-SCORER_SETTINGS = ("scorer", "scorer_label", "scorer_prompt", "scorer_batch", "scorer_timeout", "scorer_retries")
+SCORER_SETTINGS = ("scorer", "scorer_label", "scorer_prompt", "scorer_batch")
 """Names of the settings above: none of them decides what a model writes."""
 
 
@@ -121,7 +117,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
         attribute = AttributeClassifier(rest, config.scorer_label, config.scorer_prompt, device)
         return ToxicityScorer(titled, attribute.version, lambda texts: attribute(texts, batch))
     if kind in ("http", "https"):
-        return ToxicityScorer(name, "server", in_batches(lambda texts: _ask_server(config, texts), batch, name))
+        return ToxicityScorer(name, "server", in_batches(lambda texts: _ask_server(name, texts), batch, name))
     if ":" in name:
         function = import_function(name, "scorer")
         return ToxicityScorer(name, _hash_of_source(function), in_batches(function, batch, name))
@@ -140,12 +136,12 @@ def in_batches(
     return score_all_texts
 
 
-def _ask_server(config: ScorerConfig, texts: list[str]) -> list[object]:
+def _ask_server(url: str, texts: list[str]) -> list[object]:
     """The scores that a server returns for a batch."""
-    answer = post_json(config.scorer, {"texts": texts}, config.scorer_timeout, config.scorer_retries)
+    answer = post_json(url, {"texts": texts})
     scores = answer.get("scores") if isinstance(answer, dict) else None
     if not isinstance(scores, list):
-        raise UserError(f'scorer {config.scorer} answered {str(answer)[:60]!r}, not {{"scores": [...]}}; {RESUME_HINT}')
+        raise UserError(f'scorer {url} answered {str(answer)[:60]!r}, not {{"scores": [...]}}; {RESUME_HINT}')
     return scores
 
 

@@ -17,11 +17,11 @@ from align.eval.core.answers import answer_settings, answered_by_all, sample_ans
 from align.eval.core.evaluated_models import open_models
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import Json
-from align.eval.judging.chat_judge import ChatJudgeConfig, request_verdicts
+from align.eval.judging.chat_judge import request_verdicts
 from align.eval.winrate.pairwise import PairwiseComparison
 from align.eval.winrate.settings import WinrateConfig
 from align.runtime.distributed import map_across_processes
-from align.runtime.endpoint import RESUME_HINT
+from align.runtime.endpoint import RESUME_HINT, EndpointConfig
 from align.tokenization.encoded import SampledResponse
 
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
@@ -66,10 +66,10 @@ def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[l
         sampled = sample_answers(config, "winrate", evaluated, accelerator)
         answers[evaluated.name] = {number: samples[0] for number, samples in sampled.items()}
         fingerprints[evaluated.name] = evaluated.fingerprint
-    name = f"{config.judge_model} at {config.endpoint}" if config.endpoint else config.judge
+    name = f"{config.endpoint_model} at {config.endpoint}" if config.endpoint else config.judge
     settings = answer_settings(config) | {"models": fingerprints, "judge": name}
     store = ResultStore(Path(config.output) / "winrate-judged.jsonl", settings, accelerator)
-    judge = function_judge(config.judge) if config.judge else endpoint_judge(config.endpoint, config)
+    judge = function_judge(config.judge) if config.judge else endpoint_judge(config)
     return judge_pairs(config, judge, answers, store, accelerator), f"judge {name}"
 
 
@@ -104,7 +104,7 @@ def judge_pairs(
         return [conversations[number], answers[first][number].text, answers[second][number].text]
 
     # A chunk is what runs in parallel, so that a failing endpoint loses no verdict that was already given.
-    chunk = (config.parallel if config.endpoint else CHUNK) * accelerator.num_processes
+    chunk = (config.endpoint_parallel if config.endpoint else CHUNK) * accelerator.num_processes
     rows = store.fill(pairs, judge_chunk, chunk, "winrate: judging", content_of_pair)
     comparisons = []
     for (number, first, second), row in zip(pairs.values(), rows, strict=True):
@@ -136,7 +136,7 @@ def function_judge(path: str) -> PreferenceJudge:
     return judge
 
 
-def endpoint_judge(url: str, service: ChatJudgeConfig, pause: float = 1.0) -> PreferenceJudge:
+def endpoint_judge(config: EndpointConfig, pause: float = 1.0) -> PreferenceJudge:
     """A judge that asks a chat model; see `request_verdicts`."""
 
     def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
@@ -144,7 +144,7 @@ def endpoint_judge(url: str, service: ChatJudgeConfig, pause: float = 1.0) -> Pr
         for prompt, first, second in zip(prompts, firsts, seconds, strict=True):
             conversation = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
             questions.append(QUESTION.format(conversation=conversation, first=first, second=second))
-        return request_verdicts(url, service, questions, PROBABILITIES, pause)
+        return request_verdicts(config, questions, PROBABILITIES, pause)
 
     return judge
 

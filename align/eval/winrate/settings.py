@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 
 from align.core.errors import UserError
-from align.core.settings import option, require_setting
+from align.core.settings import option
 from align.eval.core.settings import AnsweringTaskConfig
-from align.eval.judging.chat_judge import ChatJudgeConfig
+from align.runtime.endpoint import EndpointConfig
 from align.sampling.settings import BestOfSettings, PrimerSettings
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(BestOfSettings, PrimerSettings, ChatJudgeConfig, AnsweringTaskConfig):
+class WinrateConfig(BestOfSettings, PrimerSettings, EndpointConfig, AnsweringTaskConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "files of blind comparisons that the labeling app exported: no model is opened")
     reward_model: str = option("", "a reward model decides; take one that no policy here was trained on")
     judge: str = option("", "module:function decides: prompts, first and second answers to the chance that the first wins")
-    endpoint: str = option("", "base URL of an OpenAI-compatible service whose model decides, such as http://host:8000/v1")
 
     @property
     def data_sources(self) -> dict[str, str]:
@@ -29,4 +28,3 @@ class WinrateConfig(BestOfSettings, PrimerSettings, ChatJudgeConfig, AnsweringTa
         given = [bool(way) for way in (self.comparisons, self.reward_model, self.judge, self.endpoint)]
         if sum(given) != 1:
             raise UserError("give one of comparisons, reward_model, judge and endpoint: it decides which answer is better")
-        require_setting(self, "judge_model", bool(self.judge_model) or not self.endpoint, "given with an endpoint")

@@ -146,7 +146,7 @@ def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
     [
         ({"judgments": []}, "responses is .* but must be given, or judgments"),
         ({"scorer": ""}, "scorer is '', but must be given, or rubrics for responses"),
-        ({"scorer": "http://x"}, "judge_model is '', but must be given with a service"),
+        ({"scorer": "endpoint"}, "endpoint is '', but must be given"),
         ({"models": ["m"]}, "write responses with `align sample`"),
         ({"threshold": 1.0}, "threshold is 1.0"),
     ],
@@ -191,7 +191,7 @@ def service(serve):
         def answer(path, headers, body):
             return 200, {"choices": [{"message": {"content": write(body["messages"][0]["content"])}}]}
 
-        return {"scorer": serve(answer).url, "judge_model": "m"}
+        return {"scorer": "endpoint", "endpoint": serve(answer).url, "endpoint_model": "m"}
 
     return start
 
@@ -203,7 +203,7 @@ def test_a_service_reads_rule_conversation_and_reply(service, settings):
     (found,) = run_rules(settings(**asked))
     assert values(found)["on-topic violation rate"] == (0.25, 4)
     assert values(found)["no-insults violation rate"] == (0.0, 4)
-    assert found.figures[-1].scorer == f"m at {asked['scorer']}"
+    assert found.figures[-1].scorer == f"m at {asked['endpoint']}"
 
 
 def test_a_service_without_a_verdict(service, settings):

@@ -10,8 +10,10 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.eval.core.fingerprints import text_hash
+from align.eval.toxicity import scorers
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.eval.toxicity.task import score_texts
+from align.runtime.endpoint import post_json
 
 
 def lengths(texts):
@@ -147,18 +149,25 @@ def server(serve):
     return found
 
 
-def ask(server, texts, *behavior, **settings):
-    server.behavior = behavior
-    return open_scorer(ScorerConfig(scorer=server.url, **({"scorer_retries": 0} | settings)))(texts)
+@pytest.fixture
+def ask(server, monkeypatch):
+    """Let the server score texts; `limits` are those of `post_json`."""
+
+    def ask(texts, *behavior, limits=(10.0, 0), **settings):
+        server.behavior = behavior
+        monkeypatch.setattr(scorers, "post_json", lambda url, payload: post_json(url, payload, *limits, pause=0.01))
+        return open_scorer(ScorerConfig(scorer=server.url, **settings))(texts)
+
+    return ask
 
 
-def test_a_server_scores_in_batches(server):
-    assert ask(server, ["a", "bb", "ccc"], "good", scorer_batch=2) == pytest.approx([0.1, 0.2, 0.3])
+def test_a_server_scores_in_batches(server, ask):
+    assert ask(["a", "bb", "ccc"], "good", scorer_batch=2) == pytest.approx([0.1, 0.2, 0.3])
     assert server.asked == [["a", "bb"], ["ccc"]]
 
 
-def test_a_busy_server_is_asked_again(server):
-    assert ask(server, ["a"], "busy", "good", scorer_retries=1) == pytest.approx([0.1])
+def test_a_busy_server_is_asked_again(server, ask):
+    assert ask(["a"], "busy", "good", limits=(10.0, 1)) == pytest.approx([0.1])
     assert len(server.asked) == 2
 
 
@@ -173,9 +182,9 @@ def test_a_busy_server_is_asked_again(server):
         ("odd", "not .*scores"),
     ],
 )
-def test_a_server_that_fails_is_one_line(server, behavior, complaint):
+def test_a_server_that_fails_is_one_line(ask, behavior, complaint):
     with pytest.raises(UserError, match=complaint) as caught:
-        ask(server, ["a", "bb"], behavior, scorer_timeout=0.2 if behavior == "slow" else 10.0)
+        ask(["a", "bb"], behavior, limits=(0.2 if behavior == "slow" else 10.0, 0))
     assert "\n" not in str(caught.value)
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
-from align.eval.judging.chat_judge import ChatJudgeConfig
 from align.eval.winrate.by_judge import endpoint_judge
 from align.eval.winrate.settings import WinrateConfig
 from align.eval.winrate.task import run_winrate
-from align.runtime.endpoint import post_json
+from align.runtime.endpoint import EndpointConfig, post_json
 
 HI = ({"role": "user", "content": "Hi"},)
 
@@ -43,14 +42,15 @@ def service(serve):
     return start
 
 
-def judge_config(key_variable, timeout, retries):
-    return ChatJudgeConfig(judge_model="m", key_variable=key_variable, timeout=timeout, retries=retries, parallel=1)
+def judge_at(url, **settings):
+    settings = {"endpoint_model": "m", "endpoint_parallel": 1} | settings
+    return endpoint_judge(EndpointConfig(endpoint=url, **settings), pause=0.01)
 
 
 def test_an_endpoint_is_asked_both_ways_with_its_key(service, monkeypatch):
     monkeypatch.setenv("THE_KEY", "secret")
     server = service(503)
-    judge = endpoint_judge(server.url + "/", judge_config("THE_KEY", 5, 2), pause=0.01)
+    judge = judge_at(server.url + "/", endpoint_key="THE_KEY", endpoint_timeout=5, endpoint_retries=2)
     assert judge([HI, HI], ["long answer", "b"], ["short", "b"]) == [1.0, 0.5]
     assert len(server.seen) == 3  # one of them a second try
     path, key, body = server.seen[-1]
@@ -68,7 +68,7 @@ def test_an_endpoint_is_asked_both_ways_with_its_key(service, monkeypatch):
     ],
 )
 def test_an_endpoint_that_fails_is_one_line(service, script, message):
-    judge = endpoint_judge(service(*script).url, judge_config("NO_SUCH_KEY", 0.2, 1), pause=0.01)
+    judge = judge_at(service(*script).url, endpoint_timeout=0.2, endpoint_retries=1)
     with pytest.raises(UserError, match=message):
         judge([HI], ["a"], ["bb"])
 
@@ -83,7 +83,7 @@ def test_nobody_there(service):
 
 def test_what_an_endpoint_judged_is_kept(service, settings):
     server = service()
-    whole = WinrateConfig(**settings, endpoint=server.url, judge_model="m", parallel=1)
+    whole = WinrateConfig(**settings, endpoint=server.url, endpoint_model="m", endpoint_parallel=1)
     expected = run_winrate(whole)
     asked = len(server.seen)
     path = Path(whole.output) / "winrate-judged.jsonl"
