@@ -234,7 +234,7 @@ def make_ppo(make_run) -> Callable[..., PPOAlgorithm]:
     from align.models.roles import LanguageModel, Roles
     from align.ppo.algorithm import PPOAlgorithm
     from align.ppo.config import PPOConfig
-    from align.ppo.costs import RoleFlopsProfiles
+    from align.ppo.metrics import RoleFlopsProfiles
     from align.ppo.rewards import Rewards
     from align.ppo.setup import build_actor_critic, copy_backbone
     from align.sampling.engines import TransformersEngine

@@ -1,4 +1,7 @@
-"""Estimators of advantages: how much better than expected each token was. Imports only torch."""
+"""From scores to advantages: per-token rewards, and estimators of how much better than expected each token was.
+
+Imports only torch.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -7,6 +10,22 @@ import torch
 from torch import Tensor
 
 from align.core.tensor_ops import length_mask, whiten
+
+
+def shape_rewards(scores: Tensor, log_probs: Tensor, reference: Tensor, lengths: Tensor, beta: float) -> Tensor:
+    """Per-token rewards [B, T]: -beta (log pi - log ref) on each token, and the score once, on the last real token.
+
+    Args:
+        scores: [B] of whole responses.
+        log_probs: [B, T] of the policy at the sampling temperature.
+        reference: [B, T] of the reference at the same temperature.
+        lengths: [B] response tokens, at least 1.
+
+    Source: lm-human-preferences, `train_policy.py`, `compute_rewards`.
+    """
+    mask = length_mask(lengths, log_probs.shape[1])
+    rewards = (-beta * (log_probs - reference)).masked_fill(~mask, 0.0)
+    return rewards.scatter_add(1, (lengths - 1)[:, None], scores.to(rewards.dtype)[:, None])
 
 
 class AdvantageEstimate(NamedTuple):

@@ -5,9 +5,10 @@ from typing import Literal
 
 from align.core.settings import ModelConfig, RunConfig, option, require_setting
 from align.ppo.advantages import Estimator, Gae, Grpo, ReinforcePlusPlus, Rloo
-from align.ppo.ensembles import EnsembleRule
 from align.rules.rubrics import RubricSettings
 from align.sampling.settings import EngineConfig
+
+EnsembleRule = Literal["mean", "wco", "uwo"]
 
 ABOVE_0 = (
     *("updates", "rollout_size", "samples_per_prompt", "epochs", "minibatches", "max_new_tokens", "max_prompt_tokens"),

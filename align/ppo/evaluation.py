@@ -1,10 +1,10 @@
 """Evaluation on fixed prompts during PPO: scores, the best policy, and warnings when the reward is exploited."""
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 import torch
@@ -14,17 +14,63 @@ from align.models.backbone import Backbone
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
 from align.ppo.experience import compute_role_outputs
-from align.ppo.metrics import text_metrics
+from align.ppo.metrics import DriftWatch, OveroptimizationWatch, text_metrics
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import Rollout, save_if_scoring_fails
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
-from align.ppo.selection import Candidate, replaces
-from align.ppo.watch import DriftWatch, OveroptimizationWatch
 from align.training.run import Run
 
 Save = Callable[[Path, dict[str, float]], None]
 """Saves the policy as it is now to a folder, with the metrics that belong to it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy as an evaluation found it.
+
+    Attributes:
+        update: after which it was evaluated; 0: the starting model.
+        scores: of its responses to the fixed prompts [N].
+        within_budgets: whether it keeps all `rule_budgets`; True without any.
+    """
+
+    update: int
+    scores: list[float]
+    within_budgets: bool = True
+
+
+def replaces(candidate: Candidate, kept: Candidate | None, confidence: float = 0.0, evaluations: int = 1) -> bool:
+    """Whether a policy replaces the one kept so far: budgets come first, then scores; arguments as `is_new_best`."""
+    if kept is None or candidate.within_budgets == kept.within_budgets:
+        return is_new_best(candidate.scores, kept.scores if kept else None, confidence, evaluations)
+    return candidate.within_budgets and math.isfinite(fmean(candidate.scores))
+
+
+def is_new_best(
+    scores: Sequence[float], kept: Sequence[float] | None, confidence: float = 0.0, evaluations: int = 1
+) -> bool:
+    """Whether the policy of an evaluation replaces the one kept so far.
+
+    Both answered the same prompts, so that the differences of their scores say more than their means. Taking the highest
+    of many noisy means favors luck; a test at each evaluation does so too unless its level is divided among them
+    (Bonferroni), as it is here.
+
+    Args:
+        scores: of the policy's responses to the fixed prompts [N].
+        kept: those of the policy kept so far [N], None for none; of equal means the first stays.
+        confidence: that the mean is higher, by a one-sided paired test (normal approximation) which errs at most
+            once in 1 / (1 - confidence) runs; 0: any higher mean will do.
+        evaluations: of the whole run.
+    """
+    if kept is None:
+        return math.isfinite(fmean(scores))
+    differences = [new - old for new, old in zip(scores, kept, strict=True)]
+    mean = fmean(differences)
+    if not confidence or len(differences) < 2:
+        return mean > 0
+    quantile = NormalDist().inv_cdf(1 - (1 - confidence) / evaluations)
+    return mean > quantile * stdev(differences) / math.sqrt(len(differences))
 
 
 class PolicyEvaluation:

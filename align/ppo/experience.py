@@ -15,11 +15,10 @@ from align.core.seeds import Stream, generator
 from align.core.tensor_ops import Padded, length_mask, masked_mean, whiten
 from align.models.backbone import Backbone
 from align.models.roles import Roles
+from align.ppo.advantages import shape_rewards
 from align.ppo.config import PPOConfig
-from align.ppo.kl import kl_estimates
-from align.ppo.objective import importance_weights
+from align.ppo.losses import importance_weights, kl_estimates
 from align.ppo.rollout import Rollout
-from align.ppo.shaping import shape_rewards
 from align.runtime.distributed import exchange_rows
 
 MISMATCH_LIMIT = 0.1

@@ -18,8 +18,8 @@ from align.attributes.scoring import AttributeReward
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function
 from align.data.records import Conversation
-from align.ppo.ensembles import combine_rewards, disagreement
 from align.ppo.rollout import Rollout
+from align.ppo.scores import combine_rewards, disagreement
 from align.reward.scoring import RewardModelScorer
 from align.rules.rubrics import RubricScorer
 from align.runtime.distributed import run_on_main

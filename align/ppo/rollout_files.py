@@ -16,7 +16,7 @@ from torch import Tensor
 from align.core.errors import UserError
 from align.core.files import new_file, numbered_paths
 from align.ppo.experience import Experience
-from align.ppo.kl import kl_estimates
+from align.ppo.losses import kl_estimates
 from align.tokenization import Tokenization
 from align.training.run import Run
 

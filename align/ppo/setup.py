@@ -2,13 +2,16 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
-from torch import nn
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from align.batches.shared_prompts import group_tokens, prompt_groups
-from align.models.adapters import copy_adapter
+from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
@@ -19,9 +22,10 @@ from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import reads_ids_of
+from align.runtime.distributed import run_on_all, run_on_main
 from align.runtime.gathering import sharded_copies
 from align.runtime.sharding import is_sharded, whole_count
-from align.sampling.budget import sampling_tokens
+from align.sampling.engines import sampling_tokens
 from align.tokenization.encoded import EncodedPrompt
 from align.training.loop import MEMORY_ESTIMATE_UPDATES, largest_micro_batch
 from align.training.memory import FLOAT32_BYTES, cache_bytes
@@ -179,3 +183,52 @@ def copy_backbone(backbone: Backbone) -> Backbone:
     copied = wrap(copy.deepcopy(backbone.model, dict(zip(sharded, copies, strict=True))), check=False)
     copied.shares_prompts = backbone.shares_prompts
     return copied
+
+
+REFERENCE_FILE = "reference.safetensors"
+"""The file in a checkpoint with the reference's weights, once it is no longer the starting model."""
+
+
+class ReferenceRefresh:
+    """Copies the policy's weights over the reference's.
+
+    With LoRA the reference is a frozen adapter of its own on the policy's base, otherwise a frozen copy of the model.
+
+    Args:
+        every: updates between two refreshes.
+        loaded: the policy.
+        reference: the frozen copy; None with LoRA.
+    """
+
+    def __init__(self, every: int, loaded: LoadedModel, reference: nn.Module | None) -> None:
+        self.every, self.moved = every, False
+        if reference is None:
+            assert loaded.adapter is not None
+            self.weights = adapter_parameters(loaded.backbone.model, REFERENCE_ADAPTER)
+            trained = adapter_parameters(loaded.backbone.model, loaded.adapter).values()
+            self.sources = dict(zip(self.weights, trained, strict=True))
+        else:
+            self.weights = {name.removeprefix("backbone.model."): weight for name, weight in reference.named_parameters()}
+            policy = dict(loaded.backbone.model.named_parameters())
+            self.sources = {name: policy[name] for name in self.weights}
+
+    def after_update(self, update: int) -> None:
+        """Refresh the reference, if it is its turn after this update."""
+        if update % self.every == 0:
+            self._copy(self.sources)
+
+    @torch.no_grad()
+    def _copy(self, sources: Mapping[str, Tensor]) -> None:
+        for name, weight in self.weights.items():
+            weight.copy_(sources[name])
+        self.moved = True
+
+    def files(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint must hold of the reference: nothing while it is the starting model."""
+        return {REFERENCE_FILE: {name: weight.detach() for name, weight in self.weights.items()}} if self.moved else {}
+
+    def load(self, checkpoint: Path | None, accelerator: Accelerator) -> None:
+        """Restore the reference of a checkpoint on all processes; None: it is the starting model."""
+        if checkpoint is None or not run_on_main((checkpoint / REFERENCE_FILE).exists, accelerator):
+            return
+        run_on_all(lambda: self._copy(load_file(checkpoint / REFERENCE_FILE)), accelerator)

@@ -17,14 +17,13 @@ from align.models.loading import LoadedModel
 from align.models.roles import ActorCritic, LanguageModel, Roles
 from align.ppo.algorithm import PPOAlgorithm
 from align.ppo.config import PPOConfig
-from align.ppo.costs import RoleFlopsProfiles
-from align.ppo.ensembles import combine_rewards
+from align.ppo.metrics import RoleFlopsProfiles
 from align.ppo.ptx import PtxLoss
-from align.ppo.reference import ReferenceRefresh
 from align.ppo.rewards import RewardFunction, Rewards, WeightedFunction, load_functions
 from align.ppo.rule_terms import RuleTerms, read_budgets
+from align.ppo.scores import combine_rewards
 from align.ppo.scoring_models import RewardSource, ScoringModels, load_scoring_models
-from align.ppo.setup import build_actor_critic, check_memory, copy_backbone, rate_groups
+from align.ppo.setup import ReferenceRefresh, build_actor_critic, check_memory, copy_backbone, rate_groups
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.rules.rubrics import Rubric

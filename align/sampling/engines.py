@@ -10,13 +10,14 @@ import torch
 
 from align.core.errors import UserError
 from align.core.seeds import SeedKey
+from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.runtime.distributed import exchange_rows, largest, share_of_process
 from align.runtime.gathering import LayerGathering, whole_weights, without_engine_hooks
 from align.runtime.sharding import is_sharded, whole_bytes
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
-from align.training.memory import GIB, cache_bytes
+from align.training.memory import GIB, Memory, cache_bytes
 from align.training.optimization import Optimization
 
 
@@ -129,9 +130,33 @@ def make_engine(config: EngineConfig, optimization: Optimization, loaded: Loaded
         name = loaded.backbone.model.config.model_type
         raise UserError(f"engine {config.engine}: vLLM cannot sample from {kind} ({name}); use engine transformers")
     if config.engine == "vllm-server":
-        from align.sampling.vllm_server import VLLMServer
+        from align.sampling.vllm_engines import VLLMServer
 
         return VLLMServer(config, optimization, loaded, longest)
-    from align.sampling.vllm_colocate import VLLMColocate
+    from align.sampling.vllm_engines import VLLMColocate
 
     return VLLMColocate(config, optimization, loaded, longest)
+
+
+SHARE_OF_FREE_MEMORY = 0.5
+"""Of the memory that weights and optimizer leave, the share that sampling uses. While a token is appended to the cache or a
+row leaves it, one layer is there twice, and torch keeps freed blocks of sizes that no longer fit."""
+
+
+def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
+    """`Sampling.batch_tokens` for a run's device: on a processor the default, on a GPU what half of the free memory holds.
+
+    Rounded down to a power of two: a run that goes on another day, with a little more or less memory free, then cuts the
+    same batches and samples the same bits.
+
+    Args:
+        memory: of a run whose estimate has been made.
+        backbone: the policy's.
+        width: tokens of the longest prompt and response together.
+    """
+    if memory.device.type == "cpu":
+        return Sampling.batch_tokens
+    room = SHARE_OF_FREE_MEMORY * (memory.free() - memory.resident_bytes)
+    per_token = cache_bytes(backbone, 1, 0) + cache_bytes(backbone, 0, 1) / width
+    fitting = max(width, int(room / per_token))  # a single row is sampled whatever it takes
+    return 1 << (fitting.bit_length() - 1)

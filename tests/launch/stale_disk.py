@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from align import cli
-from align.ppo.reference import FILE, ReferenceRefresh
+from align.ppo.setup import REFERENCE_FILE, ReferenceRefresh
 from tests.launch.test_launch import checkpoint_words
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
-HIDDEN = ("model", FILE)
+HIDDEN = ("model", REFERENCE_FILE)
 exists, load, moved = Path.exists, ReferenceRefresh.load, []
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from align.batches.micro_batches import micro_batches
+from align.ppo.algorithm import loss_of_minibatch
 from align.ppo.experience import compute_role_outputs, minibatches
-from align.ppo.learning import loss_of_minibatch
 from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
 
 

@@ -16,9 +16,8 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER
 from align.ppo.config import PPOConfig
-from align.ppo.reference import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
-from align.ppo.setup import build_actor_critic
+from align.ppo.setup import ReferenceRefresh, build_actor_critic
 from align.reward.checkpoint import save_reward_model
 from tests.models.adapters import CARD, states, trainable
 

@@ -8,9 +8,8 @@ import torch
 
 from align.core.errors import UserError
 from align.ppo.config import PPOConfig
-from align.ppo.constraints import damped_multiplier, lagrangian_scores, next_multiplier
 from align.ppo.rollout import Rollout
-from align.ppo.rule_terms import RuleTerms, read_budgets
+from align.ppo.rule_terms import RuleTerms, damped_multiplier, lagrangian_scores, next_multiplier, read_budgets
 from align.tokenization.encoded import EncodedPrompt
 
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from align.ppo.advantages import shape_rewards
 from align.ppo.config import PPOConfig
 from align.ppo.rollout import Rollout
-from align.ppo.scores import RunningMoments, ScoreShaping
-from align.ppo.shaping import adjust_for_length, length_slope, shape_rewards
+from align.ppo.scores import RunningMoments, ScoreShaping, adjust_for_length, combine_rewards, disagreement, length_slope
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -148,3 +148,29 @@ def test_a_reward_for_being_brief_pushes_by_the_rest_of_its_share(share, push):
     rewards = shape_rewards(learned, torch.zeros(4, 4), torch.zeros(4, 4), answers.lengths, 0.0)
     advantages = config.estimator(rewards, torch.zeros(4, 4), answers.lengths).advantages
     assert advantages[:, 0].tolist() == pytest.approx([push, -push] * 2, abs=1e-6)
+
+
+REWARDS = torch.tensor([[1.0, -2.0], [2.0, -2.0], [6.0, -2.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight", "expected"),
+    [
+        ("mean", 9.0, [3.0, -2.0]),
+        ("wco", 9.0, [1.0, -2.0]),
+        # Variance over members: (4 + 1 + 9) / 3 = 14/3; where all agree nothing is taken off.
+        ("uwo", 0.3, [3.0 - 0.3 * 14 / 3, -2.0]),
+        ("uwo", 0.0, [3.0, -2.0]),
+    ],
+)
+def test_rules_by_hand(rule, weight, expected):
+    assert combine_rewards(REWARDS, rule, weight).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_one_member_is_itself_by_every_rule():
+    for rule in ("mean", "wco", "uwo"):
+        assert combine_rewards(REWARDS[:1], rule, 5.0).tolist() == [1.0, -2.0]
+
+
+def test_disagreement_by_hand():
+    assert disagreement(REWARDS).tolist() == pytest.approx([(14 / 3) ** 0.5, 0.0], abs=1e-12)

@@ -25,7 +25,7 @@ PURE = (
     "align/dpo/loss.py",
     "align/sft/loss.py",
     "align/reward/loss.py",
-    *(f"align/ppo/{name}.py" for name in ("advantages", "objective", "shaping", "kl")),
+    *(f"align/ppo/{name}.py" for name in ("advantages", "losses")),
 )
 ALLOWED = {"torch", "typing", "collections", "dataclasses", "math", "align.core.tensor_ops"}
 

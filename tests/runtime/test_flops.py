@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.roles import LanguageModel, RewardModel
-from align.ppo.costs import RoleFlopsProfiles, update_flops
+from align.ppo.metrics import RoleFlopsProfiles, update_flops
 from align.runtime.flops import (
     PEAKS,
     FlopsProfile,

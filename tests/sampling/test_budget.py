@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from align.sampling.budget import sampling_tokens
+from align.sampling.engines import sampling_tokens
 from align.sampling.generation import Sampling
 
 

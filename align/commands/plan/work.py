@@ -20,7 +20,7 @@ from align.models.configs import base_of
 from align.models.loading import LoadedModel, load_shapes
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
 from align.ppo.config import PPOConfig
-from align.ppo.costs import RoleFlopsProfiles, phase_flops
+from align.ppo.metrics import RoleFlopsProfiles, phase_flops
 from align.ppo.ptx import PtxLoss
 from align.ppo.rollout import prompts_of_update
 from align.reward.config import RewardConfig

@@ -130,7 +130,7 @@ PPO_CHECKS = {
 }
 """Checks of the kept policy against the first evaluation, by metric; a name that ends in `/` is a prefix.
 
-The limits are tighter than those of `align.ppo.watch.DriftWatch`, which warns during a run.
+The limits are tighter than those of `align.ppo.metrics.DriftWatch`, which warns during a run.
 """
 ENTROPY = Check(
     "PPO: entropy, nats per token",

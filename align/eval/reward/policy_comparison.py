@@ -15,7 +15,7 @@ from align.core.statistics import mean_interval
 from align.data.records import Prompt
 from align.models.loading import LoadedModel, load, load_tokenization_of
 from align.models.roles import response_log_probs
-from align.ppo.kl import kl_estimates
+from align.ppo.losses import kl_estimates
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from align.core.errors import UserError
 from align.ppo import PPOTrainer
-from tests.ppo.test_learning import metrics, settings
+from tests.ppo.test_algorithm import metrics, settings
 from tests.ppo.test_rollout_files import letters
 
 WAYS = {

@@ -5,32 +5,39 @@ weights (over NCCL, from GPU to GPU). Each row is its own request, because it ha
 and comes back gets the weights again, and is asked for the rows that it had not answered.
 """
 
+import math
 import os
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import requests
+import torch
+from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from requests.adapters import HTTPAdapter
+from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
 from align.core.seeds import SeedKey, Stream
+from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
-from align.runtime.distributed import run_on_main
+from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
-from align.sampling.vllm_answers import require_answer
-from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
 from align.training.optimization import Optimization
 
 HEALTH_SECONDS = 5.0
@@ -310,3 +317,238 @@ class _TimeoutAdapter(HTTPAdapter):
     def send(self, request: requests.PreparedRequest, *args: Any, **settings: Any) -> requests.Response:
         settings["timeout"] = settings.get("timeout") or self.limit
         return super().send(request, *args, **settings)
+
+
+class VLLMColocate:
+    """vLLM on the training's own GPUs.
+
+    Args:
+        longest: tokens of the longest prompt and response together.
+
+    Raises:
+        UserError: if vLLM cannot be started here.
+    """
+
+    def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
+        self.optimization, self.loaded = optimization, loaded
+        self.stale, self.sleeps, self.processes_per_copy = True, config.vllm_sleep, config.vllm_tensor_parallel
+        processes = optimization.accelerator.num_processes
+        if processes % self.processes_per_copy:
+            raise UserError(
+                f"vllm_tensor_parallel is {self.processes_per_copy}, but there are {processes} processes: start a multiple"
+            )
+        require_servable(loaded.backbone, loaded.adapter)
+        advice = "is there a GPU with memory for a second copy of the model (vllm_memory_share)?"
+        with _vllm_errors("cannot start", advice):
+            self.vllm = VLLMGeneration(
+                _ServedModel(loaded),  # type: ignore[arg-type]  # it reads only the model's name and named weights
+                optimization.accelerator,
+                loaded.tokenization.tokenizer,
+                mode="colocate",
+                gpu_memory_utilization=config.vllm_memory_share,
+                max_model_length=longest,
+                max_num_seqs=config.vllm_requests,
+                enable_sleep_mode=self.sleeps,
+                tensor_parallel_size=self.processes_per_copy,
+            )
+
+    def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
+        accelerator, seeds = self.optimization.accelerator, row_seeds(len(prompts), *seed)
+        if self.stale:
+            advice = "does it know this architecture and number format (it cannot on a CPU, where it packs weights)?"
+            with gathered_weights(self.optimization.module, accelerator), _vllm_errors("does not take the weights", advice):
+                self.vllm.sync_weights()
+            self.stale = False
+
+        def generate_rows(rows: list[int]) -> list[tuple[list[int], list[float]]]:
+            return self._generate([prompts[row] for row in rows], sampling, [seeds[row] for row in rows])
+
+        with self._awake():
+            results = map_across_processes(range(len(prompts)), generate_rows, accelerator, self.processes_per_copy)
+        ends = self.loaded.tokenization.end_ids
+        return Responses([ids for ids, _ in results], [ids[-1] in ends for ids, _ in results], [seen for _, seen in results])
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """vLLM awake with its cache. After a sleep of level 2 it has no weights; `sync_weights` has sent them already."""
+        if self.sleeps:
+            with _vllm_errors("does not wake up", "lower vllm_memory_share, or set vllm_sleep to false"):
+                self.vllm.llm.wake_up(tags=["kv_cache"])
+        yield
+        if self.sleeps:
+            self.vllm.llm.sleep(level=2)
+            self.stale = True
+
+    def _generate(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]
+    ) -> list[tuple[list[int], list[float]]]:
+        """Each response with vLLM's log-prob of each of its tokens."""
+        from vllm import SamplingParams
+
+        if not prompts:
+            return []
+        settings = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_new_tokens,
+                logprobs=0,
+                seed=seed,
+                # Only these end ids: vLLM would add those of the checkpoint's generation_config.json.
+                ignore_eos=True,
+                stop_token_ids=sorted(self.loaded.tokenization.end_ids),
+                detokenize=False,
+            )
+            for seed in seeds
+        ]
+        requests = [{"prompt_token_ids": ids} for ids in prompts]
+        with _vllm_errors("cannot sample", "lower rollout_size or raise vllm_memory_share if memory ran out"):
+            outputs = self.vllm.llm.generate(requests, sampling_params=settings, use_tqdm=False)
+        with _vllm_errors("gave a wrong answer", "is this version of vLLM one that this package knows?"):
+            rows = [row.outputs[0] for row in outputs]
+            found = [
+                (list(row.token_ids), [seen[id].logprob for id, seen in zip(row.token_ids, row.logprobs, strict=True)])
+                for row in rows
+            ]
+            vocabulary = int(self.loaded.backbone.model.config.vocab_size)
+            for ids, log_probs in found:
+                require_answer(ids, log_probs, sampling.max_new_tokens, vocabulary, self.loaded.tokenization.end_ids)
+        return found
+
+    def weights_changed(self) -> None:
+        self.stale = True
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def _vllm_errors(what: str, advice: str) -> Iterator[None]:
+    """Turn any error inside vLLM, which raises all kinds, into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"engine vllm-colocate: vLLM {what} ({first_line(error)}); {advice}") from error
+
+
+class _ServedModel(nn.Module):
+    """The part of a model that `VLLMGeneration` uses: its folder, and its weights as vLLM loads them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__()
+        self.name_or_path = loaded.base
+        self._loaded = [loaded]  # in a list, so that it is not registered as a submodule
+
+    def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, Tensor]]:  # type: ignore[override]
+        loaded = self._loaded[0]
+        return served_weights(loaded.backbone, loaded.adapter)
+
+
+BASE = ".base_layer."
+
+
+def require_servable(backbone: Backbone, adapter: str | None) -> None:
+    """Refuse adapters that cannot be merged into the base's matrices.
+
+    Raises:
+        UserError: for anything but plain LoRA, and for LoRA on a vocabulary matrix that reads and writes (tied).
+    """
+    model = backbone.model
+    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = {id(_base(layer)) for layer in (into, out)} if _base(into).weight is _base(out).weight else set[int]()
+    for path, layer in model.named_modules():
+        whole = isinstance(layer, AuxiliaryTrainingWrapper)
+        if not whole and (not isinstance(layer, BaseTunerLayer) or adapter not in getattr(layer, "r", {})):
+            continue
+        plain = isinstance(layer, LoraLayer) and adapter not in layer.lora_variant and not layer.lora_bias.get(adapter or "")
+        if whole or not plain:
+            raise UserError(f"engine: the adapter on '{path}' is not plain LoRA: it cannot be added to a matrix for vLLM")
+        if id(_base(layer)) in tied:
+            raise UserError(
+                f"engine: LoRA on '{path}', whose matrix both reads and writes tokens, cannot be merged for vLLM; leave "
+                "it out of lora_targets"
+            )
+
+
+def _base(layer: nn.Module) -> nn.Module:
+    return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
+
+
+@torch.no_grad()
+def served_weights(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the policy, one at a time; tied weights once.
+
+    The base is not changed. PEFT's own merging adds to it in place and subtracts afterward, which moves a bfloat16 base by a
+    rounding error each time, and that base is the reference of PPO's KL.
+
+    Args:
+        adapter: the policy's; None: it has none.
+    """
+    for name, weight, layer in _weights_with_layers(backbone, adapter):
+        whole = weight.data
+        if layer is not None:
+            whole = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+        yield from _as_on_disk(backbone, name, whole)
+
+
+def _as_on_disk(backbone: Backbone, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight by its names in a checkpoint: transformers renames GPT-NeoX's output and joins experts when it loads them."""
+    yield from revert_weight_conversion(backbone.model, {name: weight}).items()
+
+
+def weight_layout(backbone: Backbone, adapter: str | None) -> list[tuple[str, str, list[int]]]:
+    """Name, dtype and shape of each of `served_weights`, in the same order, as vLLM's server expects them."""
+    return [
+        (plain, str(shape.dtype).removeprefix("torch."), list(shape.shape))
+        for name, weight, _ in _weights_with_layers(backbone, adapter)
+        for plain, shape in _as_on_disk(backbone, name, weight.data.to("meta"))
+    ]
+
+
+def _weights_with_layers(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, nn.Parameter, Any]]:
+    """The base's weights by the model's own names, each with the layer whose adapter is added to it (or None)."""
+    layers = {path: layer for path, layer in backbone.model.named_modules() if isinstance(layer, BaseTunerLayer)}
+    adapter_weights = {
+        id(weight)
+        for layer in layers.values()
+        for name, weight in layer.named_parameters()  # type: ignore[attr-defined]  # each is a module too
+        if not name.startswith(BASE[1:])
+    }
+    for name, weight in backbone.model.named_parameters():
+        if id(weight) in adapter_weights:
+            continue
+        path, inside, leaf = name.rpartition(BASE)
+        layer = layers.get(path) if inside and leaf == "weight" else None
+        yield name.replace(BASE, "."), weight, layer if adapter in getattr(layer, "r", {}) else None
+
+
+def require_answer(
+    ids: Sequence[int], log_probs: Sequence[float], max_new_tokens: int, vocabulary: int, ends: Collection[int]
+) -> None:
+    """Refuse a response that sampling cannot have given.
+
+    Args:
+        ids: the response's tokens [T].
+        log_probs: of each token [T].
+        max_new_tokens: the most tokens that were asked for.
+        vocabulary: the number of the model's tokens.
+        ends: tokens that end a response.
+
+    Raises:
+        ValueError: if it is empty, too long, cut off, continues after its end, or holds a token or log-prob that cannot be.
+    """
+    if not ids or len(ids) != len(log_probs):
+        raise ValueError(f"it returned {len(ids)} tokens with {len(log_probs)} log-probs")
+    if len(ids) > max_new_tokens:
+        raise ValueError(f"it returned {len(ids)} tokens, but at most {max_new_tokens} were asked for")
+    for id in ids:
+        if not 0 <= id < vocabulary:
+            raise ValueError(f"it returned token {id}, but the model has tokens 0 to {vocabulary - 1}")
+    for log_prob in log_probs:
+        if not math.isfinite(log_prob):
+            raise ValueError(f"it returned a log-prob of {log_prob}")
+    if any(id in ends for id in ids[:-1]):
+        raise ValueError("it returned tokens after the token that ends a response")
+    if ids[-1] not in ends and len(ids) < max_new_tokens:
+        raise ValueError(f"it returned {len(ids)} tokens without an end, of {max_new_tokens} that were asked for")

@@ -5,7 +5,7 @@ import torch
 
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.watch import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch, OveroptimizationWatch
+from align.ppo.metrics import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch, OveroptimizationWatch
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
 FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "ended": 0.9}

@@ -1,0 +1,389 @@
+"""The clipped losses of PPO token by token, and their gradients against finite differences."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align.core.errors import UserError
+from align.core.tensor_ops import masked_sum
+from align.ppo.algorithm import check_ratio
+from align.ppo.config import PPOConfig
+from align.ppo.experience import build_experience, engine_metrics
+from align.ppo.losses import (
+    AdaptiveKL,
+    KLController,
+    importance_weights,
+    kl_estimates,
+    kl_losses,
+    policy_losses,
+    value_losses,
+)
+from tests.models.losses import minibatch_loss, role_outputs
+
+QUICK = settings(deadline=None, max_examples=40)
+
+NAN = float("nan")
+
+
+def doubles(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "decided"),
+    [
+        (1.0, 2.0, -2.0, False),  # at the start: -A
+        (1.1, 2.0, -2.2, False),  # inside the clip: -1.1 x 2
+        (1.5, 2.0, -2.4, True),  # a good token is not pushed beyond 1.2: -1.2 x 2
+        (0.5, 2.0, -1.0, False),  # a good token that fell is pulled back: -.5 x 2, not -.8 x 2
+        (1.5, -2.0, 3.0, False),  # a bad token that rose is pushed down: 1.5 x 2, not 1.2 x 2
+        (0.5, -2.0, 1.6, True),  # a bad token is not pushed below .8: .8 x 2
+        (0.9, -2.0, 1.8, False),
+        (7.0, 0.0, 0.0, False),
+    ],
+)
+def test_policy_loss_by_hand(ratio, advantage, loss, decided):
+    old = doubles([-1.3])
+    found, clipped = policy_losses(old + math.log(ratio), old, doubles([advantage]), 0.2)
+    assert found.item() == pytest.approx(loss, abs=1e-12)
+    assert clipped.item() is decided
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "decided"),
+    [
+        (1.25, 2.0, -2.5, False),  # below 1 + clip_high
+        (1.5, 2.0, -2.6, True),  # -1.3 x 2
+        (0.5, -2.0, 1.6, True),  # below 1 the clip is .2 as before
+        (2.5, -2.0, 5.0, False),  # a bad token pushes by its ratio
+        (4.0, -2.0, 6.0, True),  # up to 3, not 4 x 2
+        (4.0, 2.0, -2.6, True),  # a good token has no such bound
+        (4.0, 0.0, 0.0, False),
+    ],
+)
+def test_a_higher_clip_and_the_dual_clip_by_hand(ratio, advantage, loss, decided):
+    now = doubles([math.log(ratio)]).requires_grad_()
+    found, clipped = policy_losses(now, doubles([0.0]), doubles([advantage]), 0.2, clip_high=0.3, dual_clip=3.0)
+    assert found.item() == pytest.approx(loss, abs=1e-12)
+    assert clipped.item() is decided
+    found.sum().backward()
+    assert (now.grad.item() == 0.0) == (decided or advantage == 0.0)
+    assert math.isfinite(now.grad.item())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope"), [(1.1, 2.0, -2.2), (1.5, 2.0, 0.0), (0.5, -2.0, 0.0), (1.5, -2.0, 3.0)]
+)
+def test_policy_gradient_by_hand(ratio, advantage, slope):
+    # d(-A exp(l - old)) / dl = -A ratio; where the clip decided, the loss is flat.
+    log_probs = doubles([math.log(ratio)]).requires_grad_()
+    policy_losses(log_probs, doubles([0.0]), doubles([advantage]), 0.2)[0].sum().backward()
+    assert log_probs.grad.item() == pytest.approx(slope, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "loss", "decided"),
+    [
+        (1.1, 1.0, 2.0, 0.405, False),  # half of .9^2; within the clip both errors are equal
+        (1.5, 1.0, 2.0, 0.32, True),  # held at 1.2: half of .8^2, larger than half of .5^2
+        (0.5, 1.0, 2.0, 1.125, False),  # moved away from the target: half of 1.5^2, larger than half of 1.2^2
+        (2.6, 1.0, 2.0, 0.32, True),  # beyond the target: .8^2 is larger than .6^2
+        (4.0, 1.0, 2.0, 2.0, False),  # far beyond it: half of 2^2, larger than half of .8^2
+        (-0.5, 0.0, -1.0, 0.32, True),  # downwards: held at -.2
+    ],
+)
+def test_value_loss_by_hand(value, old, target, loss, decided):
+    found, clipped = value_losses(doubles([value]), doubles([old]), doubles([target]), 0.2)
+    assert found.item() == pytest.approx(loss, abs=1e-12)
+    assert clipped.item() is decided
+
+
+def test_value_gradient_by_hand():
+    values = doubles([1.1, 1.5, 0.5]).requires_grad_()
+    value_losses(values, doubles([1.0] * 3), doubles([2.0] * 3), 0.2)[0].sum().backward()
+    assert values.grad.tolist() == pytest.approx([-0.9, 0.0, -1.5], abs=1e-12)  # value - target, 0 where it is held
+
+
+def test_a_value_clip_of_0_is_none(make_ppo, load_sharp, hand_rollout):
+    """The loss of values that have left their old ones is half their squared error, and they still learn."""
+    trainer = make_ppo(load_sharp("tiny-gpt2"), value_clip=0.0)
+    roles = role_outputs(trainer, hand_rollout)
+    moved = dataclasses.replace(roles, values=roles.values - 0.5)  # the values were lower when they were recorded
+    experience = build_experience(trainer.config, hand_rollout, torch.arange(6.0), moved, 0.05)
+    rows = list(range(6))
+    total, sums = minibatch_loss(trainer, experience, rows)(rows)
+    errors = (roles.values - experience.returns)[experience.mask]
+    assert sums["value_loss"].item() == pytest.approx(0.5 * (errors**2).mean().item(), rel=1e-4)
+    assert float(sums["clipped/value"]) == 0
+    bias = trainer.optimization.trainable["value_head.linear.bias"]
+    (gradient,) = torch.autograd.grad(total, [bias])
+    assert float(gradient) == pytest.approx(0.1 * float(errors.mean()), rel=1e-4)  # value_weight 0.1
+
+
+def test_gradients_against_finite_differences():
+    rng = torch.Generator().manual_seed(3)
+    now, old, advantages = (torch.randn(4, 5, generator=rng, dtype=torch.float64) * 0.5 for _ in range(3))
+    mask = torch.rand(4, 5, generator=rng) < 0.7
+    ratio = torch.exp(now - old)
+    for edge in (0.8, 1.2):  # finite differences are wrong across a kink: none may be near
+        assert (ratio - edge).abs().min().item() > 1e-4
+    assert torch.autograd.gradcheck(
+        lambda x: masked_sum(policy_losses(x, old, advantages, 0.2)[0], mask), now.clone().requires_grad_()
+    )
+    assert torch.autograd.gradcheck(
+        lambda x: masked_sum(value_losses(x, old, advantages, 0.2)[0], mask), now.clone().requires_grad_()
+    )
+
+
+def test_padding_changes_neither_loss_nor_gradient():
+    rng = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 3, generator=rng, dtype=torch.float64) for _ in range(3)]
+    for losses in (policy_losses, value_losses):
+        bare = inputs[0].clone().requires_grad_()
+        plain = losses(bare, inputs[1], inputs[2], 0.2)[0].sum()
+        plain.backward()
+        wide = [torch.cat([column, torch.full((2, 2), 3.7, dtype=torch.float64)], 1) for column in inputs]
+        wide[1][:, 3:], wide[2][:, 3:] = -2.0, NAN
+        wide[0].requires_grad_()
+        mask = torch.tensor([[True, True, True, False, False]] * 2)
+        padded = masked_sum(losses(wide[0], wide[1], wide[2], 0.2)[0], mask)
+        assert padded.item() == pytest.approx(plain.item(), rel=1e-14)
+        padded.backward()
+        assert torch.equal(wide[0].grad[:, :3], bare.grad)
+
+
+@QUICK
+@given(st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 0.9))
+def test_clipping_only_ever_makes_the_loss_larger(now, old, other, clip):
+    one, two, three = doubles([now]), doubles([old]), doubles([other])
+    assert policy_losses(one, two, three, clip)[0].item() >= (-three * torch.exp(one - two)).item() - 1e-12
+    assert value_losses(one, two, three, clip)[0].item() >= 0.5 * (now - other) ** 2 - 1e-12
+
+
+def test_rounding_does_not_count_as_clipping():
+    rng = torch.Generator().manual_seed(0)
+    old, returns = (torch.randn(1, 1000, generator=rng) for _ in range(2))
+    values = old + 0.19 * (2 * torch.rand(1, 1000, generator=rng) - 1)
+    losses, decided = value_losses(values, old, returns, 0.2)
+    assert not decided.any()
+    assert torch.equal(losses, 0.5 * (values - returns) ** 2)
+
+
+def test_rounding_is_not_counted_as_clipping():
+    """0.1 + (0.3 - 0.1) is not 0.3 in float32: an unclipped value must equal itself."""
+    generator = torch.Generator().manual_seed(0)
+    old, new = (torch.randn(10_000, generator=generator) * 0.05 for _ in range(2))
+    _, clipped = value_losses(new, old, torch.zeros(10_000), 1.0)
+    assert not clipped.any()
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "outcome"),
+    [
+        ("cpu", 9e-5, ""),
+        ("cpu", 2e-4, "stops"),
+        ("cuda", 9e-4, ""),
+        ("cuda", 2e-3, "warns"),
+        ("cuda", 0.049, "warns"),
+        ("cuda", 0.06, "stops"),
+        ("cuda", float("nan"), "stops"),
+        ("cpu", float("nan"), "stops"),
+    ],
+)
+def test_the_ratio_check_is_exact_where_kernels_are_and_warns_where_they_are_not(device, error, outcome):
+    if outcome == "stops":
+        with pytest.raises(UserError, match="the ratio at the first minibatch of a fresh rollout is off by"):
+            check_ratio(error, torch.device(device))
+    else:
+        assert bool(check_ratio(error, torch.device(device))) == (outcome == "warns")
+
+
+def test_estimates_by_hand():
+    # pi / ref = 2, 1/2, 1: k1 = ln 2, -ln 2, 0; k3 = 1/2 - 1 + ln 2, 2 - 1 - ln 2, 0.
+    k1, k3 = kl_estimates(torch.log(doubles([0.5, 0.25, 0.3])), torch.log(doubles([0.25, 0.5, 0.3])))
+    assert k1.tolist() == pytest.approx([math.log(2), -math.log(2), 0.0], abs=1e-15)
+    assert k3.tolist() == pytest.approx([math.log(2) - 0.5, 1 - math.log(2), 0.0], abs=1e-15)
+
+
+def test_both_estimators_are_unbiased():
+    policy, reference = doubles([0.5, 0.3, 0.2]), doubles([0.2, 0.2, 0.6])
+    # .5 ln 2.5 + .3 ln 1.5 + .2 ln 1/3 = .4581454 + .1216395 - .2197225
+    exact = 0.3600624
+    for estimate in kl_estimates(torch.log(policy), torch.log(reference)):
+        assert (policy * estimate).sum().item() == pytest.approx(exact, abs=1e-7)
+
+
+@QUICK
+@given(st.floats(-20, 0), st.floats(-20, 0))
+def test_k3_is_never_negative(now, then):
+    assert kl_estimates(doubles([now]), doubles([then]))[1].item() >= 0.0
+
+
+def test_k3_near_zero_keeps_its_digits():
+    # k3 = k1^2 / 2 - k1^3 / 6 + ...: for k1 = 1e-6 that is 5e-13, which exp(-k1) - 1 + k1 would round to noise.
+    assert kl_estimates(doubles([1e-6]), doubles([0.0]))[1].item() == pytest.approx(5e-13, rel=1e-3)
+
+
+def test_fixed_coefficient_stays():
+    controller = KLController(0.05)
+    controller.adapt(1000.0, 64)
+    assert controller.beta == 0.05
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (6.0, 0.1),  # on target
+        (6.6, 0.1 * (1 + 0.1 * 256 / 10000)),  # 6.6 / 6 - 1 = .1
+        (5.4, 0.1 * (1 - 0.1 * 256 / 10000)),
+        (60.0, 0.1 * (1 + 0.2 * 256 / 10000)),  # 9 is clipped to .2
+        (0.0, 0.1 * (1 - 0.2 * 256 / 10000)),  # -1 is clipped to -.2
+        (-3.0, 0.1 * (1 - 0.2 * 256 / 10000)),
+    ],
+)
+def test_adaptive_coefficient_by_hand(kl, expected):
+    controller = AdaptiveKL(beta=0.1, target=6.0, horizon=10000)
+    controller.adapt(kl, samples=256)
+    assert controller.beta == pytest.approx(expected, rel=1e-12)
+
+
+def test_adaptive_coefficient_compounds():
+    controller = AdaptiveKL(beta=1.0, target=1.0, horizon=100)
+    for _ in range(3):
+        controller.adapt(2.0, samples=50)  # times 1 + .2 x 50 / 100 = 1.1
+    assert controller.beta == pytest.approx(1.331, rel=1e-12)
+
+
+@QUICK
+@given(st.floats(0.01, 1.0), st.lists(st.floats(-5, 50), max_size=20), st.integers(1, 1000))
+def test_adaptive_coefficient_stays_positive_and_moves_towards_the_target(beta, kls, samples):
+    controller = AdaptiveKL(beta, target=6.0, horizon=1000)
+    for kl in kls:
+        before = controller.beta
+        controller.adapt(kl, samples)
+        assert controller.beta > 0
+        assert (controller.beta - before) * (kl - 6.0) >= 0
+        assert 0.8 * before - 1e-15 <= controller.beta <= 1.2 * before + 1e-15
+
+
+def test_a_horizon_far_below_the_rollout_does_not_turn_the_sign():
+    controller = AdaptiveKL(beta=0.1, target=6.0, horizon=10)
+    controller.adapt(0.0, samples=64)  # 1 - .2 x 6.4 = -.28
+    assert controller.beta >= 0
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss", "slope"),
+    [
+        # log pi - log ref = d = log 2: d; d^2 / 2; 1/2 - 1 + d. Slopes in log pi: 1; d; 1 - exp(-d) = 1/2.
+        ("k1", math.log(2), 1.0),
+        ("k2", math.log(2) ** 2 / 2, math.log(2)),
+        ("k3", math.log(2) - 0.5, 0.5),
+    ],
+)
+def test_kl_in_the_loss_by_hand(estimator, loss, slope):
+    log_probs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    found = kl_losses(log_probs, torch.tensor([-1.0 - math.log(2)], dtype=torch.float64), estimator)
+    assert found.item() == pytest.approx(loss, abs=1e-12)
+    found.sum().backward()
+    assert log_probs.grad.item() == pytest.approx(slope, abs=1e-12)
+
+
+def test_in_expectation_k2_pulls_back_and_k1_does_not_pull_at_all():
+    """Over all tokens of a small vocabulary, weighted by the policy: the exact gradient of the KL is that of k2."""
+    logits = torch.tensor([0.3, -1.0, 0.9, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.log_softmax(torch.tensor([1.0, 0.5, -0.5, 0.2], dtype=torch.float64), 0)
+
+    def gradient(estimator):
+        log_probs = torch.log_softmax(logits, 0)
+        loss = (log_probs.exp().detach() * kl_losses(log_probs, reference, estimator)).sum()
+        return torch.autograd.grad(loss, logits)[0]
+
+    log_probs = torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits)
+    torch.testing.assert_close(gradient("k2"), exact)
+    assert gradient("k1").abs().max() < 1e-12
+    (other_way,) = torch.autograd.grad((reference.exp() * (reference - torch.log_softmax(logits, 0))).sum(), logits)
+    torch.testing.assert_close(gradient("k3"), other_way)
+
+
+def test_weights_by_hand() -> None:
+    engine = torch.tensor([math.log(0.2), math.log(0.4), math.log(0.1), -700.0])
+    policy = torch.tensor([math.log(0.3), math.log(0.1), math.log(0.5), 0.0])
+    # 0.3 / 0.2, 0.1 / 0.4, and 0.5 / 0.1 and more are cut to 2.
+    torch.testing.assert_close(importance_weights(policy, engine, 2.0), torch.tensor([1.5, 0.25, 2.0, 2.0]))
+    torch.testing.assert_close(importance_weights(policy, policy, 1.0), torch.ones(4))
+
+
+def test_without_a_cap_the_expected_gradient_is_that_of_the_policys_own_samples() -> None:
+    """Every token of a vocabulary of 5, weighed by how often it is drawn: by the policy, or by an engine with weights."""
+    generator = torch.Generator().manual_seed(5)
+    logits, engine, advantages = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(3))
+
+    def gradient(drawn_by: torch.Tensor, weighed: bool) -> torch.Tensor:
+        now = logits.clone().requires_grad_()
+        policy = torch.log_softmax(now, 0)
+        losses, _ = policy_losses(policy, policy.detach(), advantages, 0.2)
+        if weighed:
+            losses = losses * importance_weights(policy.detach(), torch.log_softmax(drawn_by, 0), 1e9)
+        (torch.softmax(drawn_by, 0) * losses).sum().backward()
+        assert now.grad is not None
+        return now.grad
+
+    own = gradient(logits, weighed=False)
+    torch.testing.assert_close(gradient(engine, weighed=True), own)
+    assert (gradient(engine, weighed=False) - own).abs().max() > 0.01
+
+
+@pytest.fixture
+def found(make_ppo, load_sharp, hand_rollout):
+    """A trainer, and a rollout that an engine sampled which finds each token e^0.5 or e^-1 times as likely, in turn."""
+    trainer = make_ppo(load_sharp("tiny-llama"), engine="vllm-server", importance_cap=2.0)
+    roles = role_outputs(trainer, hand_rollout)
+    offset = torch.tensor([0.5, -1.0]).repeat(5)[: roles.log_probs.shape[1]]
+    rows = zip(roles.log_probs + offset, hand_rollout.responses, strict=True)
+    return trainer, dataclasses.replace(hand_rollout, log_probs=[row[: len(ids)].tolist() for row, ids in rows]), roles
+
+
+def test_the_loss_and_its_gradient_by_hand(found) -> None:
+    trainer, rollout, roles = found
+    scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
+    experience = build_experience(trainer.config, rollout, scores, roles, 0.05)
+    weights = torch.tensor([math.exp(-0.5), 2.0]).repeat(5)[: experience.mask.shape[1]]  # e^1 is cut to 2
+    torch.testing.assert_close(experience.importance[experience.mask], weights.expand(6, -1)[experience.mask])
+    figures = engine_metrics(experience, 2.0)
+    even, odd = int(experience.mask[:, 0::2].sum()), int(experience.mask[:, 1::2].sum())
+    assert figures["sampling/capped"] == pytest.approx(odd / (even + odd))
+    assert figures["sampling/importance"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
+    # r - 1 - log r, r = e^-0.5 or e^1: more than a run without weights accepts.
+    k3 = (even * (math.exp(-0.5) - 0.5) + odd * (math.e - 2)) / (even + odd)
+    assert figures["sampling/mismatch"] == pytest.approx(k3, rel=1e-4)
+
+    _, sums = minibatch_loss(trainer, experience, list(range(6)))(list(range(6)))
+    expected = -(weights * experience.advantages)[experience.mask].mean()  # the ratio is 1
+    assert float(sums["policy_loss"]) == pytest.approx(float(expected), abs=1e-5)
+    plain = dataclasses.replace(experience, importance=None)
+    _, without = minibatch_loss(trainer, plain, list(range(6)))(list(range(6)))
+    assert abs(float(without["policy_loss"]) - float(expected)) > 0.01
+    assert float(without["value_loss"]) == float(sums["value_loss"]), "values have no weights"
+
+
+def test_without_weights_a_mismatch_stops_the_run(found) -> None:
+    trainer, rollout, roles = found
+    config = dataclasses.replace(trainer.config, importance_cap=0.0)
+    experience = build_experience(config, rollout, torch.zeros(6), roles, 0.05)
+    assert experience.importance is None
+    with pytest.raises(UserError, match=r"samples from a different distribution .* importance_cap 2 corrects for it"):
+        engine_metrics(experience, 0.0)
+    own = build_experience(config, dataclasses.replace(rollout, log_probs=None), torch.zeros(6), roles, 0.05)
+    assert engine_metrics(own, 0.0) == {}
+
+
+@pytest.mark.parametrize(("cap", "engine"), [(0.5, "vllm-server"), (-1.0, "vllm-server"), (2.0, "transformers")])
+def test_settings_that_cannot_be_meant(cap: float, engine: str) -> None:
+    with pytest.raises(UserError, match="importance_cap is"):
+        PPOConfig(importance_cap=cap, engine=engine)
