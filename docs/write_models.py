@@ -19,10 +19,10 @@ PAGE = ROOT / "docs" / "models.md"
 HEAD = """# Architectures
 
 Which models can play which role. `docs/write_models.py` writes this page from the list of tiny random models that
-`tests/models/test_architectures.py` and `tests/models/test_encoders.py` run; a test compares them. The models have the
-shape of the published ones and random weights. No published weights were loaded, except those of the built-in models.
+`tests/models/test_architectures.py` and `tests/models/test_encoders.py` run. The models have the shape of the published ones
+and random weights. No published weights were loaded, except those of the built-in models.
 
-Each row passed these checks, with all weights and with LoRA on every linear layer:
+Every model on this page passed these checks, with all weights and with LoRA on every linear layer:
 
 | check | content |
 | --- | --- |
@@ -31,48 +31,45 @@ Each row passed these checks, with all weights and with LoRA on every linear lay
 | costs | FLOPs equal torch's count (for experts, of those that a token uses); size of the cache |
 | stages | an update of SFT, reward model and PPO with that reward model, with sampling |
 | export | a decoder's reward model has the score that transformers computes from its folder |
-
-| column | meaning |
-| --- | --- |
-| packed | several responses share one reading of their prompt in a row; "no" (ALiBi, windows in columns): a row each |
-| whole prompt | usable as a [prefix language model](howto/own-model.md#a-prefix-language-model) (`prefix_lm`) |
-| vLLM: by name | weights have the names, shapes and values of a plain checkpoint (`tests/sampling/test_served_weights.py`) |
-| vLLM: listed | the model's class is in vLLM's [list][1] (of a version after 0.12) |
-| ZeRO-3 | an update on two processes equals that of one, also with a frozen copy |
-
-Models with LongRoPE (Phi-3.5, Phi-4-mini) read every row of a batch with other frequencies if one row exceeds the original
-context; a run prints a line about it. vLLM was run only with a [Llama](clusters.md#sampling-by-vllm) and refuses
-encoder-decoders. ZeRO-3 was tested in float32 on a processor (`tests/launch/test_architectures_zero.py`); whole stages ran
-under it only with Llama, GPT-2 and T5.
+| ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_architectures_zero.py`, float32, CPU) |
 
 [1]: {registry}
 """
 DECODER_HEAD = """
 ## Decoders
 
-| architecture | such as | SFT and policy | reward model | packed | whole prompt | ZeRO-3 | vLLM |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+Each can be trained by SFT and as a policy. *Packed*: several responses share one reading of their prompt in a row;
+without it (ALiBi, windows in columns), each has a row. *Whole prompt*: usable as a [prefix language
+model](howto/own-model.md#a-prefix-language-model) (`prefix_lm`). vLLM gets weights with the names, shapes and values of
+a plain checkpoint (`tests/sampling/test_served_weights.py`); its [list][1] has all of these but {unlisted}. It was run
+only with a [Llama](clusters.md#sampling-by-vllm).
+
+Models with LongRoPE (Phi-3.5, Phi-4-mini) read every row of a batch with other frequencies if one row exceeds the original
+context; a run prints a line about it.
+
+| architecture | such as | reward model | packed | whole prompt |
+| --- | --- | --- | --- | --- |
 """
 ENCODER_DECODER_HEAD = """
 ## Encoder-decoders
 
-The encoder reads a prompt once for all of its responses. A reward model is saved as the language model with its head beside
-it, because transformers' T5 classifier reads one text with both halves. Switch ignores `expert_capacity`: sampling reads
-token by token, where nothing is dropped.
+The encoder reads a prompt once for all of its responses. Each can be trained by SFT, as a policy and as a reward model,
+which is saved as the language model with its head beside it, because transformers' T5 classifier reads one text with
+both halves. Switch ignores `expert_capacity`: sampling reads token by token, where nothing is dropped. vLLM is refused.
 
-| architecture | such as | SFT and policy | reward model | packed | ZeRO-3 |
-| --- | --- | --- | --- | --- | --- |
+| architecture | such as |
+| --- | --- |
 """
 ENCODER_HEAD = """
 ## Encoders
 
-Encoders read prompt and response as a pair in both directions. Each is a reward model and a judge of answers, also for a
-policy with another tokenizer. A rule model reads prompt and response as the first text and the rule as the second. Attribute
-models (`align attributes`, form heads) and rule models (`align rules`) are tested with PPO on GPT-2
-(`tests/rules/test_judges_on_encoders.py`). See [Use your own model](howto/own-model.md#an-encoder-as-reward-model).
+Encoders read prompt and response as a pair in both directions. Each is a reward model, rule model, attribute model
+(form heads) and a judge of answers, also for a policy with another tokenizer, and is refused as a policy. A rule model
+reads prompt and response as the first text and the rule as the second. See [Use your own
+model](howto/own-model.md#an-encoder-as-reward-model).
 
-| architecture | such as | SFT and policy | reward model | attributes, rules | judge | ZeRO-3 |
-| --- | --- | --- | --- | --- | --- | --- |
+| architecture | such as |
+| --- | --- |
 """
 TAIL = """
 ## Checked on loading
@@ -98,14 +95,12 @@ TAIL = """
 | LongRoPE | one line with the context that short rows keep | `training/start.py` |
 | config, generation config, tokenizer and card can be saved | refused before the first update | `models/checkpoint.py` |
 
-`tests/badly_behaved/` has a tiny model for each habit of published models that these checks are for, and runs every stage,
-export and evaluation over all of them.
+`tests/badly_behaved/` has a tiny model for each of these problems and runs every stage, export and evaluation over all.
 
 ## Refused
 
-Other models are tried on a few tokens when they are loaded. They are refused if they read padding, if their logits are not
-a plain function of the last state, if a later token changes an earlier state, or if reading token by token gives other
-states than reading at once. Known to be refused:
+Other models are refused if they read padding, if their logits are not a plain function of the last state, if a later token
+changes an earlier state, or if reading token by token gives other states than reading at once. Known to be refused:
 
 | model | why |
 | --- | --- |
@@ -140,13 +135,10 @@ weights; no published reward model was available.
 
 
 def row(architecture: Architecture) -> str:
-    """A line of the tables of decoders and encoder-decoders."""
-    reward = "full, LoRA" if has_classifier(architecture.name) else "refused"
-    cells = [architecture.name, architecture.examples, "full, LoRA", reward, yes(architecture.packed)]
-    if architecture.config.is_encoder_decoder:
-        return f"| {' | '.join([*cells, 'yes'])} |\n"
-    served = "by name, listed" if architecture.in_vllm else "by name"
-    return f"| {' | '.join([*cells, yes(architecture.prefix_lm), 'yes', served])} |\n"
+    """A line of the table of decoders."""
+    reward = "yes" if has_classifier(architecture.name) else "refused"
+    cells = [architecture.name, architecture.examples, reward, yes(architecture.packed), yes(architecture.prefix_lm)]
+    return f"| {' | '.join(cells)} |\n"
 
 
 def yes(is_so: bool) -> str:
@@ -156,11 +148,13 @@ def yes(is_so: bool) -> str:
 
 def page() -> str:
     """The whole page."""
-    decoders, pairs = ("".join(map(row, rows)) for rows in (DECODERS, ENCODER_DECODERS))
-    cells = "refused | full, LoRA | full, LoRA | frozen, full, LoRA | yes"
-    encoders = "".join(f"| {EXAMPLES[name]} | {cells} |\n" for name in CONFIGS)
-    head, pairs = HEAD.replace("{registry}", VLLM_REGISTRY), ENCODER_DECODER_HEAD + pairs
-    return head + DECODER_HEAD + decoders + pairs + ENCODER_HEAD + encoders + TAIL
+    unlisted = ", ".join(decoder.name for decoder in DECODERS if not decoder.in_vllm)
+    assert all(pair.packed and has_classifier(pair.name) for pair in ENCODER_DECODERS)
+    decoders = DECODER_HEAD.replace("{unlisted}", unlisted) + "".join(map(row, DECODERS))
+    pairs = "".join(f"| {pair.name} | {pair.examples} |\n" for pair in ENCODER_DECODERS)
+    encoders = "".join(f"| {EXAMPLES[name]} |\n" for name in CONFIGS)
+    head = HEAD.replace("{registry}", VLLM_REGISTRY)
+    return head + decoders + ENCODER_DECODER_HEAD + pairs + ENCODER_HEAD + encoders + TAIL
 
 
 if __name__ == "__main__":
