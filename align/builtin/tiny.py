@@ -1,8 +1,7 @@
 """Tiny random models of the three architectures that the framework supports, with a byte-level tokenizer.
 
-They are real transformers classes, small enough that a test trains one in a second. Nothing is downloaded; every build
-produces the same bytes. Their next-token distribution is nearly uniform at first, so a test can predict the initial
-loss (log of the vocabulary's size) and a KL near zero.
+They are real transformers classes, small enough that a test trains one in a second. Every build produces the same bytes.
+Their next-token distribution is nearly uniform: a test can predict the initial loss (log of the vocabulary's size).
 """
 
 from pathlib import Path
@@ -47,15 +46,10 @@ CHAT_TEMPLATE = (
 
 
 def build(architecture: str, folder: Path) -> None:
-    """Write a tiny model and its tokenizer; the caller's random state is unchanged.
-
-    Args:
-        architecture: gpt2, llama or t5.
-        folder: the folder to write into.
-    """
+    """Write a tiny gpt2, llama or t5 and its tokenizer; the caller's random state is unchanged."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(SEED)
-        model = _MODELS[architecture]()
+        model = _model(architecture)
     model.save_pretrained(folder)
     byte_tokenizer(append_eos=architecture == "t5").save_pretrained(folder)
 
@@ -63,8 +57,7 @@ def build(architecture: str, folder: Path) -> None:
 def byte_tokenizer(append_eos: bool = False) -> PreTrainedTokenizerFast:
     """A fast tokenizer with one token per byte, after the special ones: encoding and decoding any text returns it unchanged.
 
-    Args:
-        append_eos: whether `add_special_tokens` (the default of a call) appends the eos to the text, as in T5's tokenizer.
+    With `append_eos`, `add_special_tokens` (the default of a call) appends the eos to the text, as in T5's tokenizer.
     """
     # ByteLevel shows each byte as a printable character. `alphabet` returns them in any order: sorted, the
     # ids are the same in every build (they are not in the order of the bytes' values).
@@ -90,31 +83,15 @@ def byte_tokenizer(append_eos: bool = False) -> PreTrainedTokenizerFast:
     )
 
 
-_IDS: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS}
-
-
-def _gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            **_IDS,
-            n_positions=CONTEXT,
-            n_embd=HIDDEN,
-            n_layer=LAYERS,
-            n_head=HEADS,
-            n_inner=INNER,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            summary_first_dropout=0.0,
-            bos_token_id=BOS,
-        )
-    )
-
-
-def _llama() -> PreTrainedModel:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            **_IDS,
+def _model(architecture: str) -> PreTrainedModel:
+    ids: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS}
+    if architecture == "gpt2":
+        sizes = {"n_positions": CONTEXT, "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_inner": INNER}
+        ids |= sizes | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "summary_first_dropout"), 0.0)
+        return GPT2LMHeadModel(GPT2Config(**ids, bos_token_id=BOS))
+    if architecture == "llama":
+        config = LlamaConfig(
+            **ids,
             max_position_embeddings=CONTEXT,
             hidden_size=HIDDEN,
             intermediate_size=INNER,
@@ -124,12 +101,8 @@ def _llama() -> PreTrainedModel:
             tie_word_embeddings=False,
             bos_token_id=BOS,
         )
-    )
-
-
-def _t5() -> PreTrainedModel:
+        return LlamaForCausalLM(config)
     settings: dict[str, Any] = {
-        **_IDS,
         "d_model": HIDDEN,
         "d_kv": HIDDEN // HEADS,
         "d_ff": INNER,
@@ -141,12 +114,8 @@ def _t5() -> PreTrainedModel:
         "tie_word_embeddings": False,
         "decoder_start_token_id": PAD,
     }
-    model = T5ForConditionalGeneration(T5Config(**settings))
-    # v1.1 and Flan-T5 have an output matrix of their own. transformers 5 nevertheless ties it when it makes a model
-    # (the setting above only turns off a scaling of the output), and keeps both, with a warning, if a checkpoint
-    # holds two different ones. Drawn with T5's standard deviation of 1 it would lead to logits of +-8: far from uniform.
+    model = T5ForConditionalGeneration(T5Config(**ids, **settings))
+    # v1.1 and Flan-T5 have a separate output matrix, but transformers 5 ties it in a new model (the setting above only turns
+    # off a scaling of the output). With T5's standard deviation of 1 the logits would be +-8, far from uniform.
     model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCABULARY, HIDDEN) * 0.02)
     return model
-
-
-_MODELS = {"gpt2": _gpt2, "llama": _llama, "t5": _t5}

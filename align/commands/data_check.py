@@ -19,7 +19,6 @@ def main(arguments: list[str]) -> None:
         UserError: for invalid arguments, or a file without a usable record.
     """
     from align.data import KINDS, cleaning
-    from align.data.check import WORDS
 
     parser = OneLineParser(prog="align data", allow_abbrev=False, description=HELP)
     actions = parser.add_subparsers(metavar="check|clean", required=True)
@@ -27,9 +26,6 @@ def main(arguments: list[str]) -> None:
     check.add_argument("file", metavar="FILE", help="a file, a folder or the name of a hub data set")
     check.add_argument("--kind", help=f"kind of its records: {', '.join(KINDS)}; default: guessed from the first rows")
     check.add_argument("--against", metavar="EVALUATION", help="list the rows of this source that share words with FILE")
-    check.add_argument(
-        "--words", type=int, help=f"with --against: consecutive shared words that make a match; default {WORDS}"
-    )
     check.set_defaults(run=_check)
     clean = actions.add_parser("clean", help="clean raw text by C4's rules")
     clean.add_argument("file", metavar="FILE", help="rows with a `text`: a file, a folder or the name of a hub data set")
@@ -41,12 +37,8 @@ def main(arguments: list[str]) -> None:
         clean.add_argument(f"--{name}", type=int, default=default, help=f"fewest {name} of a {unit}; default {default}")
     clean.add_argument("--language", default="", help="keep only pages in this language, such as en (needs the extra clean)")
     probability = cleaning.LANGUAGE_PROBABILITY
-    clean.add_argument(
-        "--probability",
-        type=float,
-        default=probability,
-        help=f"lowest probability of that language; default {probability}, as in C4",
-    )
+    description = f"lowest probability of that language; default {probability}, as in C4"
+    clean.add_argument("--probability", type=float, default=probability, help=description)
     clean.add_argument("--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows without a text")
     clean.set_defaults(run=_clean)
     options = parser.parse_args(arguments)
@@ -55,12 +47,10 @@ def main(arguments: list[str]) -> None:
 
 def _check(options: Namespace) -> None:
     from align.data import check_data
-    from align.data.check import WORDS, describe_overlap
+    from align.data.check import describe_overlap
 
     if options.against:
-        print(describe_overlap(options.file, options.against, options.words or WORDS))
-    elif options.words:
-        raise UserError("--words: only with --against EVALUATION")
+        print(describe_overlap(options.file, options.against))
     else:
         print(check_data(options.file, options.kind))
 

@@ -1,4 +1,4 @@
-"""The description of a data file that `align data check FILE` prints."""
+"""The description of a data file that `align data check FILE` prints, and which rows of an evaluation training data hold."""
 
 import math
 import os
@@ -20,11 +20,11 @@ LISTED_CATEGORIES = 10
 
 
 def check_data(path: str, kind_name: str | None = None) -> str:
-    """Describe a file as records of the named kind, or of the kind that its first rows look like.
+    """Describe a source as records of the named kind, or of the kind that its first rows look like.
 
     Args:
         path: a file, a folder or the name of a hub data set.
-        kind_name: demonstration, ranking, "rule judgment" (also with - or _) or prompt; None: decided by the first rows.
+        kind_name: a name in `KINDS` (also with - or _).
 
     Returns:
         The description, one fact per line; bad rows are listed at its end.
@@ -40,17 +40,9 @@ def check_data(path: str, kind_name: str | None = None) -> str:
     return describe(path, KINDS[name])
 
 
-def guess_kind(source: str | os.PathLike[str], split: str = "train") -> type[Record]:
-    """The kind of the first recognized row; the most specific one if several match.
-
-    Args:
-        source: a file, a folder or the name of a hub data set.
-        split: for folders and hub names.
-
-    Raises:
-        UserError: if none of the first rows is recognized.
-    """
-    for number, row in enumerate(iter_rows(os.fspath(source), split)):
+def guess_kind(source: str | os.PathLike[str]) -> type[Record]:
+    """The kind of the first recognized row; the most specific one if several match."""
+    for number, row in enumerate(iter_rows(os.fspath(source))):
         if number == ROWS_TO_GUESS_FROM:
             break
         for kind in KINDS_MOST_SPECIFIC_FIRST if isinstance(row.row, Mapping) else ():
@@ -59,21 +51,9 @@ def guess_kind(source: str | os.PathLike[str], split: str = "train") -> type[Rec
     raise UserError(f"{source}: no row has the fields of a known layout; name the kind to see what is missing")
 
 
-def describe(source: str | os.PathLike[str], kind: type[Record], split: str = "train") -> str:
-    """Describe a source: layouts, numbers, shapes, lengths in words, categories, duplicates and bad rows.
-
-    Args:
-        source: a file, a folder or the name of a hub data set.
-        kind: the kind of record to read its rows as.
-        split: for folders and hub names.
-
-    Returns:
-        One fact per line.
-
-    Raises:
-        UserError: if it cannot be read or has no usable record.
-    """
-    scanned = scan(source, kind, split=split)
+def describe(source: str | os.PathLike[str], kind: type[Record]) -> str:
+    """Describe a source: layouts, numbers, shapes, lengths in words, categories, duplicates and bad rows."""
+    scanned = scan(source, kind)
     require_records(scanned, source, kind)
     records: Sequence[Record] = scanned.records
     facts = [
@@ -159,7 +139,6 @@ def _count_words(conversation: Conversation) -> int:
 
 
 def _count_repeated(records: Sequence[Record]) -> int:
-    """How many records have the prompt of an earlier one."""
     prompts = {tuple((turn["role"], turn["content"]) for turn in record.prompt) for record in records if record.prompt}
     ids = {record.ids for record in records if isinstance(record, Prompt) and record.ids is not None}
     return len(records) - len(prompts) - len(ids)
@@ -212,7 +191,7 @@ class Overlap:
 
     Attributes:
         rows: of the evaluation.
-        too_short: of those, how many have no text of `FEWEST_WORDS` words: nothing can be said of them.
+        too_short: of those, how many have no text of `FEWEST_WORDS` words and are not compared.
         training_rows: rows of the training data.
         matches: one for each suspicious row, in the order of the evaluation.
         frequent: word sequences of the evaluation that were left out because many training rows have them.
@@ -225,24 +204,20 @@ class Overlap:
     frequent: int = 0
 
 
-def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike[str], words: int = WORDS) -> Overlap:
+def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike[str]) -> Overlap:
     """Compare every text of every row, in any layout; the training data are streamed and may be larger than memory.
 
-    Args:
-        training: a file, a folder or the name of a hub data set.
-        evaluation: the same.
-        words: consecutive words that make a match; a shorter text must match as a whole.
+    As GPT-3's check for contamination (Brown et al. 2020, arXiv 2005.14165, section 4 and appendix C): a row is suspicious
+    if it shares 13 consecutive words with the training data, ignoring case and punctuation. Word sequences that occur in
+    more than ten training rows are common phrases or templates, and are ignored.
 
-    Raises:
-        UserError: if a source cannot be read, or for fewer than `FEWEST_WORDS` words.
+    A text of fewer words must match as a whole.
     """
-    if words < FEWEST_WORDS:
-        raise UserError(f"--words {words}: must be {FEWEST_WORDS} or more; fewer words in a row are shared by chance")
     found = Overlap()
     rows_of_gram: dict[Gram, list[str]] = {}
     order: list[str] = []
     for where, texts in _texts_of_rows(evaluation):
-        grams = {gram for text in texts for gram in _grams(text, words)}
+        grams = {gram for text in texts for gram in _grams(text)}
         found.rows += 1
         found.too_short += not grams
         order.append(where)
@@ -268,19 +243,15 @@ def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike
     return found
 
 
-def describe_overlap(training: str, evaluation: str, words: int = WORDS) -> str:
-    """`find_overlap` in words, one fact a line, with the suspicious rows at the end.
-
-    Raises:
-        UserError: as `find_overlap`.
-    """
-    found = find_overlap(training, evaluation, words)
+def describe_overlap(training: str, evaluation: str) -> str:
+    """`find_overlap` in words, one fact a line, with the suspicious rows at the end."""
+    found = find_overlap(training, evaluation)
     judged = found.rows - found.too_short
     share = f" ({100 * len(found.matches) / judged:.1f} %)" if judged else ""
     lines = [
         f"training:      {training}, {found.training_rows} rows",
         f"evaluation:    {evaluation}, {found.rows} rows, of which {found.too_short} have no text of {FEWEST_WORDS} words",
-        f"shared:        {len(found.matches)} of {judged} rows{share} share {words} words in a row, or a whole shorter text",
+        f"shared:        {len(found.matches)} of {judged} rows{share} share {WORDS} words in a row, or a whole shorter text",
     ]
     if found.frequent:
         lines.append(f"left out:      {found.frequent} word sequences that more than {FREQUENT} training rows have")
@@ -290,7 +261,7 @@ def describe_overlap(training: str, evaluation: str, words: int = WORDS) -> str:
 
 
 def _texts_of_rows(source: str | os.PathLike[str]) -> Iterator[tuple[str, list[list[str]]]]:
-    """Where each row is, and the words of each of its texts; rows that are no objects have none."""
+    """Where each row is, and the words of each of its texts."""
     for row in iter_rows(os.fspath(source)):
         yield row.where, [_WORD.findall(text.lower().replace("_", " ")) for text in _texts(row.row)]
 
@@ -307,10 +278,9 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _grams(text: list[str], words: int) -> Iterator[Gram]:
-    """The sequences of an evaluation text; the whole text if it is shorter; none if it is too short."""
+def _grams(text: list[str]) -> Iterator[Gram]:
     if len(text) >= FEWEST_WORDS:
-        yield from _windows(text, min(words, len(text)))
+        yield from _windows(text, min(WORDS, len(text)))
 
 
 def _windows(text: list[str], length: int) -> Iterator[Gram]:

@@ -111,11 +111,7 @@ class Cleaner:
 
 
 def language_detector(language: str) -> Callable[[str], float]:
-    """How likely a text is in a language, by py3langid, whose model comes with it: nothing is fetched.
-
-    Raises:
-        UserError: if py3langid is not installed, or does not know the language.
-    """
+    """Return how likely a text is in a language, by py3langid, whose model comes with it."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
@@ -134,11 +130,11 @@ def split_sentences(line: str) -> list[str]:
 
 
 def clean_file(source: str, target: Path, rules: CleaningRules, skip_bad_rows: bool = False) -> str:
-    """Write the pages of a source that C4's rules keep, and say what was removed.
+    """Write the pages of a source that C4's rules keep, and describe what was removed.
 
     Args:
         source: raw texts: a file, folder or hub name.
-        target: a .jsonl file, which is written whole or not at all.
+        target: the .jsonl file to write.
 
     Raises:
         UserError: for a bad row, if nothing is left, or if the file cannot be written.
@@ -167,11 +163,7 @@ def clean_file(source: str, target: Path, rules: CleaningRules, skip_bad_rows: b
 
 
 def read_bad_words(path: str) -> frozenset[str]:
-    """A list of words or phrases, one a line.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Read a list of words or phrases, one a line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -180,7 +172,6 @@ def read_bad_words(path: str) -> frozenset[str]:
 
 
 def _any_of(words: Collection[str]) -> re.Pattern[str] | None:
-    """Matches whole words only, not parts of longer words."""
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(words)))})(?!\w)") if words else None
 
 

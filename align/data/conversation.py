@@ -19,22 +19,15 @@ Conversation = tuple[Message, ...]
 
 
 def user_turn(text: str) -> Conversation:
-    """A conversation of one user turn, which is what a prompt given as plain text means."""
+    """A conversation of one user turn: the meaning of a prompt given as plain text."""
     return ({"role": "user", "content": text},)
 
 
 def check_conversation(value: object, field: str) -> Conversation:
     """Turns of known roles, a system turn only at the start, user and assistant in alternation.
 
-    Alternation is required here because the chat templates of several models (Llama 2, Mistral, Gemma) reject anything
-    else, and would do so only during training. An empty system turn is allowed: some templates then omit their default one.
-
-    Args:
-        value: a list of {role, content}.
-        field: its name, for messages.
-
-    Raises:
-        UserError: for anything else.
+    The chat templates of several models (Llama 2, Mistral, Gemma) reject anything else, and would do so only during
+    training. An empty system turn is allowed: some templates then omit their default one.
     """
     turns = tuple(_check_message(entry, f"{field}[{i}]") for i, entry in enumerate(check_list(value, field)))
     if not turns:
@@ -59,15 +52,7 @@ def _check_message(value: object, field: str) -> Message:
 
 
 def check_prompt(value: object, field: str = "prompt") -> Conversation:
-    """A conversation that waits for an answer: it ends with a user turn. Plain text is one user turn.
-
-    Args:
-        value: text, or a list of {role, content}.
-        field: its name, for messages.
-
-    Raises:
-        UserError: for anything else.
-    """
+    """A conversation that waits for an answer: it ends with a user turn. Plain text is one user turn."""
     if isinstance(value, str):
         return user_turn(check_text(value, field))
     turns = check_conversation(_text_or_turns(value, field), field)
@@ -79,15 +64,7 @@ def check_prompt(value: object, field: str = "prompt") -> Conversation:
 
 
 def check_continuation(value: object, field: str) -> Conversation:
-    """Turns to learn from: the first and the last are the assistant's. Plain text is one assistant turn.
-
-    Args:
-        value: text, or a list of {role, content}.
-        field: its name, for messages.
-
-    Raises:
-        UserError: for anything else.
-    """
+    """Turns to learn from: the first and the last are the assistant's. Plain text is one assistant turn."""
     if isinstance(value, str):
         return ({"role": "assistant", "content": check_text(value, field)},)
     turns = check_conversation(_text_or_turns(value, field), field)
@@ -105,16 +82,7 @@ def _text_or_turns(value: object, field: str) -> object:
 
 
 def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> str:
-    """The text of one response, given as text or as a list of one assistant turn.
-
-    Args:
-        value: the field's value.
-        field: its name, for messages.
-        may_be_empty: accept text without a visible character.
-
-    Raises:
-        UserError: for anything else.
-    """
+    """The text of one response, given as text or as a list of one assistant turn."""
     if isinstance(value, str):
         return check_text(value, field, may_be_empty=may_be_empty)
     turns = check_continuation(value, field)

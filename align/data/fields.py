@@ -1,28 +1,22 @@
-"""Checks of single fields. Each returns the value in the form that the records keep, or raises a UserError.
+"""Checks of fields. Each returns the value in the form that the records keep, or raises a UserError that names the field.
 
-All messages have the form `field 'NAME': what is wrong; what to do`; a reader adds the file and the line in front.
+A message has the form `field 'NAME': what is wrong; what to do`; a reader adds the file and the line in front.
+The second half holds the fields of published data that change what a row means: each is read or refused, because a row
+without its system prompt, its tools or its label still looks like good data. Other unknown fields are ignored.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from align.core.errors import UserError, nearest_name
 
 ROUNDING = 1e-3  # tolerance of a sum of two probabilities above 1, for files that round them
-SPELLING_SIMILARITY = (
-    0.85  # similarity (0 to 1) of an unknown field's name to a known one from which it counts as misspelled
-)
+SPELLING_SIMILARITY = 0.85  # similarity (0 to 1) to a known name from which an unknown field counts as misspelled
 
 
 def field_error(field: str, wrong: str, remedy: str) -> UserError:
-    """The error for a bad field, in one line.
-
-    Args:
-        field: its name, with an index for an entry of a list.
-        wrong: what is wrong with it, as the predicate of a sentence.
-        remedy: what the user should do.
-    """
+    """The error for a bad field: `wrong` is the predicate of a sentence, `remedy` an instruction."""
     return UserError(f"field '{field}': {wrong}; {remedy}")
 
 
@@ -33,23 +27,13 @@ def short_repr(value: object) -> str:
 
 
 def check_row(row: object) -> Mapping[str, Any]:
-    """The row, which must map field names to values."""
     if not isinstance(row, Mapping):
         raise UserError(f"the row is {short_repr(row)}, not a JSON object; write one {{...}} per line")
     return row
 
 
 def required_field(row: Mapping[str, Any], field: str, remedy: str) -> Any:
-    """The value of a field that must be given. None counts as missing: Parquet fills missing fields with it.
-
-    Args:
-        row: the row of a file.
-        field: the name.
-        remedy: what the user should do if it is missing.
-
-    Raises:
-        UserError: if it is missing.
-    """
+    """The value of a field that must be given. None counts as missing: Parquet fills missing fields with it."""
     value = row.get(field)
     if value is None:
         raise field_error(field, "is missing", remedy)
@@ -57,7 +41,7 @@ def required_field(row: Mapping[str, Any], field: str, remedy: str) -> Any:
 
 
 def text_or_none(value: object) -> str | None:
-    """A value if it is text that is not blank, else None: an odd category is no reason to refuse another project's row."""
+    """A value if it is text that is not blank, else None: an odd category does not refuse another project's row."""
     return value if isinstance(value, str) and value.strip() else None
 
 
@@ -67,11 +51,7 @@ def id_or_none(value: object) -> str | None:
 
 
 def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a field whose name is similar to that of a known one: ignoring it would silently lose a judgment.
-
-    Raises:
-        UserError: with the known name.
-    """
+    """Refuse a field whose name is similar to a known one: ignoring it would lose a judgment."""
     names = list(known)
     for field, value in row.items():
         if field in names or value is None:
@@ -167,12 +147,22 @@ def check_attributes(value: object) -> dict[str, float]:
     return {name: float(number) if isinstance(number, float) else int(number) for name, number in found.items()}
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_score(value: object, field: str) -> float:
+    """A score to rank by: any number but NaN, which cannot be ordered."""
+    if not _is_number(value) or math.isnan(value):
+        raise field_error(field, f"is {short_repr(value)}", "give a number")
+    return float(value)
+
+
 def check_margin(value: object) -> float:
     """How much better the first response of a pair is: a finite number that is not negative."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(float(value)) or float(value) < 0:  # type: ignore[arg-type]
+    if not _is_number(value) or not math.isfinite(value) or value < 0:
         raise field_error("margin", f"is {short_repr(value)}", "use a finite number that is 0 or more, or leave it out")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def check_preferences(value: object, count: int) -> tuple[tuple[float, ...], ...]:
@@ -180,18 +170,14 @@ def check_preferences(value: object, count: int) -> tuple[tuple[float, ...], ...
     rows = [check_list(row, f"preferences[{i}]", count) for i, row in enumerate(check_list(value, "preferences", count))]
     for i, row in enumerate(rows):
         for j, entry in enumerate(row):
-            number = isinstance(entry, int | float) and not isinstance(entry, bool)
-            if not number or not 0 <= entry <= 1:
-                raise field_error(f"preferences[{i}][{j}]", f"is {short_repr(entry)}", "use a number from 0 to 1")
+            place = f"preferences[{i}][{j}]"
+            if not _is_number(entry) or not 0 <= entry <= 1:
+                raise field_error(place, f"is {short_repr(entry)}", "use a number from 0 to 1")
             if i == j and entry:
-                raise field_error(
-                    f"preferences[{i}][{j}]", f"is {short_repr(entry)}", "no response is better than itself: use 0"
-                )
+                raise field_error(place, f"is {short_repr(entry)}", "no response is better than itself: use 0")
             if j < i and entry + rows[j][i] > 1 + ROUNDING:
                 wrong = f"and preferences[{j}][{i}] are {entry} and {rows[j][i]}, more than 1 together"
-                raise field_error(
-                    f"preferences[{i}][{j}]", wrong, "lower one; what is left of 1 is the probability of a tie"
-                )
+                raise field_error(place, wrong, "lower one; what is left of 1 is the probability of a tie")
     return tuple(tuple(map(float, row)) for row in rows)
 
 
@@ -228,11 +214,7 @@ SCORES = (
 
 
 def check_turn(turn: Row, field: str) -> None:
-    """Refuse a turn that holds more than its text.
-
-    Raises:
-        UserError: with the field.
-    """
+    """Refuse a turn that holds more than its text."""
     _refuse(turn, REFUSED_IN_TURNS, f"{field}.", "turn")
 
 
@@ -241,10 +223,7 @@ def check_meaning(row: Row, *, learned: bool, demonstration: bool) -> None:
 
     Args:
         learned: its answers are read, too, and not only its prompt.
-        demonstration: its answer is learned as one to imitate.
-
-    Raises:
-        UserError: with the field.
+        demonstration: its answer is one to imitate.
     """
     _refuse(row, REFUSED_IN_ROWS if learned else [name for name in REFUSED_IN_ROWS if name not in REASONING], "", "row")
     for name in LEARNING_FLAGS if learned else ():
@@ -271,11 +250,7 @@ def is_set(value: object) -> bool:
 
 
 def is_learned(fields: Row, name: str, field: str) -> bool:
-    """Whether a flag of a turn or row asks to learn it: 1 or true, and not 0 or false.
-
-    Raises:
-        UserError: for any other value.
-    """
+    """Whether a flag of a turn or row, 1 or true against 0 or false, asks to learn it."""
     value = fields[name]
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise field_error(field, f"is {short_repr(value)}", "use 1 or 0: parts of a loss cannot be weighted")
@@ -283,15 +258,7 @@ def is_learned(fields: Row, name: str, field: str) -> bool:
 
 
 def learned_turns(turns: Sequence[Any], field: str) -> list[bool]:
-    """Whether each turn is one that is learned: an assistant turn that no flag excludes.
-
-    Args:
-        turns: as they are in the file, checked before.
-        field: their name, for messages.
-
-    Raises:
-        UserError: for a flag that is neither 1 nor 0.
-    """
+    """Whether each of the checked turns is learned: the assistant's turns that no flag excludes."""
     return [
         turn["role"] == "assistant"
         and all(is_learned(turn, name, f"{field}[{i}].{name}") for name in LEARNING_FLAGS if turn.get(name) is not None)
@@ -300,16 +267,12 @@ def learned_turns(turns: Sequence[Any], field: str) -> list[bool]:
 
 
 def check_scores(row: Row) -> None:
-    """Refuse a pair whose scores contradict it.
-
-    Raises:
-        UserError: if the rejected response has the higher score, or `score_chosen` and `score_rejected` are equal.
-    """
+    """Refuse a pair whose rejected response has the higher score, or whose two scores are equal."""
     for chosen, rejected in SCORES:
         scores = (row.get(chosen), row.get(rejected))
-        if not all(isinstance(score, int | float) and not isinstance(score, bool) for score in scores):
+        if not _is_number(scores[0]) or not _is_number(scores[1]):
             continue
-        if scores[0] < scores[1]:  # type: ignore[operator]
+        if scores[0] < scores[1]:
             wrong = f"is {scores[1]}, higher than {chosen} ({scores[0]})"
             raise field_error(rejected, wrong, "exchange the responses, or remove the row")
         if scores[0] == scores[1] and chosen == "score_chosen":
@@ -321,9 +284,6 @@ def turns_before(row: Row, *, has_history: bool) -> tuple[str | None, list[dict[
 
     Args:
         has_history: `history` holds earlier turns; False in a layout that calls its prompt so.
-
-    Raises:
-        UserError: for values that are no text or no turns, and for two system texts.
     """
     texts = {name: check_text(row[name], name) for name in SYSTEM_FIELDS if is_set(row.get(name))}
     if len(set(texts.values())) > 1:

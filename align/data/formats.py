@@ -1,7 +1,7 @@
 """The table of layouts that can be read. The layout of a row is recognized by its fields, given the kind of record."""
 
 from collections import Counter
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from align.core.errors import UserError
 from align.data import layouts
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
-from align.data.fields import check_meaning, check_row, check_scores, field_error, id_or_none, text_or_none, turns_before
+from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 from align.data.transcripts import parse_prompt_transcript
 
@@ -25,15 +25,7 @@ KINDS: dict[str, type[Record]] = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One layout of rows.
-
-    Attributes:
-        name: for messages and `align data check`.
-        kind: the kind of record that its rows hold.
-        fields: its fields in words.
-        matches: whether a row has this layout.
-        convert: turns a row into records.
-    """
+    """One layout of rows: its fields in words, whether a row has it, and its conversion into records."""
 
     name: str
     kind: type[Record]
@@ -43,7 +35,7 @@ class Format:
 
 
 def _has(*fields: str, without: tuple[str, ...] = ()) -> Callable[[Row], bool]:
-    """Whether a row has all `fields` and none of `without`. None counts as missing: Parquet fills gaps with it."""
+    """Whether a row has all `fields` and none of `without`; None counts as missing."""
     return lambda row: all(row.get(f) is not None for f in fields) and all(row.get(f) is None for f in without)
 
 
@@ -71,8 +63,7 @@ def _prompt_from_messages(row: Row) -> list[Record]:
     """All turns up to the user's last one: an answer behind it is not read."""
     turns = check_conversation(row["messages"], "messages")
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
-    category = text_or_none(row.get("category"))
-    return [Prompt(prompt=turns[: last + 1], id=id_or_none(row.get("id")), category=category)]
+    return [Prompt(prompt=turns[: last + 1], **layouts.id_and_category(row))]
 
 
 def _prompt_from_ids(row: Row) -> list[Record]:
@@ -85,6 +76,8 @@ def _prompt_from_ids(row: Row) -> list[Record]:
     return [Prompt.from_row(row)]
 
 
+ATTRIBUTES = "prompt, response, attributes"
+BINARIZED = "instruction, chosen_response, rejected_response"
 _is_ultrafeedback = _has("instruction", "completions")
 _is_ultrafeedback_pair = _has("instruction", "chosen_response")
 _is_alpaca = _has("instruction", "output")
@@ -111,13 +104,7 @@ FORMATS: tuple[Format, ...] = (
     Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair),
     Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), layouts.pair),
     Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback),
-    Format(
-        "UltraFeedback pair",
-        Ranking,
-        "instruction, chosen_response, rejected_response",
-        _is_ultrafeedback_pair,
-        layouts.ultrafeedback_pair,
-    ),
+    Format("UltraFeedback pair", Ranking, BINARIZED, _is_ultrafeedback_pair, layouts.ultrafeedback_pair),
     Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, layouts.shp),
     Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, layouts.scored_answers),
     Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, layouts.stack_pair),
@@ -125,9 +112,7 @@ FORMATS: tuple[Format, ...] = (
     # Rule judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
     # Attribute judgments
-    Format(
-        "attribute judgment", AttributeJudgment, "prompt, response, attributes", _has("attributes"), _own(AttributeJudgment)
-    ),
+    Format("attribute judgment", AttributeJudgment, ATTRIBUTES, _has("attributes"), _own(AttributeJudgment)),
     # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
     Format("token ids", Prompt, "input_ids", _has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
@@ -136,13 +121,7 @@ FORMATS: tuple[Format, ...] = (
     Format("HH-RLHF", Prompt, "chosen (transcript)", _is_hh, layouts.hh_prompt),
     Format("messages", Prompt, "messages", _has("messages"), _prompt_from_messages),
     Format("UltraFeedback", Prompt, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback_prompt),
-    Format(
-        "UltraFeedback pair",
-        Prompt,
-        "instruction, chosen_response",
-        _is_ultrafeedback_pair,
-        layouts.ultrafeedback_prompt,
-    ),
+    Format("UltraFeedback pair", Prompt, BINARIZED, _is_ultrafeedback_pair, layouts.ultrafeedback_prompt),
     Format("Alpaca", Prompt, "instruction, input, output", _is_alpaca, layouts.alpaca_prompt),
     Format("Dolly", Prompt, "instruction, context, response", _is_dolly, layouts.dolly_prompt),
     Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, layouts.shp_prompt),
@@ -153,12 +132,10 @@ FORMATS: tuple[Format, ...] = (
 
 
 def kind_name(kind: type[Record]) -> str:
-    """The name of a kind of record in messages and commands."""
     return next(name for name, known in KINDS.items() if known is kind)
 
 
 def find_format(row: Row, kind: type[Record]) -> Format | None:
-    """The first layout of this kind whose fields the row has, or None."""
     return next((known for known in FORMATS if known.kind is kind and known.matches(row)), None)
 
 
@@ -196,29 +173,25 @@ def _as_plain_values(row: Row) -> Row:
     return {**row, **arrays} if arrays else row
 
 
-class _WatchedRow(Mapping[str, Any]):
-    """A row that knows which of its fields were read."""
+class _WatchedRow(dict[str, Any]):
+    """A row that knows which of its fields were read by name."""
 
     def __init__(self, row: Row) -> None:
-        self.row, self.read = row, set[str]()
+        super().__init__(row)
+        self.read = set[str]()
 
     def __getitem__(self, field: str) -> Any:
         self.read.add(field)
-        return self.row[field]
+        return super().__getitem__(field)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.row)
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def items(self) -> ItemsView[str, Any]:
-        """All fields, which count as read only by name."""
-        return self.row.items()
+    def get(self, field: str, default: Any = None) -> Any:
+        """The value, which counts as read."""
+        self.read.add(field)
+        return super().get(field, default)
 
     def unread(self) -> list[str]:
         """The fields that hold a value and were not read."""
-        return [str(field) for field, value in self.row.items() if field not in self.read and value is not None]
+        return [str(field) for field, value in self.items() if field not in self.read and value is not None]
 
 
 def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:

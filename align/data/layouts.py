@@ -15,6 +15,7 @@ from align.data.conversation import (
 )
 from align.data.fields import (
     check_list,
+    check_score,
     check_text,
     check_texts,
     field_error,
@@ -23,34 +24,21 @@ from align.data.fields import (
     short_repr,
     text_or_none,
 )
-from align.data.records import Demonstration, Prompt, Ranking, Record, check_score, evenly_spaced, ranks_from_scores
+from align.data.records import Demonstration, Prompt, Ranking, Record, evenly_spaced, ranks_from_scores
 from align.data.transcripts import parse_transcript
 
 Row = Mapping[str, Any]
 
 
+def id_and_category(row: Row) -> dict[str, Any]:
+    """Both, if the row has them in a usable form."""
+    return {"id": id_or_none(row.get("id")), "category": text_or_none(row.get("category"))}
+
+
 def make_pair_ranking(
-    row: Row,
-    prompt: object,
-    chosen: object,
-    rejected: object,
-    names: tuple[str, str],
-    *,
-    may_be_empty: bool = False,
+    row: Row, prompt: object, chosen: object, rejected: object, names: tuple[str, str], *, may_be_empty: bool = False
 ) -> list[Record]:
-    """A ranking of two responses.
-
-    Args:
-        row: for margin, labeler, id and category.
-        prompt: text or turns.
-        chosen: the better response.
-        rejected: the worse one.
-        names: the fields of the two responses, for messages.
-        may_be_empty: accept a response without text.
-
-    Raises:
-        UserError: if the two are the same, or anything is bad.
-    """
+    """A ranking of two responses; `names` are their fields, for messages."""
     given = zip((chosen, rejected), names, strict=True)
     texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for answer, name in given)
     if texts[0] == texts[1]:
@@ -62,8 +50,7 @@ def make_pair_ranking(
             ranks=(1, 2),
             margin=row.get("margin"),
             labeler=row.get("labeler"),
-            id=id_or_none(row.get("id")),
-            category=text_or_none(row.get("category")),
+            **id_and_category(row),
         )
     ]
 
@@ -72,11 +59,7 @@ def make_pair_ranking(
 
 
 def pair(row: Row) -> list[Record]:
-    """Text or turns; turns of the whole conversation, as in TRL's implicit prompt or UltraFeedback, are split.
-
-    Raises:
-        UserError: if a field is missing or the two responses have equal scores.
-    """
+    """Text or turns; turns of the whole conversation, as in TRL's implicit prompt or UltraFeedback, are split."""
     chosen = required_field(row, "chosen", "a pair has prompt, chosen and rejected")
     rejected = required_field(row, "rejected", "a pair has prompt, chosen and rejected")
     if is_whole_conversation(chosen) or is_whole_conversation(rejected):
@@ -106,7 +89,7 @@ def _split_off_answers(chosen: Conversation, rejected: Conversation) -> tuple[Co
 def pair_prompt(row: Row) -> list[Record]:
     """The prompt of a pair of whole conversations: the turns of `chosen` before the last."""
     turns = check_conversation(required_field(row, "chosen", "a pair has prompt, chosen and rejected"), "chosen")
-    return [Prompt(prompt=turns[:-1], id=id_or_none(row.get("id")), category=text_or_none(row.get("category")))]
+    return [Prompt(prompt=turns[:-1], **id_and_category(row))]
 
 
 # --- Pairs of whole transcripts, as in HH-RLHF (Bai et al. 2022) ---
@@ -121,13 +104,13 @@ def hh_pair(row: Row) -> list[Record]:
 
 
 def hh_prompt(row: Row) -> list[Record]:
-    """What comes before the assistant's last turn in `chosen`."""
+    """The turns before the assistant's last one in `chosen`."""
     turns = parse_transcript(required_field(row, "chosen", "write the transcript"), "chosen")
     prompt = turns[:-1] if turns[-1]["role"] == "assistant" else turns
-    return [Prompt(prompt=prompt, id=id_or_none(row.get("id")), category=text_or_none(row.get("category")))]
+    return [Prompt(prompt=prompt, **id_and_category(row))]
 
 
-# --- Instructions: Alpaca (instruction, input, output) and Dolly (instruction, context, response) ---
+# --- Instructions: Alpaca and Dolly ---
 
 
 def _instruction(row: Row, extra: str | None = None) -> Conversation:
@@ -153,7 +136,6 @@ def dolly_prompt(row: Row) -> list[Record]:
 
 
 def dolly(row: Row) -> list[Record]:
-    """A Dolly row as a demonstration; `category` is kept."""
     continuation = check_continuation(check_text(row.get("response"), "response"), "response")
     category = text_or_none(row.get("category"))
     return [Demonstration(prompt=_instruction(row, "context"), continuation=continuation, category=category)]
@@ -170,9 +152,9 @@ def ultrafeedback_prompt(row: Row) -> list[Record]:
 def ultrafeedback(row: Row) -> list[Record]:
     """The raw form (openbmb/UltraFeedback): ranked by the mean of their aspect scores, or else by `overall_score`.
 
-    The mean comes first because `overall_score` was wrong for many rows (a 1 stored as 10; see the update in the README
-    of OpenBMB/UltraFeedback and the card of argilla/ultrafeedback-binarized-preferences). The mean goes from 1 to 5 and
-    `overall_score` to 10: if one completion has no mean (null, or NaN in the published files), all are ranked by the latter.
+    The mean comes first because `overall_score` was wrong for many rows (a 1 stored as 10; card of
+    argilla/ultrafeedback-binarized-preferences). The mean goes from 1 to 5 and `overall_score` to 10: if one completion has
+    no mean (null, or NaN in the published files), all are ranked by the latter.
     """
     completions = check_list(row["completions"], "completions")
     for i, completion in enumerate(completions):
@@ -199,7 +181,7 @@ def _is_missing(score: object) -> bool:
 
 
 def ultrafeedback_pair(row: Row) -> list[Record]:
-    """The binarized form: instruction and two named responses (card of argilla/ultrafeedback-binarized-preferences)."""
+    """The binarized form: instruction and two named responses (argilla/ultrafeedback-binarized-preferences)."""
     prompt = _instruction(row)
     names = ("chosen_response", "rejected_response")
     return make_pair_ranking(row, prompt, row["chosen_response"], row.get("rejected_response"), names)
@@ -228,7 +210,6 @@ def _forum(row: Row) -> str | None:
 
 
 def scored_prompt(row: Row) -> list[Record]:
-    """The question."""
     return [Prompt(prompt=check_prompt(row["question"], "question"), id=_question_id(row))]
 
 
@@ -277,14 +258,13 @@ def stack_pair(row: Row) -> list[Record]:
 
 
 def sampled_demonstrations(row: Row) -> list[Record]:
-    """A demonstration for each response, all with the row's prompt, id and category."""
+    """A demonstration for each response of a row of `align sample`, such as the best of n answers."""
     texts = [check_text(text, f"responses[{place}]") for place, text in enumerate(check_list(row["responses"], "responses"))]
     return [
         Demonstration(
             prompt=check_prompt(row["prompt"]),
             continuation=check_continuation(text, "responses"),
-            id=id_or_none(row.get("id")),
-            category=text_or_none(row.get("category")),
+            **id_and_category(row),
         )
         for text in texts
     ]

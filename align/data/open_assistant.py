@@ -17,7 +17,6 @@ ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
 
 
 def is_tree(row: Mapping[str, Any]) -> bool:
-    """A tree row has its root message as `prompt`."""
     return isinstance(row.get("prompt"), Mapping) and "replies" in row["prompt"]
 
 
@@ -27,19 +26,15 @@ def is_flat(row: Mapping[str, Any]) -> bool:
 
 
 def refuse_flat(row: Mapping[str, Any]) -> list[Record]:
-    """Refuse a row of the `.messages` files: its conversation is in other rows; the same data exists as trees.
-
-    Raises:
-        UserError: always.
-    """
+    """Refuse a row of the `.messages` files: its conversation is in other rows; the same data exists as trees."""
     raise field_error("parent_id", "belongs to OpenAssistant's flat message list", "use its .trees.jsonl.gz file")
 
 
 def tree_demonstrations(row: Mapping[str, Any]) -> list[Record]:
     """The conversations in which every answer is the best of its siblings, each assistant turn in exactly one record.
 
-    Where several prompters replied to one answer, the first (best-ranked) reply continues the same record and each
-    other one starts a new record, with the turns before it as prompt. Unranked siblings have no best: the path ends.
+    Of several prompters' replies to one answer, the first (best-ranked) continues the record and each other one starts a
+    new record. Unranked siblings have no best: the path ends.
     """
     records: list[Record] = []
     starts: list[tuple[Conversation, Node]] = [((), row["prompt"])] if _usable(row["prompt"]) else []
@@ -78,7 +73,6 @@ def tree_rankings(row: Mapping[str, Any]) -> list[Record]:
 
 
 def tree_prompts(row: Mapping[str, Any]) -> list[Record]:
-    """Every prompter turn with the turns before it."""
     nodes = _prompter_nodes((), row["prompt"])
     return [Prompt(prompt=prompt, id=node.get("message_id")) for prompt, node in nodes]
 
@@ -97,9 +91,8 @@ def _replies(node: Node, role: str) -> list[Node]:
     replies = check_list(node.get("replies") or [], "replies")
     for reply in replies:
         if not isinstance(reply, Mapping) or reply.get("role") != role:
-            raise field_error(
-                "replies", f"has {short_repr(reply)} where a message of the {role} belongs", "correct the tree"
-            )
+            wrong = f"has {short_repr(reply)} where a message of the {role} belongs"
+            raise field_error("replies", wrong, "correct the tree")
     return [reply for reply in replies if _usable(reply)]
 
 
@@ -123,7 +116,7 @@ def _rank(node: Node) -> int | None:
 
 
 def _ordered(nodes: list[Node]) -> list[Node]:
-    """Best first, the unranked ones last and in their own order."""
+    """Best first, the unranked ones last in their given order."""
     return sorted(nodes, key=lambda node: (_rank(node) is None, _rank(node) or 0))
 
 

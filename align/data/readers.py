@@ -1,7 +1,4 @@
-"""Reads records from any source in any known layout, and writes them as JSON Lines.
-
-The stages call `read_records`; `align data check` calls `scan`, which also counts layouts and collects bad rows.
-"""
+"""Readers of records and of raw texts from any source in any known layout, few-shot examples, and a writer of JSON Lines."""
 
 import gzip
 import io
@@ -35,7 +32,6 @@ class Scan(Generic[R]):
         records: those of all good rows.
         formats: rows by layout.
         unused: rows in which a field was given and not read, by the field's name.
-        rows: number of rows.
         problems: a line for each bad row.
     """
 
@@ -47,17 +43,7 @@ class Scan(Generic[R]):
 
 
 def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = False, split: str = "train") -> Scan[R]:
-    """Read a source to its end, or to its first bad row.
-
-    Args:
-        source: as for `read_records`.
-        kind: the kind of record to read its rows as.
-        stop_at_bad: raise at the first bad row instead of collecting it.
-        split: for folders and hub names.
-
-    Raises:
-        UserError: if the source cannot be read, and with `stop_at_bad` for a bad row: "FILE:LINE: ...".
-    """
+    """Read a source to its end, or with `stop_at_bad` to its first bad row, which is then a UserError."""
     scanned: Scan[R] = Scan()
     for row in iter_rows(os.fspath(source), split):
         scanned.rows += 1
@@ -110,11 +96,7 @@ def read_records(
 
 
 def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type[R]) -> None:
-    """Refuse a source without a single usable record.
-
-    Raises:
-        UserError: with the reason.
-    """
+    """Refuse a source without a single usable record."""
     if scanned.records:
         return
     if not scanned.rows:
@@ -126,9 +108,9 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
-    """Write records as JSON Lines (UTF-8, compressed if the name ends in .gz), all or nothing.
+    """Write records as JSON Lines (UTF-8, compressed if the name ends in .gz), to a temporary file that is then renamed.
 
-    Whatever happens, the path holds the old file or the complete new one. Equal records always give equal bytes.
+    Equal records give equal bytes.
 
     Args:
         path: a name that ends in .jsonl or .jsonl.gz; its folder is made if it is missing.
@@ -162,15 +144,7 @@ def _write_lines(stream: IO[bytes], records: Iterable[Record], *, compressed: bo
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A document.
-
-    Attributes:
-        text: all of it.
-        id: the row's id, if it has one.
-
-    Raises:
-        UserError: for empty text.
-    """
+    """A document: a row with a `text`, such as a page or a book, which has no prompt and no answer."""
 
     text: str
     id: str | None = None
@@ -181,7 +155,6 @@ class Text:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `text`, and `id` if given; other fields are ignored."""
         row = check_row(row)
         return cls(required_field(row, "text", "write the document there"), row.get("id"))
 
@@ -189,11 +162,8 @@ class Text:
 def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: bool = False) -> Iterator[Text]:
     """The documents of a file, folder or hub name, or of rows or texts in memory.
 
-    Args:
-        skip_bad_rows: leave out bad rows, and log how many.
-
     Raises:
-        UserError: for a bad row, and for a source without any document.
+        UserError: for a source without any document, and for a bad row unless bad rows are skipped.
     """
     found = bad = 0
     for where, row in _rows(source):
@@ -224,7 +194,9 @@ def _rows(source: str | Sequence[str | Mapping[str, Any]]) -> Iterator[tuple[str
 
 @dataclass(frozen=True)
 class Primer:
-    """Few-shot examples and an instruction that come before each conversation.
+    """Few-shot examples and an instruction before a prompt, for models that were not fine-tuned.
+
+    InstructGPT compares with such a baseline, "GPT-3 (prompted)" (Ouyang et al. 2022, figure 1).
 
     Attributes:
         instruction: starts the first user turn, because some templates have no system role; may be empty.
@@ -252,7 +224,7 @@ def read_primer(shots: int, source: str, instruction: str) -> Primer:
     """A primer of the first demonstrations of a source that have one user turn and one answer.
 
     Args:
-        shots: how many; 0: none, and the source is not read.
+        shots: how many; 0: the source is not read.
         source: a file, a folder or the name of a hub data set.
         instruction: may be empty.
 

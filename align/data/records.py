@@ -1,10 +1,7 @@
 """The records that training reads and the labeling app writes: plain frozen dataclasses without torch.
 
-Those of single judgments are in `align.data.records`.
-
-A record checks its values when it is made, so every existing record is usable: no stage checks again. `from_row` makes a
-record from a row of a file in this project's own layout (docs/data.md), and `to_row` is its inverse. Layouts of other
-projects are in `align.data.formats`. A bad value raises an `align.core.errors.UserError` that names the field.
+A record checks its values when it is made: a bad value raises a `UserError` that names the field, and no stage checks again.
+`from_row` makes a record from a row of a file in this project's layout (docs/data.md), and `to_row` is its inverse.
 """
 
 from abc import ABC, abstractmethod
@@ -12,14 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from align.data.conversation import (
-    Conversation,
-    Message,
-    check_continuation,
-    check_conversation,
-    check_prompt,
-    to_json,
-)
+from align.data.conversation import Conversation, Message, check_continuation, check_conversation, check_prompt, to_json
 from align.data.fields import (
     attended_ids,
     check_attributes,
@@ -40,8 +30,9 @@ from align.data.fields import (
     short_repr,
 )
 
-__all__ = ["Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record"]
+__all__ = ["AttributeJudgment", "Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record", "RuleJudgment"]
 
+VERDICTS = ("violates", "unsure", "follows")
 MIN_RESPONSES, MAX_RESPONSES = 2, 9  # InstructGPT shows labelers between 4 and 9 responses; a pair is the minimum
 RATINGS = (1, 7)  # the Likert scale of overall quality in InstructGPT, Table 3
 FLAGS = {
@@ -60,25 +51,32 @@ FLAGS = {
 """The yes-or-no labels of a response in InstructGPT, Table 3: the name in files, and the text in the labeling app."""
 
 
-def set_fields(record: object, **values: object) -> None:
-    # A frozen dataclass has no other way to store the checked form of its arguments.
-    for name, value in values.items():
+def _set_checked(record: "Record", **values: object) -> None:
+    """Store the checked values of a frozen record, and check its id and category."""
+    known = {"id": check_id(record.id), "category": check_optional_text(record.category, "category")}
+    for name, value in (values | known).items():
         object.__setattr__(record, name, value)
 
 
-def field_values(row: Mapping[str, Any], kind: type, **needed: str) -> dict[str, Any]:
+def _field_values(row: Mapping[str, Any], kind: type, **needed: str) -> dict[str, Any]:
     """The values of a record's fields. `needed` maps each required field to the remedy if it is missing."""
     row, names = check_row(row), [field.name for field in fields(kind)]
     check_spelling(row, names)
     return {name: required_field(row, name, needed[name]) if name in needed else row.get(name) for name in names}
 
 
-def without_none(row: dict[str, Any]) -> dict[str, Any]:
+def _without_none(row: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in row.items() if value is not None}
 
 
 class Record(ABC):
-    """The base of all kinds of records."""
+    """The base of all kinds of records.
+
+    Attributes:
+        prompt: the conversation to answer; ends with a user turn.
+        id: the row's id, if it has one.
+        category: its category, if it has one.
+    """
 
     __slots__ = ()
     prompt: Conversation
@@ -88,16 +86,12 @@ class Record(ABC):
     @classmethod
     @abstractmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """The record in a row of this project's own layout.
-
-        Raises:
-            UserError: if the row is bad.
-        """
+        """The record in a row of this project's layout."""
 
     def to_row(self) -> dict[str, Any]:
-        """The row of a file (docs/data.md); missing fields are left out."""
+        """The row of a file, without missing fields."""
         row = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return without_none({**row, "prompt": to_json(self.prompt)})
+        return _without_none({**row, "prompt": to_json(self.prompt)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +99,8 @@ class Demonstration(Record):
     """An answer to imitate.
 
     Attributes:
-        prompt: every turn before the first one to learn from; ends with a user turn.
-        continuation: starts and ends with an assistant turn; each assistant turn in it is learned from.
-        id: the row's id, if it has one.
-        category: its category, if it has one.
-
-    Raises:
-        UserError: for turns in an impossible order, unknown roles, empty text.
+        prompt: every turn before the first one to learn from.
+        continuation: starts and ends with an assistant turn; each assistant turn in it is learned.
     """
 
     prompt: Conversation
@@ -120,21 +109,12 @@ class Demonstration(Record):
     category: str | None = None
 
     def __post_init__(self) -> None:
-        set_fields(
-            self,
-            prompt=check_prompt(self.prompt),
-            continuation=check_continuation(self.continuation, "continuation"),
-            id=check_id(self.id),
-            category=check_optional_text(self.category, "category"),
-        )
+        continuation = check_continuation(self.continuation, "continuation")
+        _set_checked(self, prompt=check_prompt(self.prompt), continuation=continuation)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn).
-
-        Raises:
-            UserError: for a bad row, and if turns between learned ones are excluded from the loss (`all_from_row`).
-        """
+        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn)."""
         records = cls.all_from_row(row)
         if len(records) > 1:
             raise field_error("messages", "excludes turns between learned ones", "read the row with all_from_row")
@@ -145,9 +125,6 @@ class Demonstration(Record):
         """Records that learn each assistant turn of a row once, but those that `weight` 0 or `train` false excludes.
 
         A record holds adjacent learned turns. Excluded turns before them are part of its prompt.
-
-        Raises:
-            UserError: if the row is bad, or all of its turns are excluded.
         """
         row = check_row(row)
         field = "messages" if row.get("completion") is None else "completion"
@@ -177,7 +154,7 @@ class Demonstration(Record):
             turns = {"prompt": to_json(self.prompt), "completion": to_json(self.continuation)}
         else:
             turns = {"messages": [dict(turn) for turn in self.prompt + self.continuation]}
-        return without_none({**turns, "id": self.id, "category": self.category})
+        return _without_none({**turns, "id": self.id, "category": self.category})
 
 
 def _split_messages(messages: Conversation) -> tuple[Conversation, Conversation]:
@@ -199,9 +176,9 @@ class Ranking(Record):
     K and the ratings are those of Ouyang et al. 2022 (InstructGPT), section 3.4 and appendix B.
 
     Attributes:
-        prompt: the conversation that the responses answer.
         responses: texts [K], K from 2 to 9; policies write empty ones, too, and people rank them.
-        ranks: [K], 1 for the best, equal for a tie; any whole numbers from 1 up, stored as 1..m without gaps.
+        ranks: [K], 1 for the best, equal for a tie; any whole numbers from 1 up, stored as 1..m without gaps. Refused: a tie
+            of all, and two ranks of one text.
         margin: how much better the better response of a pair is, finite and 0 or more; pairs only.
         labeler: who ranked.
         ratings: the quality of each response [K], from 1 to 7.
@@ -209,12 +186,6 @@ class Ranking(Record):
             wrong; 1 minus the entries (i, j) and (j, i) is the probability of a tie.
         flags: names for the whole ranking, or a tuple of names for each response.
         model: which model wrote each response [K].
-        id: the row's id, if it has one.
-        category: its category, if it has one.
-
-    Raises:
-        UserError: for a bad value, and if there is nothing to learn (all tied) or the ranks contradict each other (the
-            same response twice with different ranks).
     """
 
     prompt: Conversation
@@ -234,11 +205,10 @@ class Ranking(Record):
         responses = check_texts(self.responses, "responses", may_be_empty=True)
         count = len(responses)
         if not MIN_RESPONSES <= count <= MAX_RESPONSES:
-            remedy = f"give from {MIN_RESPONSES} to {MAX_RESPONSES}"
-            raise field_error("responses", f"is a list of {count}", remedy)
+            raise field_error("responses", f"is a list of {count}", f"give from {MIN_RESPONSES} to {MAX_RESPONSES}")
         if self.margin is not None and count != 2:
             raise field_error("margin", f"is given for {count} responses", "leave it out: only a pair has a margin")
-        set_fields(
+        _set_checked(
             self,
             prompt=prompt,
             responses=responses,
@@ -249,31 +219,24 @@ class Ranking(Record):
             preferences=None if self.preferences is None else check_preferences(self.preferences, count),
             flags=None if self.flags is None else check_flags(self.flags, count),
             model=None if self.model is None else check_texts(self.model, "model", count),
-            id=check_id(self.id),
-            category=check_optional_text(self.category, "category"),
         )
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """From `prompt`, `responses`, `ranks` and the optional fields. Other fields are ignored, misspelled ones refused."""
-        return cls(
-            **field_values(
-                row,
-                cls,
-                prompt="write the text that the responses answer",
-                responses="list the responses that were compared",
-                ranks="give one rank for each response, 1 for the best",
-            )
-        )
+        needed = {
+            "prompt": "write the text that the responses answer",
+            "responses": "list the responses that were compared",
+            "ranks": "give one rank for each response, 1 for the best",
+        }
+        return cls(**_field_values(row, cls, **needed))
 
     def to_row(self) -> dict[str, Any]:
-        """The row of a file (docs/data.md); missing fields are left out."""
         row = Record.to_row(self)
         return {name: _as_lists(value) for name, value in row.items()}
 
 
 def _as_lists(value: object) -> object:
-    """Tuples as lists, those inside too."""
     return [_as_lists(entry) for entry in value] if isinstance(value, tuple) else value
 
 
@@ -296,13 +259,8 @@ class Prompt(Record):
 
     Attributes:
         prompt: ends with a user turn; empty if the prompt is given as token ids.
-        ids: token ids of a prompt that was tokenized before, for the model's own tokenizer; None: `prompt` holds its text.
-        id: the row's id, if it has one.
-        category: its category, if it has one.
+        ids: token ids for the model's own tokenizer, of a prompt that was tokenized before; None: `prompt` holds its text.
         check: what an answer has to obey, as it stands in the row (`align.eval.instructions.constraints`), if anything.
-
-    Raises:
-        UserError: for an empty prompt or another last turn.
     """
 
     prompt: Conversation = ()
@@ -312,14 +270,12 @@ class Prompt(Record):
     check: object = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        category = check_optional_text(self.category, "category")
         if self.ids is None:
-            set_fields(self, prompt=check_prompt(self.prompt))
+            _set_checked(self, prompt=check_prompt(self.prompt))
         elif self.prompt:
             raise field_error("input_ids", "is given beside a prompt in text", "remove one of them")
         else:
-            set_fields(self, ids=check_token_ids(self.ids, "input_ids"))
-        set_fields(self, id=check_id(self.id), category=category)
+            _set_checked(self, ids=check_token_ids(self.ids, "input_ids"))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -331,7 +287,6 @@ class Prompt(Record):
         return cls(prompt=required_field(row, "prompt", "write the text that is to be answered"), **more)
 
     def to_row(self) -> dict[str, Any]:
-        """The row of a file (docs/data.md); missing fields are left out."""
         row = Record.to_row(self)
         ids = row.pop("ids", None)
         if ids is None:
@@ -339,28 +294,17 @@ class Prompt(Record):
         return {"input_ids": list(ids)} | {name: value for name, value in row.items() if name != "prompt"}
 
 
-VERDICTS = ("violates", "unsure", "follows")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleJudgment(Record):
-    """Whether one response breaks one rule.
-
-    As the rule judgments of Sparrow (Glaese et al. 2022).
+    """Whether one response breaks one rule, as the rule judgments of Sparrow (Glaese et al. 2022).
 
     Attributes:
-        prompt: the conversation that the response answers.
         response: its text; may be empty, as policies write it.
         rule: the rule's id in forms/rules.
         verdict: violates, unsure or follows.
         labeler: who judged.
         note: the labeler's comment; may be empty.
         model: which model wrote the response, if known.
-        id: the row's id, if it has one.
-        category: its category, if it has one.
-
-    Raises:
-        UserError: for another verdict or empty text.
     """
 
     prompt: Conversation
@@ -376,7 +320,7 @@ class RuleJudgment(Record):
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
             raise field_error("verdict", f"is {short_repr(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
-        set_fields(
+        _set_checked(
             self,
             prompt=check_prompt(self.prompt),
             response=check_text(self.response, "response", may_be_empty=True),
@@ -384,14 +328,12 @@ class RuleJudgment(Record):
             labeler=check_optional_text(self.labeler, "labeler"),
             note=None if self.note is None else check_text(self.note, "note", may_be_empty=True),
             model=check_optional_text(self.model, "model"),
-            id=check_id(self.id),
-            category=check_optional_text(self.category, "category"),
         )
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """From `prompt`, `response`, `rule`, `verdict` and the optional fields; misspelled ones are refused."""
-        return cls(**field_values(row, cls, prompt="add it", response="add it", rule="add it", verdict="add it"))
+        return cls(**_field_values(row, cls, prompt="add it", response="add it", rule="add it", verdict="add it"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,15 +343,9 @@ class AttributeJudgment(Record):
     As LaMDA's labels (Thoppilan et al. 2022, section 4): sensible, specific, interesting, unsafe.
 
     Attributes:
-        prompt: the conversation that the response answers.
         response: its text; may be empty, as policies write it.
         attributes: finite numbers by name: 0 or 1 for a yes or no, 1 to 7 for a rating.
         labeler: who judged.
-        id: the row's id, if it has one.
-        category: its category, if it has one.
-
-    Raises:
-        UserError: for a value that is no finite number, for no value at all, or empty text.
     """
 
     prompt: Conversation
@@ -420,20 +356,18 @@ class AttributeJudgment(Record):
     category: str | None = None
 
     def __post_init__(self) -> None:
-        set_fields(
+        _set_checked(
             self,
             prompt=check_prompt(self.prompt),
             response=check_text(self.response, "response", may_be_empty=True),
             attributes=check_attributes(self.attributes),
             labeler=check_optional_text(self.labeler, "labeler"),
-            id=check_id(self.id),
-            category=check_optional_text(self.category, "category"),
         )
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """From `prompt`, `response`, `attributes` and the optional fields; misspelled ones are refused."""
-        return cls(**field_values(row, cls, prompt="add it", response="add it", attributes="add it"))
+        return cls(**_field_values(row, cls, prompt="add it", response="add it", attributes="add it"))
 
 
 def ranks_from_scores(scores: Sequence[float]) -> tuple[int, ...]:
@@ -443,27 +377,7 @@ def ranks_from_scores(scores: Sequence[float]) -> tuple[int, ...]:
 
 
 def evenly_spaced(count: int, keep: int = MAX_RESPONSES) -> list[int]:
-    """Indices of at most `keep` of `count` ordered items, at equal distances, the first and the last among them.
-
-    Args:
-        count: number of items.
-        keep: number of indices to return, at least 2.
-    """
+    """Indices of at most `keep` of `count` ordered items, at equal distances, the first and the last among them."""
     if count <= keep:
         return list(range(count))
     return [round(i * (count - 1) / (keep - 1)) for i in range(keep)]
-
-
-def check_score(value: object, field: str) -> float:
-    """A score to rank by: any number but NaN, which cannot be ordered.
-
-    Args:
-        value: the field's value.
-        field: its name, for messages.
-
-    Raises:
-        UserError: for anything else.
-    """
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-        raise field_error(field, f"is {short_repr(value)}", "give a number")
-    return float(value)

@@ -1,14 +1,14 @@
 """Files of rules, as in forms/rules: each rule has an id, which judgments name, and a text, which models read."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import yaml
 
 from align.core.errors import UserError, nearest_name_hint
 from align.core.shipped import resolve_path
 
-_ONE_RULE = re.compile(r"(?P<file>.+\.ya?ml):(?P<rule>[^/\\:]+)", re.IGNORECASE)
+_RULES_FILE = re.compile(r"(?P<file>.+\.ya?ml)(:(?P<rule>[^/\\:]+))?", re.IGNORECASE)
 
 
 def read_rules(paths: Sequence[str]) -> dict[str, str]:
@@ -20,40 +20,28 @@ def read_rules(paths: Sequence[str]) -> dict[str, str]:
     Raises:
         UserError: if a file is missing or is not a file of rules, has no rule of that id, or if an id appears twice.
     """
-    texts: dict[str, str] = {}
-    for path in paths:
-        single = _ONE_RULE.fullmatch(path)
-        file = single["file"] if single else path
-        found = _read_file(file)
-        if single:
-            found = {single["rule"]: _text_of(single["rule"], found, file)}
-        for rule_id, text in found.items():
-            if rule_id in texts:
-                raise UserError(f"{file}: rule '{rule_id}' is there twice")
-            texts[rule_id] = text
-    return texts
+    return _merge(map(_read, paths))
 
 
 def choose_rules(wanted: Sequence[str], known: Mapping[str, str], where: str) -> dict[str, str]:
-    """The rules that a setting names.
+    """The rules that a setting names: files, `FILE:ID` or ids of `known`; without any, all of `known`.
 
-    Args:
-        wanted: files, `FILE:ID`, or ids of `known`; empty: all of `known`.
-        known: texts by id that need no file.
-        where: names `known` in an error.
-
-    Raises:
-        UserError: for a file or an id that is not there.
+    `where` names `known` in an error.
     """
     if not wanted:
         return dict(known)
+    return _merge(
+        _read(word) if _RULES_FILE.fullmatch(word) else (word, {word: _text_of(word, known, where)}) for word in wanted
+    )
+
+
+def _merge(parts: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for word in wanted:
-        is_file = re.search(r"\.ya?ml(:|$)", word, re.IGNORECASE)
-        for rule_id, text in (read_rules([word]) if is_file else {word: _text_of(word, known, where)}).items():
-            if rule_id in texts:
-                raise UserError(f"{word}: rule '{rule_id}' is there twice")
-            texts[rule_id] = text
+    for source, found in parts:
+        for rule, text in found.items():
+            if rule in texts:
+                raise UserError(f"{source}: rule '{rule}' is defined twice")
+            texts[rule] = text
     return texts
 
 
@@ -63,15 +51,18 @@ def _text_of(rule: str, known: Mapping[str, str], where: str) -> str:
     return known[rule]
 
 
-def _read_file(path: str) -> dict[str, str]:
+def _read(path: str) -> tuple[str, dict[str, str]]:
+    """The file's name and its rules, or its one rule."""
+    single = _RULES_FILE.fullmatch(path)
+    file = single["file"] if single else path
     try:
-        stored = yaml.safe_load(resolve_path(path).read_text(encoding="utf-8"))
+        stored = yaml.safe_load(resolve_path(file).read_text(encoding="utf-8"))
         rules = [(str(rule["id"]), str(rule["text"])) for rule in stored["rules"]]
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        raise UserError(f"{file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a file of rules; it needs a list `rules` with id and text of each") from error
-    twice = [rule for rule, _ in rules if [other for other, _ in rules].count(rule) > 1]
-    if twice:
-        raise UserError(f"{path}: rule '{twice[0]}' is there twice")
-    return dict(rules)
+        raise UserError(f"{file}: not a file of rules; it needs a list `rules` with id and text of each") from error
+    found = _merge((file, {rule: text}) for rule, text in rules)
+    if single and single["rule"]:
+        found = {single["rule"]: _text_of(single["rule"], found, file)}
+    return file, found

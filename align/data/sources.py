@@ -1,7 +1,7 @@
-"""Reads rows from JSON, CSV and Parquet files, folders, `datasets` folders and the hub. Nothing here knows a layout.
+"""Readers of rows from JSON, CSV and Parquet files, folders, `datasets` folders and the hub, without knowledge of layouts.
 
-A row that cannot be decoded is returned as a bad row, so that the caller decides whether to stop; a file that cannot
-be read at all is a UserError at once.
+A row that cannot be decoded is returned as a bad row: the caller decides whether to stop. A file that cannot be read at all
+is a UserError at once.
 """
 
 import codecs
@@ -41,10 +41,9 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row before parsing, so that skipping rows is cheap.
+    """One row before parsing, for skipping rows cheaply.
 
     Attributes:
-        where: its location, as in `SourceRow`.
         content: a line of JSON, or the row itself from a file of another kind, as a `SourceRow` if it is broken.
     """
 
@@ -52,7 +51,6 @@ class RawRow:
     content: Any
 
     def read(self) -> SourceRow:
-        """The row, parsed."""
         if isinstance(self.content, SourceRow):
             return self.content
         if not isinstance(self.content, bytes):
@@ -255,10 +253,10 @@ SEPARATORS = ",;\t"
 
 
 def csv_rows(text: IO[str], label: str) -> Iterator[dict[str, Any] | str]:
-    """The rows below the header; a row that has another number of cells is an error message instead.
+    """The rows below the header of a CSV file, as spreadsheets and pandas write them, or error messages.
 
-    The separator is the comma, semicolon or tab that the header holds most of. An empty cell counts as absent, and so does a
-    column without a name, in which pandas writes the index.
+    Cells are text, but for the columns in `STRUCTURED`. The separator is the comma, semicolon or tab that the header holds
+    most of. An empty cell counts as absent, and so does a column without a name, in which pandas writes the index.
 
     Args:
         text: the file, opened with `newline=""`.

@@ -71,13 +71,6 @@ def parse_transcript(text: object, field: str) -> Conversation:
     """The turns of a transcript, stripped of white space; the last may be empty.
 
     Turns of one speaker in a row (a model that wrote "Assistant:" again) are joined: roles have to alternate.
-
-    Args:
-        text: the transcript.
-        field: its name, for messages.
-
-    Raises:
-        UserError: if it is no transcript.
     """
     found = _split(check_text(text, field))
     if found is None:

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from align.commands.data_check import main
-from align.core.errors import UserError
 from align.data.check import find_overlap
 
 NINETEEN = (
@@ -17,10 +16,10 @@ WORDS = NINETEEN.split()
 
 @pytest.fixture
 def compare(tmp_path):
-    def compare(training, evaluation, **more):
+    def compare(training, evaluation):
         for name, rows in (("a.jsonl", training), ("b.jsonl", evaluation)):
             (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return find_overlap(tmp_path / "a.jsonl", tmp_path / "b.jsonl", **more)
+        return find_overlap(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
 
     return compare
 
@@ -41,10 +40,8 @@ def test_thirteen_words_are_found_in_any_layout_case_and_punctuation(compare):
     assert (found.rows, found.too_short, found.training_rows) == (2, 1, 2)
 
 
-def test_twelve_words_are_none_unless_fewer_are_asked_for(compare):
-    training, evaluation = [{"text": " ".join(WORDS[:12])}], [{"text": NINETEEN}]
-    assert not compare(training, evaluation).matches
-    assert len(compare(training, evaluation, words=12).matches) == 1
+def test_twelve_words_are_none(compare):
+    assert not compare([{"text": " ".join(WORDS[:12])}], [{"text": NINETEEN}]).matches
 
 
 def test_a_shorter_text_has_to_be_shared_as_a_whole(compare):
@@ -102,7 +99,3 @@ def test_the_command_lists_the_rows(tmp_path, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert shown[2] == "shared:        1 of 1 rows (100.0 %) share 13 words in a row, or a whole shorter text"
     assert shown[3].startswith(f"  {tmp_path}/b.jsonl:1 with {tmp_path}/a.jsonl:1: ")
-    with pytest.raises(UserError, match="--words 5: must be 8 or more"):
-        main(["check", str(tmp_path / "a.jsonl"), "--against", str(tmp_path / "b.jsonl"), "--words", "5"])
-    with pytest.raises(UserError, match="--words: only with --against"):
-        main(["check", str(tmp_path / "a.jsonl"), "--words", "13"])

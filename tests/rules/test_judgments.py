@@ -79,5 +79,5 @@ def test_rules_by_file_by_one_of_a_file_and_by_id():
         read_rules([f"{sparrow}:no-treats"])
     with pytest.raises(UserError, match="m: no rule 'z'"):
         choose_rules(["z"], known, "m")
-    with pytest.raises(UserError, match="rule 'no-threats' is there twice"):
+    with pytest.raises(UserError, match="rule 'no-threats' is defined twice"):
         read_rules([sparrow, f"{sparrow}:no-threats"])
