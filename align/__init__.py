@@ -2,8 +2,7 @@
 
 __version__ = "0.1.0"
 
-from align.runtime.heap import request_huge_pages
-from align.runtime.openmp import share_cores
+from align.runtime.process import request_huge_pages, share_cores
 
 request_huge_pages()
 share_cores()

@@ -14,7 +14,7 @@ from align.reward import RewardConfig, run_reward
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import Sampling, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_UPDATES, Work
 

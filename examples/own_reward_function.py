@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.builtin.zoo import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 
 
 def share_of_e(prompts, responses):

@@ -238,7 +238,7 @@ def make_ppo(make_run) -> Callable[..., PPOAlgorithm]:
     from align.ppo.rewards import Rewards
     from align.ppo.setup import build_actor_critic, copy_backbone
     from align.sampling.engines import TransformersEngine
-    from align.training.factory import make_optimization
+    from align.training.start import make_optimization
 
     def make(loaded: LoadedModel, mounted=None, **settings) -> PPOAlgorithm:
         run = make_run(PPOConfig, "ppo", **({"epochs": 1, "updates": 1, "whiten_rewards": False} | settings))

@@ -17,8 +17,8 @@ from align.batches.encoding import Data
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
 from align.core.errors import UserError
 from align.core.launch import run_stage
+from align.training.loop import EpochTrainer, with_data_names
 from align.training.start import Model
-from align.training.trainer import EpochTrainer, with_data_names
 
 FORMS: dict[str, type[AttributeTask[Any]]] = {"heads": HeadTask, "generative": GenerativeTask}
 """How an attribute model rates: see `form` in the settings."""

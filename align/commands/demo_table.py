@@ -11,7 +11,7 @@ from align.eval.instructions.constraints import Constraint
 from align.eval.reward.curves import kl_bound
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses, judged_win_rates
 from align.reward.checkpoint import LoadedReward
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 
 
 def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, Any]]:

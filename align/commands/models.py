@@ -46,7 +46,7 @@ def _print_builtin_models() -> None:
 
 def _consolidate(source: Path, output: Path) -> None:
     quiet_libraries()
-    from align.training.consolidation import consolidate
+    from align.training.checkpoint.consolidation import consolidate
 
     checkpoint = consolidate(source, output)
     print(output)

@@ -21,8 +21,8 @@ from align.data.conversation import to_json
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import require_reward_model
 from align.rules.scoring import rules_of_model
-from align.runtime.console import console
 from align.runtime.distributed import compute_dtype
+from align.runtime.environment import console
 from align.sampling.generation import row_uniforms, sample
 from align.tokenization.encoded import EncodedPrompt
 

@@ -27,11 +27,11 @@ from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
+from align.training.loop import EpochTrainer, with_data_names
 from align.training.memory_dry_run import BatchShape, RolePass
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model
-from align.training.trainer import EpochTrainer, with_data_names
 
 
 class DistillTrainer(EpochTrainer):

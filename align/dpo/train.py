@@ -34,15 +34,14 @@ from align.reward.rankings import (
     pack_rankings,
     ranking_metrics,
 )
-from align.runtime.clock import Clock
 from align.runtime.distributed import run_on_main
-from align.runtime.flops import forward_flops, training_flops
+from align.runtime.flops import Clock, forward_flops, training_flops
 from align.tokenization.encoded import EncodedRanking
 from align.training.epochs import EpochConfig
+from align.training.loop import EpochTrainer, with_data_names
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model
-from align.training.trainer import EpochTrainer, with_data_names
 
 
 @dataclass(kw_only=True)

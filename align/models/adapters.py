@@ -19,8 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
 from align.models.backbone import Backbone, disable_dropout, linear_layers, require_deterministic
-from align.runtime.gathering import readable, whole_weights
-from align.runtime.sharding import is_sharded
+from align.runtime.sharding import is_sharded, readable, whole_weights
 
 ALL_LINEAR = "all-linear"
 """PEFT's word for every linear layer but the output matrix."""

@@ -35,10 +35,9 @@ from align.models.backbone import (
 from align.models.configs import base_of, load_config, reads_prompts_whole
 from align.models.generation_config import end_ids, stored_generation_config, valid_generation_config
 from align.models.lora import faster_lora
-from align.runtime.console import console
 from align.runtime.distributed import computes_on_cpu
-from align.runtime.gathering import readable
-from align.runtime.sharding import Sharder, loading_accelerator, own_part, smallest
+from align.runtime.environment import console
+from align.runtime.sharding import Sharder, loading_accelerator, own_part, readable, smallest
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 

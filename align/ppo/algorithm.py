@@ -38,12 +38,13 @@ from align.ppo.rollout_files import RolloutWriter
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
 from align.ppo.setup import ReferenceRefresh
-from align.runtime.clock import Clock
 from align.runtime.distributed import largest, run_on_main
+from align.runtime.flops import Clock
 from align.sampling.engines import SamplingEngine, sampling_tokens
 from align.sampling.generation import Sampling
 from align.tokenization.encoded import EncodedPrompt
-from align.training.checkpoint import load_checkpoint, restoring, save_checkpoint
+from align.training import checkpoint
+from align.training.checkpoint import restoring
 from align.training.loop import stop_on_nan
 from align.training.optimization import NotFiniteError, Optimization, Sums
 from align.training.run import Run, StopRequestedError
@@ -169,7 +170,7 @@ class PPOAlgorithm:
         Raises:
             UserError: if it is broken, of other models or prompts, or lacks state.
         """
-        done, progress = load_checkpoint(self.run, self.optimization)
+        done, progress = checkpoint.load(self.run, self.optimization)
         with restoring(self.run):
             for name, state in progress.items():
                 if name in self.stateful:  # ptx can be switched off
@@ -184,7 +185,7 @@ class PPOAlgorithm:
 
     def _save_checkpoint(self, update: int, progress: dict[str, Any] | None = None) -> None:
         files = self.refresh.files() if self.refresh else {}
-        save_checkpoint(self.run, self.optimization, update, progress or self._progress(), files)
+        checkpoint.save(self.run, self.optimization, update, progress or self._progress(), files)
 
     def run_update(self, update: int) -> dict[str, float]:
         """One update: sample, score, shape, learn, adapt."""

@@ -23,15 +23,14 @@ from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import reads_ids_of
 from align.runtime.distributed import run_on_all, run_on_main
-from align.runtime.gathering import sharded_copies
-from align.runtime.sharding import is_sharded, whole_count
+from align.runtime.sharding import is_sharded, sharded_copies, whole_count
 from align.sampling.engines import sampling_tokens
 from align.tokenization.encoded import EncodedPrompt
 from align.training.loop import MEMORY_ESTIMATE_UPDATES, largest_micro_batch
 from align.training.memory import FLOAT32_BYTES, cache_bytes
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
+from align.training.optimizer import RateGroup
 from align.training.run import Run
-from align.training.schedule import RateGroup
 
 
 def check_memory(

@@ -33,9 +33,8 @@ from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine
 from align.tokenization import ConversationError, Tokenization
 from align.tokenization.encoded import EncodedPrompt
-from align.training.factory import make_optimization
 from align.training.optimization import Optimization
-from align.training.start import Model, open_run, say_if_prompts_are_repeated
+from align.training.start import Model, make_optimization, open_run, say_if_prompts_are_repeated
 
 Reward = str | Path | LoadedReward | RewardFunction | WeightedFunction
 """A part of the reward: the folder of a reward model, a loaded one, or a function (with a weight of its own, or 1).

@@ -37,7 +37,7 @@ from align.models.loading import LoadedModel, from_objects, load, vocabulary_row
 from align.models.roles import RewardModel
 from align.reward.foreign import ForeignRewardModel, GatedRewardModel, gated_reward_model
 from align.runtime.distributed import compute_dtype
-from align.runtime.gathering import whole_weights
+from align.runtime.sharding import whole_weights
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
 
 HEAD, FACTS = "reward_head.safetensors", "reward.json"

@@ -42,11 +42,10 @@ from align.runtime.distributed import run_on_main
 from align.tokenization import encode_demonstration
 from align.tokenization.encoded import EncodedRanking, SharedPrompt
 from align.training.epochs import EpochConfig
+from align.training.loop import EpochTrainer, with_data_names
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.sequence import share_sequences
-from align.training.start import Model
-from align.training.trainer import EpochTrainer, with_data_names
+from align.training.start import Model, share_sequences
 
 Ranked = TypeVar("Ranked", bound=SharedPrompt)
 

@@ -39,10 +39,10 @@ from align.rules.judgments import (
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import EncodedJudgments
 from align.training.epochs import JudgmentConfig
+from align.training.loop import with_data_names
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model
-from align.training.trainer import with_data_names
 
 
 @dataclass(kw_only=True)

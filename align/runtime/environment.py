@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from rich.console import Console
 
 PACKAGES = ("align-rlhf", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "numpy")
 
@@ -25,3 +26,6 @@ def environment() -> dict[str, Any]:
         "device": device,
         "processors": torch.get_num_threads(),
     }
+
+
+console = Console(stderr=True, soft_wrap=True)

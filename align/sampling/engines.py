@@ -13,8 +13,7 @@ from align.core.seeds import SeedKey
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.runtime.distributed import exchange_rows, largest, share_of_process
-from align.runtime.gathering import LayerGathering, whole_weights, without_engine_hooks
-from align.runtime.sharding import is_sharded, whole_bytes
+from align.runtime.sharding import LayerGathering, is_sharded, whole_bytes, whole_weights, without_engine_hooks
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
 from align.training.memory import GIB, Memory, cache_bytes

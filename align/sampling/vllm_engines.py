@@ -35,7 +35,7 @@ from align.core.seeds import SeedKey, Stream
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
-from align.runtime.gathering import gathered_weights
+from align.runtime.sharding import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
 from align.training.optimization import Optimization

@@ -31,12 +31,11 @@ from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.loss import demonstration_loss
 from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
 from align.training.epochs import EpochConfig
+from align.training.loop import EpochTrainer, with_data_names
 from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.sequence import share_sequences
-from align.training.start import Model
-from align.training.trainer import EpochTrainer, with_data_names
+from align.training.start import Model, share_sequences
 
 
 @dataclass(kw_only=True)

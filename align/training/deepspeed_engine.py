@@ -23,20 +23,11 @@ from torch import Tensor, nn
 from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.sharding import gather_chosen_parts_together, is_sharded, whole_count, whole_shape
-from align.training.averaging import WeightAverage
+from align.training.checkpoint.state import Part, StoredState
 from align.training.expert_load import ExpertLoad
-from align.training.optimization import (
-    AVERAGE,
-    NotFiniteError,
-    Optimization,
-    build_optimizer,
-    complete_groups,
-    rate_scales,
-    require_same_weights,
-)
+from align.training.optimization import AVERAGE, NotFiniteError, Optimization, require_same_weights
+from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
 from align.training.run import Run
-from align.training.schedule import RateGroup
-from align.training.stored_state import Part, StoredState
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

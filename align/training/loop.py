@@ -2,22 +2,30 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
+from align.batches.identity import examples_digest
 from align.batches.micro_batches import micro_batches
+from align.batches.mixtures import MixedExamples, TrainingData, data_name
 from align.core.errors import UserError
 from align.core.files import write_json
-from align.core.settings import ModelConfig
-from align.runtime.clock import Clock
+from align.core.settings import MixtureConfig, ModelConfig
+from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main
+from align.runtime.flops import Clock
 from align.runtime.sequence import sequence_size
-from align.training.checkpoint import load_checkpoint, restoring, save_checkpoint
-from align.training.epochs import Batches, Epochs
+from align.training import checkpoint
+from align.training.checkpoint import restoring
+from align.training.epochs import Batches, EpochConfig, Epochs, parse_ramp
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
 from align.training.optimization import NotFiniteError, Optimization, Sums
 from align.training.run import Run, StopRequestedError
+from align.training.start import Model, make_optimization, open_run, say_if_prompts_are_repeated
 
 Example = TypeVar("Example")
 
@@ -59,7 +67,7 @@ def train(run: Run, optimization: Optimization, task: Task, epochs: Batches, eva
         evaluate_every: updates between evaluations; 0: at the end of each epoch.
     """
     total, evaluate_every = optimization.total, evaluate_every or epochs.updates_per_epoch
-    done, progress = load_checkpoint(run, optimization)
+    done, progress = checkpoint.load(run, optimization)
     best, evaluated = progress.get("best", math.inf), progress.get("evaluated")
     with restoring(run):
         epochs.load_state(progress.get("batches", {}))
@@ -69,7 +77,7 @@ def train(run: Run, optimization: Optimization, task: Task, epochs: Batches, eva
     place = epochs.state()  # after the last update that has ended
 
     def save(update: int) -> None:
-        save_checkpoint(run, optimization, update, {"best": best, "evaluated": evaluated, "batches": place})
+        checkpoint.save(run, optimization, update, {"best": best, "evaluated": evaluated, "batches": place})
 
     def keep_if_best(metrics: dict[str, float], must_keep: bool = False) -> None:
         nonlocal best
@@ -184,3 +192,99 @@ def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[s
         f"update {update}: {error}; the weights before it are unharmed, the batch is in {path}. "
         "Lower learning_rate, or look at that batch"
     ) from error
+
+
+Config = TypeVar("Config", bound=EpochConfig)
+
+
+class StageTask(Task, Protocol):
+    """A task with what it trains and where its model is saved."""
+
+    optimization: Optimization
+    folder: Path
+
+
+class EpochTrainer:
+    """Base of a stage's trainer, whose constructor calls this one, then `make_optimization`, then sets `task`.
+
+    Args:
+        config: the stage's settings.
+        stage: its name, as for `Run`.
+        model: what is trained; this and the other arguments as for `open_run`.
+
+    Attributes:
+        run: the stage's run.
+        loaded: the model that is trained.
+        config: the stage's settings.
+        epochs: which examples each update learns from.
+        batches: supplies each update's batch: `epochs`, unless examples are streamed or written during training.
+        task: its examples, loss and evaluation.
+    """
+
+    run: Run
+    loaded: LoadedModel
+    epochs: Epochs
+    batches: Batches
+    task: StageTask
+
+    def __init__(
+        self,
+        config: EpochConfig,
+        stage: str,
+        model: Model,
+        tokenizer: PreTrainedTokenizerBase | None,
+        adapter: str = "policy",
+        allow_reward_model: bool = False,
+    ) -> None:
+        self.config = config
+        self.run, self.loaded = open_run(config, stage, model, tokenizer, adapter, allow_reward_model)
+
+    def make_optimization(
+        self,
+        module: nn.Module,
+        mixed: MixedExamples[Example],
+        held_out: Sequence[Example],
+        token_counts: Callable[[Sequence[Example]], list[int]],
+        batch_shape: Callable[[Sequence[Example]], BatchShape],
+        takes_logits: bool,
+        teachers: Sequence[RolePass] = (),
+        stream: Batches | None = None,
+    ) -> Optimization:
+        """Build the training engine after checking available memory.
+
+        Args:
+            module: what is trained, `loaded` with its heads.
+            mixed: the examples to learn from.
+            held_out: those to evaluate on.
+            token_counts: tokens that each example holds in memory.
+            batch_shape: the shape of a micro-batch of some examples.
+            takes_logits: whether tokens are predicted.
+            teachers: frozen models that read each micro-batch too.
+            stream: examples that are read while the model learns; `mixed` are then as large as they may be.
+
+        Raises:
+            UserError: if memory is insufficient.
+        """
+        config = self.config
+        responses = (len(batch_shape([example]).response_tokens) for example in mixed.examples)
+        say_if_prompts_are_repeated(self.run, self.loaded.backbone, responses)
+        mixing = config if isinstance(config, MixtureConfig) else None
+        ramp = parse_ramp(config.batch_ramp)
+        digest = examples_digest(mixed.examples)
+        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing, ramp, digest)
+        self.batches = stream or self.epochs
+        role_pass = RolePass(self.loaded.backbone, self.loaded.adapter, takes_logits)
+        parts = (self.epochs, mixed.examples, held_out, token_counts, batch_shape, teachers)
+        check_memory(self.run, self.run.config, module, role_pass, *parts)
+        return make_optimization(self.run, module, self.batches.updates(config.epochs))
+
+    def train(self) -> Path:
+        """Train from the last checkpoint on; returns the folder of the best model."""
+        train(self.run, self.task.optimization, self.task, self.batches, self.config.evaluate_every)
+        self.run.close()
+        return self.task.folder
+
+
+def with_data_names(config: Config, **data: TrainingData) -> Config:
+    """Settings that say what a trainer was given, by the names of settings: a file's name, or how many records."""
+    return replace(config, **{name: data_name(given) for name, given in data.items()})  # type: ignore[arg-type]

@@ -22,8 +22,7 @@ from align.core.settings import ModelConfig, RunConfig
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.configs import base_of, load_config
 from align.runtime.distributed import compute_dtype, cpu_flags, run_on_all
-from align.runtime.heap import release_freed_memory
-from align.runtime.process_memory import cgroup_bytes_left, process_peak, reset_process_peak
+from align.runtime.process import cgroup_bytes_left, process_peak, release_freed_memory, reset_process_peak
 from align.runtime.sharding import whole_bytes, whole_count, whole_shape
 
 GIB = 2**30
@@ -242,7 +241,7 @@ class Memory:
     def hold_to_estimate(self) -> None:
         """On a CPU, give freed memory back where it has grown beyond the estimate.
 
-        Freed memory is kept for the next buffers (`align.runtime.heap`). With rows of ever new lengths, gaps that fit none
+        Freed memory is kept for the next buffers. With rows of ever new lengths, gaps that fit none
         of them add up, update by update: without this, the fine-tuning of the demo held 5.6 GiB where 4.0 were estimated.
         """
         if self.device.type == "cpu" and 0 < self.expected_bytes < psutil.Process().memory_info().rss:

@@ -11,21 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.optimization import Adafactor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
-from align.core.settings import RunConfig
-from align.models.backbone import weight_depths
 from align.runtime.distributed import sum_across_processes
-from align.runtime.sharding import whole_shape
-from align.training.averaging import WeightAverage
+from align.training.checkpoint.state import Part, shapes_of
 from align.training.expert_load import ExpertLoad
-from align.training.reduction import GradientReduction
+from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
 from align.training.run import Run, StopRequestedError
-from align.training.schedule import RateGroup
-from align.training.stored_state import Part, shapes_of
 
 AVERAGE = "average"
 """The name of the averaged weights in a checkpoint, next to those of the optimizer's state."""
@@ -54,7 +48,7 @@ class Optimization:
 
     average: WeightAverage | None = None
     expert_load: ExpertLoad | None = None
-    reduction: GradientReduction | None = None
+    reduction: "GradientReduction | None" = None
     keeps_parts = False
     """Whether `state` is what this process keeps of tensors, and not whole ones."""
 
@@ -249,48 +243,87 @@ def _master(weight: nn.Parameter) -> Tensor:
     return master
 
 
-def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[RateGroup]) -> list[RateGroup]:
-    """The groups, and before them one at `learning_rate` of all weights that they do not name."""
-    named = frozenset().union(*(group.weights for group in groups))
-    rest = RateGroup("", frozenset(weights) - named, config.learning_rate)
-    return [group for group in (rest, *groups) if group.weights]
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that travel together: DistributedDataParallel's 25 MiB, of which a large model has enough to overlap."""
 
 
-def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
-    """The factor of each weight's rate: `layer_decay` once for each layer above its own, and once more.
+class GradientReduction:
+    """Adds up the gradients of all processes, in buckets that are sent as soon as their last gradient is there.
 
-    Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
-    """
-    scales: dict[str, float] = {}
-    if config.layer_decay == 1:
-        return scales
-    for prefix, model in module.named_modules():
-        if isinstance(model, PreTrainedModel) and not any(name.startswith(f"{prefix}.") for name in scales):
-            depths, layers = weight_depths(model)
-            scales |= {f"{prefix}.{name}": config.layer_decay ** (layers + 1 - depth) for name, depth in depths.items()}
-    return scales
-
-
-def build_optimizer(
-    config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[RateGroup], scales: Mapping[str, float] | None = None
-) -> torch.optim.Optimizer:
-    """AdamW or Adafactor over some weights, with weight decay on matrices only.
+    All processes send the same buckets in the same order, which begins with the weights that were made last: backward passes
+    come to them first.
 
     Args:
-        weights: by their names in the module.
-        groups: each weight is in one of them. The optimizer's own groups carry their `metric`, and the `scale` of its rate.
-        scales: by the names of weights whose rate is not their group's, a factor.
+        weights: what the module computes with, by name.
+        masters: what holds each weight's gradient once its backward pass is over: the weight itself, or its float32 master.
+        bucket_bytes: of float32 gradients in a bucket, at least.
     """
-    parts: dict[tuple[str, float, bool], dict[str, Any]] = {}
-    for group in groups:
-        for name, weight in weights.items():
-            if name in group.weights:
-                scale, is_matrix = (scales or {}).get(name, 1.0), len(whole_shape(weight)) >= 2
-                decay = config.weight_decay if is_matrix else 0.0
-                part = {"params": [], "weight_decay": decay, "metric": group.metric, "scale": scale}
-                parts.setdefault((group.metric, -scale, not is_matrix), part)["params"].append(weight)
-    ordered = [parts[key] for key in sorted(parts)]
-    if config.optimizer == "adafactor":
-        return Adafactor(ordered, lr=config.learning_rate, scale_parameter=False, relative_step=False)
-    betas = (config.adam_beta1, config.adam_beta2)
-    return torch.optim.AdamW(ordered, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
+
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], masters: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.masters = list(masters.values())
+        self.buckets: list[list[int]] = []
+        size = bucket_bytes
+        for number in reversed(range(len(self.masters))):
+            if size >= bucket_bytes:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(number)
+            size += 4 * self.masters[number].numel()
+        self.listens = False
+        self.sent: list[tuple[Tensor, Any]] = []
+        """Of the buckets so far: the flat sum that is being made, and what to wait for."""
+        self._ready: set[int] = set()
+        self._found: set[int] = set()
+        self._earlier: list[Tensor | None] = []
+        for number, weight in enumerate(weights.values()):
+            # After the hook that adds the gradient to its master: hooks run in the order in which they were registered.
+            weight.register_post_accumulate_grad_hook(lambda _, number=number: self._note(number))
+
+    def begin(self) -> None:
+        """Before the passes of a sum: what earlier sums of this update have made is complete, and is put aside."""
+        self._earlier = [master.grad for master in self.masters]
+        for master in self.masters:
+            master.grad = None
+
+    def listen(self) -> None:
+        """Before the last backward pass: from now on a gradient that is there is complete."""
+        self.listens = True
+
+    def _note(self, number: int) -> None:
+        if not self.listens:
+            return
+        self._ready.add(number)
+        while len(self.sent) < len(self.buckets) and self._ready.issuperset(self.buckets[len(self.sent)]):
+            self._send(self.buckets[len(self.sent)])
+
+    def _send(self, bucket: list[int]) -> None:
+        masters = [self.masters[number] for number in bucket]
+        self._found.update(number for number in bucket if self.masters[number].grad is not None)
+        flat = _flatten_dense_tensors([torch.zeros_like(one) if one.grad is None else one.grad for one in masters])
+        for master in masters:  # its gradient is in `flat` now
+            master.grad = None
+        self.sent.append((flat, torch.distributed.all_reduce(flat, async_op=True)))
+
+    def finish(self) -> None:
+        """After the last backward pass: wait until each master has the sum of its gradients over passes and processes.
+
+        A weight that no process has a gradient of has none afterward: its optimizer step is left out, as on one process.
+        """
+        for bucket in self.buckets[len(self.sent) :]:
+            self._send(bucket)
+        present = torch.zeros(len(self.masters), device=self.masters[0].device)
+        present[list(self._found)] = 1.0
+        torch.distributed.all_reduce(present)
+        found = (present > 0).tolist()
+        for bucket, (flat, work) in zip(self.buckets, self.sent, strict=True):
+            work.wait()
+            masters = [self.masters[number] for number in bucket]
+            for number, master, total in zip(bucket, masters, _unflatten_dense_tensors(flat, masters), strict=True):
+                earlier = self._earlier[number]
+                master.grad = (total if earlier is None else earlier.add_(total)) if found[number] else earlier
+        self.listens, self.sent = False, []
+        self._ready.clear()
+        self._found.clear()
+        self._earlier = []

@@ -1,8 +1,6 @@
 """The folder of a run: settings, package versions, metrics, samples, and checkpoints to resume from."""
 
-import importlib.util
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +12,9 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from align.core.errors import UserError, without_secrets
-from align.core.files import PARTIAL, append_line, clear_leftovers, read_json, write_json, write_text
+from align.core.files import append_line, clear_leftovers, read_json, write_json, write_text
 from align.core.settings import ModelConfig, RunConfig, dump
 from align.core.signals import Stopped, StopRequest
-from align.runtime.console import console
 from align.runtime.distributed import (
     compute_dtype,
     limit_collectives,
@@ -27,15 +24,21 @@ from align.runtime.distributed import (
     sum_across_processes,
     watch_other_processes,
 )
-from align.runtime.environment import environment
+from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
 from align.tokenization import set_template_date
-from align.training.background import BackgroundWork
-from align.training.checkpoint_files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside
-from align.training.lock import refuse_other_run, release_lock, take_lock
+from align.training.checkpoint import BackgroundWork
+from align.training.checkpoint.files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside
 from align.training.memory import GIB, Memory
-from align.training.metrics_file import update_of
-from align.training.resume_settings import compare_settings, template_date
+from align.training.run_folder import (
+    compare_settings,
+    refuse_other_run,
+    release_lock,
+    require_usable,
+    take_lock,
+    template_date,
+    update_of,
+)
 
 
 class StopRequestedError(Exception):
@@ -79,7 +82,7 @@ class Run:
             project_dir=str(self.folder),
         )
         watch_other_processes(self.accelerator, config.lost_after)
-        run_on_all(lambda: _require_usable(self.folder, self.trackers), self.accelerator)  # machines may differ
+        run_on_all(lambda: require_usable(self.folder, self.trackers), self.accelerator)  # machines may differ
         self.memory = Memory(self.accelerator, config.memory_limit)
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
         self.is_main = self.accelerator.is_main_process
@@ -292,29 +295,3 @@ class Run:
             for tracker in self.accelerator.trackers if self.opened and self.trackers else ():
                 tracker.finish()
         release_lock(self.folder)
-
-
-def _require_usable(folder: Path, trackers: Sequence[str]) -> None:
-    """Refuse a folder that cannot be written and trackers that are not installed, before a large model is loaded.
-
-    Raises:
-        UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write, or a
-            tracker is not installed.
-    """
-    for name in trackers:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"log_to: {name} is not installed; install it: pip install {name}")
-    try:
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
-        # The longest path that a run writes, and each name: the system refuses to look for those that are too long.
-        longest = folder / "checkpoints" / f".update-000000-00000000{PARTIAL}" / f"state-00000-of-00000.safetensors{PARTIAL}"
-        for path in (longest, *(nearest / name for name in folder.parts)):
-            path.exists()
-    except OSError as error:
-        raise UserError(f"output_dir {folder}: {error.strerror}") from error
-    if not nearest.exists():
-        raise UserError(f"output_dir {folder}: {nearest} is a link to {os.readlink(nearest)}, which does not exist")
-    if not nearest.is_dir():
-        raise UserError(f"output_dir {folder}: {nearest} is a file, not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir {folder}: no permission to write in {nearest}")

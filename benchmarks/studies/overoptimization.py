@@ -24,7 +24,7 @@ from align.core.statistics import mean_interval
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.ppo import PPOConfig, run_ppo
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 from benchmarks.kept import kept
 from benchmarks.studies.gold import SIZES, GoldLabels, Row
 from benchmarks.studies.runner import study_arguments

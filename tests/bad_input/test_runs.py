@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from align import cli
 from align.core.errors import UserError
-from align.training.consolidation import consolidate
+from align.training.checkpoint.consolidation import consolidate
 
 from .conftest import SHORT, TINY, snapshot, write_rows
 

@@ -17,7 +17,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.loading import load, load_shapes
 from align.runtime.flops import FlopsProfile, Matrices, Stack
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 from tests.models.encoders import write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]

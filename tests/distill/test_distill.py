@@ -17,7 +17,7 @@ from align.distill.train import DistillTask, Predictor
 from align.models.loading import load
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.epochs import Epochs
-from align.training.factory import make_optimization
+from align.training.start import make_optimization
 from tests.models.losses import assert_invariant
 
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]

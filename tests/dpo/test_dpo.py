@@ -13,7 +13,7 @@ from align.dpo.train import DPOTask
 from align.models.loading import load
 from align.models.roles import LanguageModel
 from align.tokenization.encoded import EncodedRanking
-from align.training.factory import make_optimization
+from align.training.start import make_optimization
 from tests.models.losses import assert_invariant, rankings
 
 

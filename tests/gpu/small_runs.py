@@ -9,7 +9,7 @@ from align.dpo import DPOConfig, run_dpo
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 
 COMMON = {"log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64, "learning_rate": 1e-4}
 SUPERVISED = {"max_response_tokens": 32, "batch_size": 30}

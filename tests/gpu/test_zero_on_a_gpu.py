@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 from tests.gpu.small_runs import all_stages
 from tests.launch.launcher import free_port
 

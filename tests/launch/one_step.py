@@ -27,8 +27,8 @@ from align.reward.loss import pairs_of, ranking_loss
 from align.reward.rankings import pack_rankings
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedRanking
-from align.training.factory import make_optimization
 from align.training.run import Run
+from align.training.start import make_optimization
 from tests.models.architectures import ARCHITECTURES, make_model
 from tests.models.encoders import CONFIGS, make_classifier, pair_tokenizer
 

@@ -13,8 +13,8 @@ from align.models.heads import ScalarHead
 from align.models.loading import load
 from align.models.roles import RewardModel
 from align.reward import RewardConfig
-from align.training.factory import make_optimization
 from align.training.run import Run
+from align.training.start import make_optimization
 
 folder = Path(sys.argv[1])
 config = RewardConfig(model="tiny-llama", lora_rank=4, dtype="float32", log_to=["none"], output_dir=str(folder / "run"))

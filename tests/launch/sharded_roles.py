@@ -19,8 +19,7 @@ from align.models.loading import load_weights
 from align.ppo import PPOConfig
 from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import load_reward_model
-from align.runtime.gathering import whole_weights
-from align.runtime.sharding import is_sharded, own_part, sharded_loading, whole_bytes
+from align.runtime.sharding import is_sharded, own_part, sharded_loading, whole_bytes, whole_weights
 from align.training.start import open_run
 
 

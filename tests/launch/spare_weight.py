@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from align.batches.micro_batches import MicroBatch
 from align.sft import SFTConfig
-from align.training.checkpoint import load_checkpoint, save_checkpoint
-from align.training.factory import make_optimization
+from align.training import checkpoint
 from align.training.run import Run
+from align.training.start import make_optimization
 
 
 def train(folder: Path, updates: int, resume: bool) -> None:
@@ -34,11 +34,11 @@ def train(folder: Path, updates: int, resume: bool) -> None:
     def loss(_: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         return computing["used"](rows).tanh().square().sum() * share, {}
 
-    done, _ = load_checkpoint(run, optimization)
+    done, _ = checkpoint.load(run, optimization)
     for update in range(done + 1, updates + 1):
         optimization.accumulate([MicroBatch([0], 1.0)], loss)
         optimization.step(update)
-    save_checkpoint(run, optimization, updates, {})
+    checkpoint.save(run, optimization, updates, {})
     run.close()
 
 

@@ -17,8 +17,8 @@ from align.batches.micro_batches import MicroBatch
 from align.core.launch import one_line_errors
 from align.runtime.sequence import share_rows
 from align.sft import SFTConfig
-from align.training.factory import make_optimization
 from align.training.run import Run
+from align.training.start import make_optimization
 from tests.launch.in_turn import avoid_compiling
 
 avoid_compiling()

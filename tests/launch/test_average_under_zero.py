@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from align.training.stored_state import StoredState
+from align.training.checkpoint.state import StoredState
 from tests.launch.launcher import launch_in_turn
 from tests.launch.test_launch import ROOT, assert_close, checkpoint_words, metrics
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from align.training.checkpoint_files import fault_of
+from align.training.checkpoint.files import fault_of
 from tests.launch.launcher import launch_in_turn
 
 SAVES = Path(__file__).with_name("background_saves.py")

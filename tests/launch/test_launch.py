@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from align.training.stored_state import StoredState
+from align.training.checkpoint.state import StoredState
 from tests.launch.compared import metrics
 from tests.launch.launcher import FULL, launch_in_turn
 

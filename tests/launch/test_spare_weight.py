@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from align.training.checkpoint_files import write_checksums
-from align.training.stored_state import WHOLE, StoredState
+from align.training.checkpoint.files import write_checksums
+from align.training.checkpoint.state import WHOLE, StoredState
 from tests.launch.launcher import launch_in_turn
 from tests.launch.spare_weight import train
 

@@ -13,9 +13,9 @@ from torch import nn
 from align.core.errors import UserError
 from align.runtime.distributed import run_on_all, run_on_main
 from align.sft import SFTConfig
-from align.training.checkpoint import load_checkpoint, save_checkpoint
-from align.training.factory import make_optimization
+from align.training import checkpoint
 from align.training.run import Run
+from align.training.start import make_optimization
 from tests.launch.in_turn import avoid_compiling
 
 avoid_compiling()
@@ -58,16 +58,16 @@ run.memory.limit = limit
 state = optimization.state
 if rank == 1:
     optimization.state = fail(MemoryError("no room for the copy"), 1)
-case("save", lambda: save_checkpoint(run, optimization, 1, {}))
+case("save", lambda: checkpoint.save(run, optimization, 1, {}))
 optimization.state = state
-save_checkpoint(run, optimization, 1, {})
+checkpoint.save(run, optimization, 1, {})
 run.checkpoint = run.folder / "checkpoints" / "update-000001"
 if rank == 1:
     optimization.load_state = lambda *_: fail(OSError(5, "Input/output error"), 1)()
-case("load", lambda: load_checkpoint(run, optimization))
+case("load", lambda: checkpoint.load(run, optimization))
 del optimization.state
 if rank == 1:
     del optimization.load_state
-case("load again", lambda: list(load_checkpoint(run, optimization)))
+case("load again", lambda: list(checkpoint.load(run, optimization)))
 (folder / f"{rank}.json").write_text(json.dumps(results))
 run.close()

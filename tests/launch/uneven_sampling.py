@@ -14,8 +14,7 @@ from align.models.roles import LanguageModel
 from align.sampling.engines import TransformersEngine
 from align.sampling.generation import Sampling
 from align.sft import SFTConfig
-from align.training.factory import make_optimization
-from align.training.start import open_run
+from align.training.start import make_optimization, open_run
 
 PROMPTS = [[20, 30, 40], [50, 60, 70, 80, 90, 100], [21, 31], [51, 61, 71]]
 COUNTS = (1, 3, 4)  # a process without a row, one with twice the rows of the other, as many on each

@@ -13,7 +13,7 @@ from align.ppo.experience import build_experience, pack_rollout, plan_minibatch
 from align.reward.config import RewardConfig
 from align.reward.train import RewardTask, build_module
 from align.sft.train import SFTConfig, SFTTask
-from align.training.factory import make_optimization
+from align.training.start import make_optimization
 from tests.models.losses import (
     assert_invariant,
     hand_turns,

@@ -12,7 +12,7 @@ MEASURE = """
 import resource, sys
 import align  # before torch, as every command does
 import torch
-from align.runtime.heap import release_freed_memory, return_freed_memory, keep_freed_memory
+from align.runtime.process import release_freed_memory, return_freed_memory, keep_freed_memory
 
 if sys.argv[1] != "leave":
     keep_freed_memory()

@@ -16,8 +16,7 @@ from align.core.errors import UserError
 from align.core.signals import Stopped
 from align.sft import SFTConfig
 from align.training import checkpoint, memory
-from align.training.checkpoint import load_checkpoint, save_checkpoint
-from align.training.checkpoint_files import fault_of
+from align.training.checkpoint.files import fault_of
 from align.training.optimization import Optimization
 from align.training.run import Run
 from tests.forked import forked
@@ -57,7 +56,7 @@ def test_training_goes_on_and_the_checkpoint_holds_what_was(tmp_path, disk):
     step(optimization)
     saved = {name: value.clone() for name, value in optimization.state()[0].items()}
     progress = {"beta": [0.1]}
-    save_checkpoint(run, optimization, 1, progress)
+    checkpoint.save(run, optimization, 1, progress)
     step(optimization)
     progress["beta"].append(0.2)
     run.background.check()  # does not wait
@@ -65,7 +64,7 @@ def test_training_goes_on_and_the_checkpoint_holds_what_was(tmp_path, disk):
     disk.set()
     run.close()
     again, resumed = run_in(tmp_path, resume=True)
-    assert load_checkpoint(again, resumed) == (1, {"beta": [0.1]})
+    assert checkpoint.load(again, resumed) == (1, {"beta": [0.1]})
     found = resumed.state()[0]
     assert all(torch.equal(found[name], value) for name, value in saved.items())
     assert not torch.equal(optimization.state()[0]["master/weight"], saved["master/weight"])
@@ -74,7 +73,7 @@ def test_training_goes_on_and_the_checkpoint_holds_what_was(tmp_path, disk):
 def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(tmp_path, disk):
     run, optimization = run_in(tmp_path)
     threading.Timer(0.3, disk.set).start()
-    updates = run.updates(1, 5, lambda update: save_checkpoint(run, optimization, update, {}))
+    updates = run.updates(1, 5, lambda update: checkpoint.save(run, optimization, update, {}))
     assert next(updates) == 1
     run.stop.signal = "SIGTERM"
     with pytest.raises(Stopped, match="after update 1"):
@@ -84,10 +83,10 @@ def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(tmp_path, disk):
 
 def test_the_next_save_waits_for_the_one_before(tmp_path, disk):
     run, optimization = run_in(tmp_path, keep_checkpoints=0)
-    save_checkpoint(run, optimization, 1, {})
+    checkpoint.save(run, optimization, 1, {})
     assert not list(tmp_path.glob("checkpoints/update-*"))
     threading.Timer(0.3, disk.set).start()
-    save_checkpoint(run, optimization, 2, {})
+    checkpoint.save(run, optimization, 2, {})
     assert (tmp_path / "checkpoints" / "update-000001").exists()
     run.background.finish()
     assert [fault_of(path) for path in sorted(tmp_path.glob("checkpoints/*"))] == ["", ""]
@@ -98,7 +97,7 @@ def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tm
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def save(update: int) -> None:
-        save_checkpoint(run, optimization, update, {})
+        checkpoint.save(run, optimization, update, {})
         if update == 1:
             run.background.finish()
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))

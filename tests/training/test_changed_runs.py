@@ -156,7 +156,7 @@ def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothi
 
 
 def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
-    from align.training.checkpoint_files import write_checksums
+    from align.training.checkpoint.files import write_checksums
 
     cli.main(ppo)
     checkpoint = tmp_path / "run" / "checkpoints" / "update-000003"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from align.training.checkpoint_files import (
+from align.training.checkpoint.files import (
     FORMAT,
     fault_of,
     keep_newest,
@@ -199,10 +199,10 @@ def find_and_note(run: Path, output: Path) -> None:
     """Find the last whole checkpoint with other processes; write what this one found and which files it read."""
     from accelerate import Accelerator
 
-    from align.training import checkpoint_files
+    from align.training.checkpoint import files
 
-    accelerator, read, digest = Accelerator(cpu=True), [], checkpoint_files._digest
-    checkpoint_files._digest = lambda path: read.append(str(path)) or digest(path)
+    accelerator, read, digest = Accelerator(cpu=True), [], files._digest
+    files._digest = lambda path: read.append(str(path)) or digest(path)
     path, faults = last_whole_checkpoint(run, accelerator)
     found = {"path": str(path), "faults": faults, "read": read}
     (output / f"{accelerator.process_index}.json").write_text(json.dumps(found))

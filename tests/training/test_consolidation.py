@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 from align import cli
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
-from align.training.checkpoint_files import write_checksums
-from align.training.stored_state import Part, StoredState, part_file, save_parts
+from align.training.checkpoint.files import write_checksums
+from align.training.checkpoint.state import Part, StoredState, part_file
+from tests.training.toy_modules import write_parts
 
 ROOT = Path(__file__).parents[2]
 COMMON = {"model": "tiny-llama", "dtype": "float32", "log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
@@ -47,7 +48,7 @@ def in_parts(folder: Path, processes: int) -> None:
             if run.numel():
                 start = sum(len(before) for before in value.flatten().tensor_split(processes)[:process])
                 parts[name] = Part(run, start, tuple(value.shape))
-        save_parts(checkpoint / part_file(process, processes), parts)
+        write_parts(checkpoint / part_file(process, processes), parts)
     (checkpoint / "checksums.json").unlink()
     write_checksums(checkpoint)
 

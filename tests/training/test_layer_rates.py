@@ -6,8 +6,8 @@ from align.core.errors import UserError
 from align.models.heads import ScalarHead
 from align.models.roles import LanguageModel, RewardModel
 from align.sft.train import SFTConfig
-from align.training.factory import make_optimization
-from align.training.schedule import RateGroup
+from align.training.optimizer import RateGroup
+from align.training.start import make_optimization
 
 
 def rates(optimization):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
-from align.training.lock import refuse_other_run, release_lock, take_lock
+from align.training.run_folder import refuse_other_run, release_lock, take_lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def holder(tmp_path):
     """A process that holds the folder until its input ends."""
-    code = "import sys, pathlib; from align.training.lock import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
+    code = "import sys, pathlib; from align.training.run_folder import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
     code += "print('held', flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(tmp_path)]
     process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -45,7 +45,7 @@ def test_a_process_may_take_its_own_folder_again_and_gives_it_up(tmp_path):
     words = [
         sys.executable,
         "-c",
-        "import sys, pathlib; from align.training.lock import take_lock as t; t(pathlib.Path('.'))",
+        "import sys, pathlib; from align.training.run_folder import take_lock as t; t(pathlib.Path('.'))",
     ]
     refused = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert f"process {os.getpid()} on" in refused.stderr

@@ -7,7 +7,7 @@ import torch
 
 from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
-from align.training.checkpoint import load_checkpoint, save_checkpoint
+from align.training import checkpoint
 from align.training.optimization import Optimization
 from tests.training.toy_modules import Weights, regression, vector
 
@@ -29,13 +29,13 @@ def test_a_resumed_optimization_goes_on_to_the_bit(toy_run, dtype, optimizer):
     run = toy_run("broken", **settled)
     broken = Optimization(run, module, 8)
     go(broken, loss, 1, 3)
-    save_checkpoint(run, broken, 3, {"beta": 0.1, "best": math.inf})
+    checkpoint.save(run, broken, 3, {"beta": 0.1, "best": math.inf})
     go(broken, loss, 4, 5)  # lost
 
     module, loss = regression(dtype)
     run = toy_run("broken", **settled, resume=True)
     resumed = Optimization(run, module, 8)
-    assert load_checkpoint(run, resumed) == (3, {"beta": 0.1, "best": math.inf})
+    assert checkpoint.load(run, resumed) == (3, {"beta": 0.1, "best": math.inf})
     go(resumed, loss, 4, 8)
     for name, weight in through.trainable.items():
         assert torch.equal(resumed.trainable[name], weight)
@@ -49,14 +49,14 @@ def test_a_resumed_optimization_goes_on_to_the_bit(toy_run, dtype, optimizer):
 
 def test_without_a_checkpoint_a_run_starts_from_nothing(toy_run):
     run = toy_run(resume=True)
-    assert load_checkpoint(run, Optimization(run, Weights(vector(1.0)), 5)) == (0, {})
+    assert checkpoint.load(run, Optimization(run, Weights(vector(1.0)), 5)) == (0, {})
 
 
 def test_only_the_last_checkpoint_stays(toy_run):
     run = toy_run(keep_checkpoints=1)
     optimization = Optimization(run, Weights(vector(1.0)), 5)
     for update in (1, 2, 10):
-        save_checkpoint(run, optimization, update, {})
+        checkpoint.save(run, optimization, update, {})
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["update-000010"]
 
 

@@ -10,7 +10,7 @@ from align.core.tensor_ops import Padded
 from align.models.backbone import wrap
 from align.runtime.sequence import SequenceGroup
 from align.sft import SFTConfig
-from align.training.sequence import share_sequences
+from align.training.start import share_sequences
 from tests.forked import forked
 from tests.models.architectures import make_model
 

@@ -11,13 +11,13 @@ from align.builtin.tiny import byte_tokenizer
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.sft.train import SFTConfig
-from align.training import resume_settings
+from align.training import run_folder
 
 DATED = "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}"
 TURNS = [{"role": "user", "content": "Hi"}]
 
 
-class Day(resume_settings.date):
+class Day(run_folder.date):
     number = 1
 
     @classmethod
@@ -32,7 +32,7 @@ def dated_template(tmp_path):
 
 
 def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(resume_settings, "date", Day)
+    monkeypatch.setattr(run_folder, "date", Day)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"Hi {n}", "completion": "Hello"}) + "\n" for n in range(4)))
     run = tmp_path / "run"

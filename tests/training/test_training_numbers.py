@@ -5,7 +5,7 @@ import torch
 
 from align.batches.micro_batches import MicroBatch
 from align.training.optimization import Optimization
-from align.training.schedule import RateGroup
+from align.training.optimizer import RateGroup
 from tests.training.toy_modules import Weights, step, vector
 
 # ---------------------------------------------------------------------------------------------------- optimizers by hand

@@ -16,7 +16,7 @@ from tests.bad_input.conftest import TINY, snapshot, write_rows
 from tests.launch.launcher import launch
 
 ROOT = Path(__file__).parents[2]
-HOLD = "import sys, pathlib; from align.training.lock import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
+HOLD = "import sys, pathlib; from align.training.run_folder import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
 HOLD += "print('held', flush=True); sys.stdin.read()"
 
 

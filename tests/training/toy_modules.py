@@ -1,9 +1,11 @@
 """Modules small enough to work out by hand, and one update of them."""
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from align.batches.micro_batches import MicroBatch
+from align.training.checkpoint.state import tensors_of_parts
 
 
 class Weights(nn.Module):
@@ -44,3 +46,9 @@ def regression(dtype):
         return (errors**2).sum() / 12, {"rows": torch.tensor(float(len(rows)))}
 
     return module, loss
+
+
+def write_parts(path, parts):
+    """The file of a process with its parts of a state."""
+    tensors, header = tensors_of_parts(parts)
+    save_file(tensors, path, metadata=header)

@@ -29,9 +29,9 @@ from align.eval.reward.policy_comparison import PolicyComparison, compare_polici
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
-from align.runtime.console import console
+from align.runtime.environment import console
 from align.sampling.generation import Sampling
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 
 
 class Loop:

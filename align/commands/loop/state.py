@@ -10,7 +10,7 @@ from typing import Any
 from align.commands.loop.config import CHANGEABLE_SETTINGS, LoopConfig
 from align.core.errors import UserError
 from align.core.files import write_json
-from align.runtime.console import console
+from align.runtime.environment import console
 
 
 class LoopState:

@@ -9,7 +9,7 @@ import yaml
 
 from align.core.errors import UserError
 from align.runtime.flops import PEAKS, FlopsProfile, peak_flops, training_flops
-from align.training.metrics_file import read_metrics
+from align.training.run_folder import read_metrics
 
 GIB = 2**30
 

@@ -15,8 +15,8 @@ from align.data.readers import Primer
 from align.eval.core.fingerprints import content_hash, fingerprint
 from align.eval.core.settings import EvalConfig
 from align.models.loading import LoadedModel, load
-from align.runtime.console import console
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
+from align.runtime.environment import console
 from align.sampling.generation import Responses, Sampling, sample
 from align.sampling.settings import BestOfSettings, PrimerSettings
 

@@ -13,8 +13,8 @@ from align.core.errors import UserError
 from align.core.files import append_line
 from align.eval.core.fingerprints import content_hash
 from align.eval.core.results import Json
-from align.runtime.console import console
 from align.runtime.distributed import run_on_main
+from align.runtime.environment import console
 
 CHUNK = 64
 """Items computed between two writes to the file."""

@@ -35,10 +35,10 @@ from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import PromptResponse
 from align.training.epochs import Epochs
-from align.training.factory import make_optimization
 from align.training.loop import train
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
+from align.training.start import make_optimization
 
 
 @dataclass(kw_only=True)

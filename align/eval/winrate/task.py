@@ -25,7 +25,7 @@ from align.eval.winrate.pairwise import PairwiseComparison, outcome_of_rewards, 
 from align.eval.winrate.settings import WinrateConfig
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.runtime.console import console
+from align.runtime.environment import console
 from align.tokenization.encoded import SampledResponse
 
 

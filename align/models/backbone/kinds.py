@@ -28,7 +28,7 @@ from align.models.backbone.experts import routers_of
 from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.prefix_lm import attention_window
 from align.models.backbone.verification import verify
-from align.runtime.gathering import readable
+from align.runtime.sharding import readable
 
 
 def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: bool = True) -> Backbone:

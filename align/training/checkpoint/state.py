@@ -1,8 +1,8 @@
-"""The state of an optimization on disk: whole, or in one file of each process with the parts that it keeps.
+"""The state of an optimization on disk: whole, or one file for each process with its parts.
 
-A part is a run of a flattened tensor. Its file says in its header which, so that any number of processes, under any stage of
-ZeRO or none, reads what it needs and no more. torch.distributed.checkpoint was not taken: its index is a pickle, without one
-it does not notice a missing file, and a part must be a box of its tensor there, which the parts of ZeRO are not.
+A part is a contiguous run of a flattened tensor; the file's header names the run. Any number of processes, under any ZeRO
+stage or none, reads only what it needs. `torch.distributed.checkpoint` with its `HuggingFaceStorageWriter` would be longer:
+a part is a box of its tensor there, which ZeRO's parts are not, and it neither notices a missing file nor keeps checksums.
 """
 
 import json
@@ -13,27 +13,28 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from align.core.errors import UserError
-from align.training.checkpoint_files import forget_cached
 
 WHOLE = "state.safetensors"
-"""The state of an optimization that every process has whole."""
+"""The file of a state that is not sharded."""
 PARTS = "parts"
-"""The key in a file's header of where its tensors belong: JSON of their names to their first number and the whole shape."""
+"""The key in a file's header: JSON of each tensor's name to its part's start and the whole shape."""
 
 
 class Part(NamedTuple):
-    """The part of a tensor that one process keeps."""
+    """The part of a tensor that one process keeps.
+
+    Attributes:
+        values: [n] a run of the flattened tensor.
+        start: index of its first number in the flattened tensor.
+        shape: of the whole tensor.
+    """
 
     values: Tensor
-    """[n] a run of the flattened tensor."""
     start: int
-    """Index of the run's first number in the flattened tensor."""
     shape: tuple[int, ...]
-    """Shape of the whole tensor."""
 
 
 class _Place(NamedTuple):
@@ -49,27 +50,14 @@ def part_file(process: int, processes: int) -> str:
     return f"state-{process:05d}-of-{processes:05d}.safetensors"
 
 
-def save_parts(path: Path, parts: Mapping[str, Part]) -> None:
-    """Write a process's parts, read them back from the disk and compare.
-
-    Raises:
-        UserError: if they differ.
-    """
+def tensors_of_parts(parts: Mapping[str, Part]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a process's file, and the file's header."""
     places = {name: [part.start, list(part.shape)] for name, part in parts.items()}
-    values = {name: part.values.detach().cpu().contiguous() for name, part in parts.items()}
-    save_file(values, path, metadata={PARTS: json.dumps(places)})
-    forget_cached(path)
-    with safe_open(path, framework="pt") as stored:
-        for name, value in values.items():
-            if not torch.equal(stored.get_tensor(name), value):
-                raise UserError(f"{path.name}: '{name}' was not written as it is in memory; is the disk sound?")
+    return {name: part.values.detach().cpu() for name, part in parts.items()}, {PARTS: json.dumps(places)}
 
 
 class StoredState(Mapping[str, Tensor]):
-    """The tensors of a checkpoint by name, each read when it is asked for, whole or in part.
-
-    Args:
-        folder: with a whole state, or with all files of its parts.
+    """The tensors of a checkpoint by name, read on access, whole or in part.
 
     Raises:
         UserError: if a part is missing, or two parts overlap.

@@ -10,10 +10,10 @@ from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
-from align.training.checkpoint_files import fault_of, last_whole_checkpoint
+from align.training.checkpoint.files import fault_of, last_whole_checkpoint
+from align.training.checkpoint.state import StoredState
 from align.training.optimization import AVERAGE
-from align.training.resume_settings import read_settings
-from align.training.stored_state import StoredState
+from align.training.run_folder import read_settings
 
 PLACE = "backbone.model."
 """Where every stage's module has the model that it trains."""

@@ -1,0 +1,150 @@
+"""The learning rate of each update."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.optimization import Adafactor
+
+from align.core.settings import RunConfig, Schedule
+from align.models.backbone import weight_depths
+from align.runtime.sharding import whole_shape
+
+
+@dataclass(frozen=True)
+class RateGroup:
+    """Weights that share a learning rate.
+
+    Attributes:
+        name: what its rate is logged under, `learning_rate/<name>`; empty: `learning_rate`.
+        weights: their names in the module that is trained.
+        peak: their highest learning rate.
+        rest: number of first steps in which they do not change; their schedule begins after these.
+    """
+
+    name: str
+    weights: frozenset[str]
+    peak: float
+    rest: int = 0
+
+    @property
+    def metric(self) -> str:
+        """The metric of its rate."""
+        return f"learning_rate/{self.name}" if self.name else "learning_rate"
+
+    def rate(self, config: RunConfig, step: int, total: int) -> float:
+        """The learning rate of a step from 1 to `total`; 0 at rest.
+
+        At rate 0 the optimizer's moments still follow the gradients, so that the first steps after the rest are not
+        larger than others.
+        """
+        return learning_rate(config, step - self.rest, total - self.rest, self.peak) if step > self.rest else 0.0
+
+
+def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> float:
+    """The learning rate of an update from 1 to `total`: a linear rise during warm-up, then the schedule's decay.
+
+    The inverse square root is T5's (section 3.1.2, 1/sqrt(max(n, k)) with warm-up k), scaled to `peak`.
+    """
+    warmup = math.ceil(round(config.warmup * total, 6))  # 0.07 * 100 is slightly more than 7
+    if update <= warmup:
+        return peak * update / warmup
+    done = (update - 1 - warmup) / max(1, total - warmup)
+    decay: dict[Schedule, float] = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+        "inverse_sqrt": math.sqrt(max(1, warmup) / max(1, update)),
+    }
+    return peak * decay[config.schedule]
+
+
+def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[RateGroup]) -> list[RateGroup]:
+    """The groups, and before them one at `learning_rate` of all weights that they do not name."""
+    named = frozenset().union(*(group.weights for group in groups))
+    rest = RateGroup("", frozenset(weights) - named, config.learning_rate)
+    return [group for group in (rest, *groups) if group.weights]
+
+
+def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
+    """The factor of each weight's rate: `layer_decay` once for each layer above its own, and once more.
+
+    Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
+    """
+    scales: dict[str, float] = {}
+    if config.layer_decay == 1:
+        return scales
+    for prefix, model in module.named_modules():
+        if isinstance(model, PreTrainedModel) and not any(name.startswith(f"{prefix}.") for name in scales):
+            depths, layers = weight_depths(model)
+            scales |= {f"{prefix}.{name}": config.layer_decay ** (layers + 1 - depth) for name, depth in depths.items()}
+    return scales
+
+
+def build_optimizer(
+    config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[RateGroup], scales: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
+    """AdamW or Adafactor over some weights, with weight decay on matrices only.
+
+    Args:
+        weights: by their names in the module.
+        groups: each weight is in one of them. The optimizer's own groups carry their `metric`, and the `scale` of its rate.
+        scales: by the names of weights whose rate is not their group's, a factor.
+    """
+    parts: dict[tuple[str, float, bool], dict[str, Any]] = {}
+    for group in groups:
+        for name, weight in weights.items():
+            if name in group.weights:
+                scale, is_matrix = (scales or {}).get(name, 1.0), len(whole_shape(weight)) >= 2
+                decay = config.weight_decay if is_matrix else 0.0
+                part = {"params": [], "weight_decay": decay, "metric": group.metric, "scale": scale}
+                parts.setdefault((group.metric, -scale, not is_matrix), part)["params"].append(weight)
+    ordered = [parts[key] for key in sorted(parts)]
+    if config.optimizer == "adafactor":
+        return Adafactor(ordered, lr=config.learning_rate, scale_parameter=False, relative_step=False)
+    betas = (config.adam_beta1, config.adam_beta2)
+    return torch.optim.AdamW(ordered, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
+
+
+class WeightAverage:
+    """The mean of trained weights, in which each step counts `decay` times as much as the one after it.
+
+    It starts as the weights themselves. InstructGPT keeps such a mean with decay 0.992 (appendix C.4).
+
+    Args:
+        weights: float32 weights by name.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self.values = {name: weight.detach().clone() for name, weight in weights.items()}
+
+    @torch.no_grad()
+    def add(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights after a step into account."""
+        for name, value in self.values.items():
+            value.lerp_(weights[name], 1.0 - self.decay)
+
+    def restart(self, weights: Mapping[str, Tensor]) -> None:
+        """Let the mean be `weights`."""
+        self._copy(weights, self.values)
+
+    @contextmanager
+    def in_place_of(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let `weights` hold the mean for a while."""
+        held = {name: weight.detach().clone() for name, weight in weights.items()}
+        self._copy(self.values, weights)
+        try:
+            yield
+        finally:
+            self._copy(held, weights)
+
+    @torch.no_grad()
+    def _copy(self, source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+        for name, weight in target.items():
+            weight.copy_(source[name])

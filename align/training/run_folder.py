@@ -1,0 +1,205 @@
+"""One run in one folder: a second process that would write there is refused, and a dead one holds nothing.
+
+The lock is the kernel's on a file, so it ends with its process however that ends. A record lock (`lockf`) rather than
+`flock`: it works over NFS, and a child process does not inherit it.
+"""
+
+import errno
+import importlib.util
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from align.core.errors import UserError
+from align.core.files import PARTIAL
+from align.core.settings import RunConfig, dump
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+TAKEN = (errno.EACCES, errno.EAGAIN)
+_held: dict[Path, int] = {}
+"""Descriptors by folder. The lock belongs to the process: closing any other descriptor of the file would end it."""
+
+
+def refuse_other_run(folder: Path) -> None:
+    """Refuse a folder that another process writes to; nothing is written.
+
+    Raises:
+        UserError: naming that process.
+    """
+    if fcntl is None or folder.resolve() in _held or not (folder / NAME).exists():
+        return
+    try:
+        with open(folder / NAME, "rb+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in TAKEN:
+            raise _taken(folder) from error
+
+
+def take_lock(folder: Path) -> None:
+    """Hold a folder until `release_lock` or the end of the process. A process may take its own folder again.
+
+    Raises:
+        UserError: if another process holds it.
+    """
+    if fcntl is None or folder.resolve() in _held:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in TAKEN:
+            raise _taken(folder) from error
+        return  # a file system without locks
+    holder = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps(holder).encode())
+    _held[folder.resolve()] = descriptor
+
+
+def release_lock(folder: Path) -> None:
+    """Release a folder. The file is not deleted: another process may already hold its lock."""
+    descriptor = _held.pop(folder.resolve(), None)
+    if descriptor is not None:
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+
+def _taken(folder: Path) -> UserError:
+    try:
+        holder = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        who = f"process {holder['process']} on {holder['host']}, since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        who = "another process"
+    return UserError(f"{folder}: {who} is writing a run there; wait for its end, or choose another output_dir")
+
+
+# A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
+MODEL_SETTINGS = (
+    *("model", "chat_template", "template_date", "lora_rank", "lora_alpha", "lora_targets"),
+    *("optimizer", "critic", "reference_refresh"),
+)
+# The number of an update decides which examples it reads. With other values it would read examples again and skip others.
+ORDER_SETTINGS = (
+    *("seed", "batch_size", "batch_ramp", "mixing_cap", "mixing_temperature", "stream_block"),
+    *("rollout_size", "samples_per_prompt", "ptx_stream_block"),
+)
+SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
+FREE_ON_RESUME = (
+    *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
+    *("collective_timeout", "lost_after", "stop_grace", "checkpoint_in_background"),
+)
+
+
+def template_date(config: RunConfig, resumed: Path | None) -> str:
+    """The date that a run's chat templates read: the setting's, or that of the run that is resumed, or today.
+
+    Args:
+        resumed: the folder of the run that is resumed.
+    """
+    stored = (read_settings(resumed / "config.yaml") or {}).get("template_date") if resumed else None
+    return config.template_date or stored or date.today().isoformat()
+
+
+def compare_settings(config: RunConfig, folder: Path) -> str:
+    """Refuse to resume with settings that do not fit the checkpoint.
+
+    Returns:
+        A line that names the other settings that have changed, or nothing.
+
+    Raises:
+        UserError: if a setting of `SAME_ON_RESUME` has changed, or the run's settings cannot be read.
+    """
+    path = folder / "config.yaml"
+    before = read_settings(path)
+    if before is None:  # `checkpoint.load` still compares the names of all weights
+        return f"warning: {path} is missing: whether this run has the same settings is not checked"
+    now = yaml.safe_load(dump(config))
+    changed = [key for key, value in now.items() if key not in FREE_ON_RESUME and before.get(key, value) != value]
+    for key in changed:
+        if key in SAME_ON_RESUME:
+            raise UserError(
+                f"{path}: this run has {key} {before[key]!r}, not {now[key]!r}; resume it with that, or give another "
+                "output_dir"
+            )
+    changes = ", ".join(f"{key} {now[key]} (was {before[key]})" for key in changed)
+    return f"{folder} continues with other settings: {changes}" if changed else ""
+
+
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """The settings of a run from its `config.yaml`; None if there is no such file.
+
+    Raises:
+        UserError: if the file cannot be read, or holds no settings.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not the settings of a run ({' '.join(str(error).split())})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not the settings of a run: it must contain `key: value` lines; restore or remove it")
+    return found
+
+
+def require_usable(folder: Path, trackers: Sequence[str]) -> None:
+    """Refuse a folder that cannot be written and trackers that are not installed, before a large model is loaded.
+
+    Raises:
+        UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write, or a
+            tracker is not installed.
+    """
+    for name in trackers:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"log_to: {name} is not installed; install it: pip install {name}")
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
+        # The longest path that a run writes, and each name: the system refuses to look for those that are too long.
+        longest = folder / "checkpoints" / f".update-000000-00000000{PARTIAL}" / f"state-00000-of-00000.safetensors{PARTIAL}"
+        for path in (longest, *(nearest / name for name in folder.parts)):
+            path.exists()
+    except OSError as error:
+        raise UserError(f"output_dir {folder}: {error.strerror}") from error
+    if not nearest.exists():
+        raise UserError(f"output_dir {folder}: {nearest} is a link to {os.readlink(nearest)}, which does not exist")
+    if not nearest.is_dir():
+        raise UserError(f"output_dir {folder}: {nearest} is a file, not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"output_dir {folder}: no permission to write in {nearest}")
+
+
+def update_of(line: str) -> float:
+    """The update of a line of metrics; infinity for a line that was cut short by a kill, so that it is dropped as well."""
+    try:
+        return int(json.loads(line)["update"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics.jsonl.
+
+    Raises:
+        UserError: if the file is missing or is not JSON.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not the metrics of a run ({error})") from error
