@@ -1,6 +1,6 @@
 """Copy configs/, data/ and forms/ into the wheel, under align/_shipped/, which pyproject.toml cannot express.
 
-They stay at the root of the repository, where people look for them; `align.core.shipped` finds them in both places.
+They stay at the root of the repository, where people look for them; `align.core.files` finds them in both places.
 """
 
 import shutil

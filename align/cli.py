@@ -1,24 +1,58 @@
 """The command `align`: it reads the first word of the command line and calls the command of that name.
 
-What a command needs is imported when it is called, so that `align --help` does not wait for torch.
+Each command is imported when it is called: `align --help` does not wait for torch.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from align import __version__
-from align.commands import data_check, launch, models, report
+from align.commands import launch, tools
 from align.core.errors import UserError, nearest_name_hint
-from align.core.launch import one_line_errors, quiet_libraries, run_stage
+from align.core.launch import Stage, one_line_errors, quiet_libraries, run_stage
 
-
-@dataclass(frozen=True)
-class Command:
-    """A command: its line in `align --help`, and the function that is called with the words after its name."""
-
-    help: str
-    run: Callable[[list[str]], None]
+TRAINING_STAGES = {
+    "sft": Stage("fine-tune a model on demonstrations", "align.sft:SFTConfig", "align.sft:run_sft"),
+    "reward": Stage("train a reward model on ranked responses", "align.reward:RewardConfig", "align.reward:run_reward"),
+    "rules": Stage(
+        "train a model of rules on people's judgments of responses", "align.rules:RuleConfig", "align.rules:run_rule_model"
+    ),
+    "attributes": Stage(
+        "train a model of several qualities of a response, with a head for each",
+        "align.attributes:AttributeConfig",
+        "align.attributes:run_attribute_model",
+    ),
+    "ppo": Stage("train a policy against rewards by PPO", "align.ppo:PPOConfig", "align.ppo:run_ppo"),
+    "dpo": Stage("train a policy on ranked responses without a reward model", "align.dpo:DPOConfig", "align.dpo:run_dpo"),
+    "distill": Stage(
+        "train a smaller model to predict what its teacher predicts",
+        "align.distill:DistillConfig",
+        "align.distill:run_distill",
+    ),
+}
+OTHER_STAGES = {
+    "sample": Stage(
+        "write a model's responses to a file of prompts",
+        "align.commands.sample:SampleConfig",
+        "align.commands.sample:run_sample",
+    ),
+    "loop": Stage(
+        "rounds of sampling, labeling, reward modeling and PPO",
+        "align.commands.loop.config:LoopConfig",
+        "align.commands.loop.rounds:run_loop",
+    ),
+    "plan": Stage(
+        "estimate the cost of training before it starts: time and memory",
+        "align.commands.plan.main:PlanConfig",
+        "align.commands.plan.main:run_plan",
+    ),
+    "serve-reward": Stage(
+        "answer HTTP requests with a reward model's scores",
+        "align.commands.serve_reward:ServeRewardConfig",
+        "align.commands.serve_reward:run_serve_reward",
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,8 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(overview())
         elif name == "--version":
             print(f"align {__version__}")
+        elif name not in COMMANDS:
+            raise UserError(f"unknown command '{name}'{_hint(name, COMMANDS)}")
         else:
-            _find(name).run(rest)
+            COMMANDS[name].run(rest)
 
 
 def overview() -> str:
@@ -52,83 +88,27 @@ def overview() -> str:
     return usage + "\n".join(lines) + "\n\nalign COMMAND --help explains a command, align --version prints the version"
 
 
-def _find(name: str) -> Command:
-    if name not in COMMANDS:
-        raise UserError(f"unknown command '{name}'{_hint(name, COMMANDS)}")
-    return COMMANDS[name]
+def stage_configs() -> dict[str, type[Any]]:
+    """Import the settings of each stage that trains; the key is the name of its command."""
+    return {name: stage.load()[0] for name, stage in TRAINING_STAGES.items()}
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
     return nearest_name_hint(name, known) or f"; use one of {', '.join(known)}"
 
 
-def _sft(words: list[str]) -> None:
-    from align.sft import SFTConfig, run_sft
+class Command(NamedTuple):
+    """A command: its line in `align --help`, and the function that is called with the words after its name."""
 
-    run_stage(SFTConfig, run_sft, words, "align sft")
-
-
-def _reward(words: list[str]) -> None:
-    from align.reward import RewardConfig, run_reward
-
-    run_stage(RewardConfig, run_reward, words, "align reward")
+    help: str
+    run: Callable[[list[str]], None]
 
 
-def _rules(words: list[str]) -> None:
-    from align.rules import RuleConfig, run_rule_model
+def _of_stages(stages: dict[str, Stage]) -> dict[str, Command]:
+    def run(name: str, stage: Stage) -> Callable[[list[str]], None]:
+        return lambda words: run_stage(*stage.load(), words, f"align {name}")
 
-    run_stage(RuleConfig, run_rule_model, words, "align rules")
-
-
-def _attributes(words: list[str]) -> None:
-    from align.attributes import AttributeConfig, run_attribute_model
-
-    run_stage(AttributeConfig, run_attribute_model, words, "align attributes")
-
-
-def _ppo(words: list[str]) -> None:
-    from align.ppo import PPOConfig, run_ppo
-
-    run_stage(PPOConfig, run_ppo, words, "align ppo")
-
-
-def _dpo(words: list[str]) -> None:
-    from align.dpo import DPOConfig, run_dpo
-
-    run_stage(DPOConfig, run_dpo, words, "align dpo")
-
-
-def _distill(words: list[str]) -> None:
-    from align.distill import DistillConfig, run_distill
-
-    run_stage(DistillConfig, run_distill, words, "align distill")
-
-
-def _sample(words: list[str]) -> None:
-    from align.commands.sample import run_sample
-    from align.commands.sample_config import SampleConfig
-
-    run_stage(SampleConfig, run_sample, words, "align sample")
-
-
-def _loop(words: list[str]) -> None:
-    from align.commands.loop.config import LoopConfig
-    from align.commands.loop.main import run_loop
-
-    run_stage(LoopConfig, run_loop, words, "align loop")
-
-
-def _plan(words: list[str]) -> None:
-    from align.commands.plan.config import PlanConfig
-    from align.commands.plan.main import run_plan
-
-    run_stage(PlanConfig, run_plan, words, "align plan")
-
-
-def _serve_reward(words: list[str]) -> None:
-    from align.commands.serve_reward import ServeRewardConfig, run_serve_reward
-
-    run_stage(ServeRewardConfig, run_serve_reward, words, "align serve-reward")
+    return {name: Command(stage.help, run(name, stage)) for name, stage in stages.items()}
 
 
 def _demo(words: list[str]) -> None:
@@ -150,8 +130,7 @@ def _eval(words: list[str]) -> None:
     name = words[0]
     if name not in TASKS:
         raise UserError(f"unknown task '{name}'{_hint(name, TASKS)}")
-    config_class, function = TASKS[name].load()
-    run_stage(config_class, function, words[1:], f"align eval {name}")
+    run_stage(*TASKS[name].load(), words[1:], f"align eval {name}")
 
 
 def _annotate(words: list[str]) -> None:
@@ -168,23 +147,14 @@ def _annotate(words: list[str]) -> None:
 
 
 COMMANDS = {
-    "sft": Command("fine-tune a model on demonstrations", _sft),
-    "reward": Command("train a reward model on ranked responses", _reward),
-    "rules": Command("train a model of rules on people's judgments of responses", _rules),
-    "attributes": Command("train a model of several qualities of a response, with a head for each", _attributes),
-    "ppo": Command("train a policy against rewards by PPO", _ppo),
-    "dpo": Command("train a policy on ranked responses without a reward model", _dpo),
-    "distill": Command("train a smaller model to predict what its teacher predicts", _distill),
+    **_of_stages(TRAINING_STAGES),
     "launch": Command(launch.HELP, launch.main),
-    "sample": Command("write a model's responses to a file of prompts", _sample),
-    "loop": Command("rounds of sampling, labeling, reward modeling and PPO", _loop),
-    "plan": Command("say what training will cost, before it starts: time, energy, memory", _plan),
-    "serve-reward": Command("answer HTTP requests with a reward model's scores", _serve_reward),
+    **_of_stages(OTHER_STAGES),
     "demo": Command("align a small model in all three stages and write a report", _demo),
     "eval": Command("eval TASK: evaluate models side by side; align eval --help lists the tasks", _eval),
-    "report": Command(report.HELP, report.main),
-    "data": Command(data_check.HELP, data_check.main),
-    "model": Command(models.HELP, models.main),
+    "report": Command(tools.REPORT_HELP, tools.report_command),
+    "data": Command(tools.DATA_HELP, tools.data_command),
+    "model": Command(tools.MODEL_HELP, tools.model_command),
     "annotate": Command("start the labeling app", _annotate),
 }
 """Every command by its name, in the order of `align --help`."""

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
-from align.core.shipped import shipped_root
+from align.core.files import shipped_root
 from annotation_ui.database import Database
 from annotation_ui.schema import Guideline, GuidelineRead, User
 from annotation_ui.tasks.base import is_unicode

@@ -27,7 +27,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
-from align.core.shipped import shipped_root
+from align.core.files import shipped_root
 from align.data.records import VERDICTS
 from annotation_ui.schema import RuleSet
 from annotation_ui.tasks.base import Json

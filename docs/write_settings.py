@@ -6,10 +6,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from align.cli import stage_configs
 from align.commands.loop.config import LoopConfig
-from align.commands.plan.config import PlanConfig
-from align.commands.sample_config import SampleConfig
-from align.commands.stage_configs import STAGE_CONFIGS
+from align.commands.plan.main import PlanConfig
+from align.commands.sample import SampleConfig
 from align.core.settings import ModelConfig, RunConfig
 from align.eval.tasks import TASKS
 
@@ -74,7 +74,7 @@ def page() -> str:
     """The whole page."""
     shared = {field.name for config_class in (ModelConfig, RunConfig) for field in dataclasses.fields(config_class)}
     parts = [HEAD]
-    for name, config_class in STAGE_CONFIGS.items():
+    for name, config_class in stage_configs().items():
         parts.append(section(f"align {name}", config_class, shared))
     parts.append(section("align sample", SampleConfig, set()))
     parts.append(section("align loop", LoopConfig, set()))

@@ -17,8 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from align.core.errors import UserError
-from align.core.files import new_folder
-from align.core.shipped import shipped_root
+from align.core.files import new_folder, shipped_root
 
 LOCK_TIMEOUT_S = 900.0  # the wait for another process's download
 # The hub's ids are "name" or "owner/name"; everything else must be meant as a path.

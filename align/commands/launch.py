@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from align.core.errors import UserError, first_line
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 from align.core.signals import EXIT_STOPPED, GRACE_SECONDS, SIGNALS
 
 if TYPE_CHECKING:

@@ -1,30 +1,133 @@
 """`align sample`: a model's responses to a file of prompts, as rows that the labeling app imports."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+import torch
+from accelerate import Accelerator
 from rich.progress import Progress
 
 from align.attributes.expressions import Condition, Expression
 from align.attributes.model import heads_of
+from align.attributes.scoring import AttributeScorer
 from align.batches.encoding import Limits, encode_prompts
-from align.commands.sample_config import SampleConfig
-from align.commands.sample_scoring import Scored, inference_device, score_candidates
 from align.core.errors import UserError
 from align.core.files import write_text
 from align.core.seeds import Stream
-from align.core.settings import ModelConfig
+from align.core.settings import ModelConfig, option, require_setting
 from align.data.conversation import to_json
 from align.models.loading import LoadedModel, load
-from align.reward.checkpoint import require_reward_model
-from align.rules.scoring import rules_of_model
-from align.runtime.distributed import compute_dtype
+from align.reward.checkpoint import RULE, LoadedReward, load_reward_model, require_reward_model
+from align.reward.scoring import RewardModelScorer
+from align.rules.rubrics import Rubric, RubricSettings, load_rubrics
+from align.rules.scoring import RuleScorer, RuleUse, best_response, rules_of_model
+from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.environment import console
 from align.sampling.generation import row_uniforms, sample
-from align.tokenization.encoded import EncodedPrompt
+from align.sampling.settings import AnsweringConfig, PrimerSettings
+from align.tokenization.encoded import EncodedPrompt, SampledResponse
+
+
+@dataclass(kw_only=True)
+class SampleConfig(PrimerSettings, RubricSettings, AnsweringConfig):
+    """Which model answers which prompts, and how the answers that are kept are chosen."""
+
+    model: str = option("", "model to sample from: a folder, a hub name or a built-in model")
+    prompts: str = option("data/prompts.jsonl", "prompts: file, folder or hub name")
+    output: str = option("", "JSON Lines file to write; it must not exist yet")
+    samples_per_prompt: int = option(1, "responses that are kept for each prompt")
+    best_of: int = option(
+        1,
+        "responses drawn for each one that is kept, the best by reward_model, rule_model and rubrics; 1: no selection",
+    )
+    reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
+    rule_model: str = option("", "folder of a rule model whose verdicts are written too; empty: none")
+    rules: list[str] = option(
+        [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
+    )
+    rule_use: RuleUse = option(
+        "filter",
+        "how rules choose with best_of: filter keeps responses whose geometric mean of P(follows) is at least "
+        "rule_threshold, then the best reward; multiply takes the product of that mean with the reward's probability",
+    )
+    rule_threshold: float = option(0.5, "see rule_use; where no response is left, the one that obeys most is kept")
+
+    attribute_model: str = option("", "folder of an attribute model whose attributes are written too; empty: none")
+    filter: str = option(
+        "", "what its attributes must be for a candidate of best_of, such as unsafe<0.2, sensible>0.5; empty: anything"
+    )
+    rank: str = option(
+        "", "what is highest for the best candidate, such as 3*sensible+specific; empty: the reward and rules"
+    )
+    fallback: str = option("", "what is written where filter leaves no candidate; empty: the prompt is left out and counted")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("filter", "rank"):
+            given = bool(self.attribute_model) or not getattr(self, name)
+            require_setting(self, name, given, "empty without attribute_model")
+        for name in ("model", "output"):
+            require_setting(self, name, bool(getattr(self, name)), "given")
+        for name in ("samples_per_prompt", "best_of"):
+            require_setting(self, name, getattr(self, name) > 0, "above 0")
+        chooses = bool(self.reward_model or self.rule_model or self.rubrics or self.attribute_model)
+        by = "unless reward_model, rule_model, rubrics or attribute_model is given"
+        require_setting(self, "best_of", self.best_of == 1 or chooses, f"1, {by}")
+        require_setting(self, "rules", bool(self.rule_model) or not self.rules, "empty without rule_model")
+        require_setting(self, "rule_threshold", 0 <= self.rule_threshold <= 1, "a share from 0 to 1")
+        require_setting(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")
+
+
+@dataclass
+class Scored:
+    """Responses [N] with their scores by the reward model and the rule model.
+
+    Attributes:
+        rewards: [N]; empty without a reward model.
+        violates: by rule, [N] how likely each response violates it.
+        rubrics: each with the reward of each response [N].
+        attributes: of each response [N], by name; empty without an attribute model.
+    """
+
+    texts: list[str]
+    rewards: list[float] = field(default_factory=list)
+    violates: dict[str, list[float]] = field(default_factory=dict)
+    rubrics: list[tuple[Rubric, list[float]]] = field(default_factory=list)
+    attributes: list[dict[str, float]] = field(default_factory=list)
+
+    def best(self, config: SampleConfig, group: Sequence[int]) -> int | None:
+        """The response of a group that is kept; None if no candidate passes the filter."""
+        names = list(self.attributes[0]) if self.attributes else []
+        if config.filter:
+            condition = Condition(config.filter, names, "filter")
+            group = [i for i in group if condition.holds(self.attributes[i])]
+        if not group:
+            return None
+        if config.rank:
+            rank = Expression(config.rank, names, "rank")
+            return max(group, key=lambda i: rank(self.attributes[i]))
+        rewards = [self.rewards[i] if self.rewards else 0.0 for i in group]
+        for rubric, probabilities in self.rubrics:
+            rewards = [reward + rubric.weight * probabilities[i] for reward, i in zip(rewards, group, strict=True)]
+        follows = [[1 - probabilities[i] for probabilities in self.violates.values()] for i in group]
+        return group[best_response(rewards, follows, config.rule_use, config.rule_threshold)]
+
+    def columns(self, kept: Sequence[int]) -> dict[str, object]:
+        """The fields of a prompt's row about the responses that were kept."""
+        found: dict[str, object] = {}
+        if self.rewards:
+            found["rewards"] = [round(self.rewards[i], 6) for i in kept]
+        if self.violates:
+            found["violates"] = {rule: [round(given[i], 6) for i in kept] for rule, given in self.violates.items()}
+        if self.rubrics:
+            found["rubrics"] = {rubric.name: [round(given[i], 6) for i in kept] for rubric, given in self.rubrics}
+        if self.attributes:
+            names = self.attributes[0]
+            found["attributes"] = {name: [round(self.attributes[i][name], 6) for i in kept] for name in names}
+        return found
 
 
 def run_sample(config: SampleConfig) -> Path:
@@ -136,3 +239,85 @@ def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Score
     if prompt.category is not None:
         row["category"] = prompt.category
     return row | columns
+
+
+def inference_device() -> torch.device:
+    """The GPU, if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def score_candidates(
+    config: SampleConfig,
+    loaded: LoadedModel,
+    rules: Mapping[str, str],
+    drawn: Sequence[EncodedPrompt],
+    responses: Sequence[list[int]],
+) -> Scored:
+    """The scores of the responses by all models that the settings name.
+
+    Args:
+        config: the settings.
+        loaded: the model that wrote the responses.
+        rules: texts by id, for the rule model.
+        drawn: the prompt of each response [N].
+        responses: token ids in the vocabulary of `loaded` [N].
+    """
+    texts = [loaded.tokenization.text(ids) for ids in responses]
+    scored, device = Scored(texts), inference_device()
+    if config.reward_model:
+        reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
+        reward.model.to(device)
+        scored.rewards = score(loaded, reward, drawn, responses, texts, config.batch_tokens)
+    if rules:
+        judge = load_reward_model(config.rule_model, config.dtype, kind=RULE)
+        judge.model.to(device)
+        scorer = scorer_of(loaded, judge, config.batch_tokens)
+        given = RuleScorer(scorer, rules, judge.loaded.tokenization)(sampled(loaded, drawn, responses, texts))
+        scored.violates = dict(zip(rules, given.tolist(), strict=True))
+    for judged in load_rubrics(config, Accelerator(cpu=computes_on_cpu()), config.dtype, config.batch_tokens):
+        categories, conversations = [prompt.category for prompt in drawn], [prompt.conversation for prompt in drawn]
+        scored.rubrics.append((judged.rubric, judged(conversations, texts, categories)))
+    if config.attribute_model:
+        place = (loaded.tokenization, Accelerator(cpu=computes_on_cpu()), config.batch_tokens)
+        scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(
+            sampled(loaded, drawn, responses, texts)
+        )
+    return scored
+
+
+def score(
+    loaded: LoadedModel,
+    reward: LoadedReward,
+    drawn: Sequence[EncodedPrompt],
+    responses: Sequence[list[int]],
+    texts: Sequence[str],
+    batch_tokens: int,
+) -> list[float]:
+    """The reward of each response, minus the reward model's mean over demonstrations.
+
+    Args:
+        loaded: the model that wrote the responses.
+        reward: the reward model.
+        drawn: the prompt of each response [N].
+        responses: token ids in the vocabulary of `loaded` [N].
+        texts: the responses as text [N], for a reward model with another tokenizer.
+        batch_tokens: tokens in one forward pass.
+
+    Raises:
+        UserError: if the reward model cannot read a prompt with its response.
+    """
+    return scorer_of(loaded, reward, batch_tokens)(sampled(loaded, drawn, responses, texts))
+
+
+def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
+    """A scorer of responses of `loaded`."""
+    return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=computes_on_cpu()), batch_tokens)
+
+
+def sampled(
+    loaded: LoadedModel, drawn: Sequence[EncodedPrompt], responses: Sequence[list[int]], texts: Sequence[str]
+) -> list[SampledResponse]:
+    """Responses as reward models take them; arguments as `score` has."""
+    rows = zip(drawn, responses, texts, strict=True)
+    ended = loaded.tokenization.has_ended
+    return [SampledResponse(prompt.conversation, prompt.ids, ids, text, ended(ids)) for prompt, ids, text in rows]

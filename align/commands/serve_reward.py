@@ -1,12 +1,21 @@
-"""`align serve-reward`: serve a reward model over HTTP, with the interfaces of other frameworks."""
+"""`align serve-reward`: serve a reward model over HTTP, with the interfaces of other frameworks.
+
+`/score` takes plain prompts and responses, as reward functions of TRL and verl have them (docs/howto/reward-elsewhere.md has
+a client for each). `/get_reward` is OpenRLHF's interface of remote reward models: texts rendered by the policy's chat
+template.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from align.core.errors import UserError
 from align.core.settings import Settings, option, require_setting
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardService
+from align.tokenization.encoded import SampledResponse
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 @dataclass(kw_only=True)
@@ -32,20 +41,63 @@ def run_serve_reward(config: ServeRewardConfig) -> None:
         UserError: if a package is missing, the folder is not a reward model or the port is taken.
     """
     try:
+        import fastapi  # noqa: F401
         import uvicorn
-
-        from align.commands.reward_api import make_api
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[serve]'") from error
-    reward = load_reward_model(config.reward_model, config.dtype)
-    service = RewardService(reward, config.batch_tokens)
-    server = uvicorn.Server(
-        uvicorn.Config(make_api(service, config.reward_model), config.host, config.port, log_level="warning")
-    )
+    service = RewardService(load_reward_model(config.reward_model, config.dtype), config.batch_tokens)
+    api = make_api(service, config.reward_model)
+    server = uvicorn.Server(uvicorn.Config(api, config.host, config.port, log_level="warning"))
     try:
         print(f"reward model {config.reward_model} at http://{config.host}:{config.port}; stop it with Ctrl-C", flush=True)
         server.run()
-    except SystemExit:  # uvicorn has said why on its log, with its own exit code
+    except SystemExit:  # uvicorn has logged the reason
         raise UserError(f"cannot listen on {config.host}:{config.port}; give another --port") from None
     finally:
         service.close()
+
+
+def make_api(service: RewardService, name: str) -> "FastAPI":
+    """Return the application around a service; `name` is what /health calls the model."""
+    from fastapi import FastAPI, HTTPException
+    from pydantic import BaseModel
+
+    class PlainRequest(BaseModel):
+        """Prompts, each a text or a list of {role, content}, and a response to each."""
+
+        prompts: list[str | list[dict[str, str]]]
+        responses: list[str]
+
+    class RenderedRequest(BaseModel):
+        """OpenRLHF's request: `query` is prompt and response in one text; `labels` are not used."""
+
+        query: list[str]
+        prompts: list[str]
+        labels: list[Any] | None = None
+
+    api = FastAPI(title="align serve-reward")
+
+    def rewards(prompts: list[Any], others: list[str], kind: str, encode: Any) -> list[float]:
+        """Return the rewards, or status 422 with the reason if a row cannot be read."""
+        if len(prompts) != len(others):
+            raise HTTPException(422, f"{len(prompts)} prompts and {len(others)} {kind}: give one for each")
+        try:
+            rows: list[SampledResponse] = [encode(prompt, other) for prompt, other in zip(prompts, others, strict=True)]
+            return service.rewards(rows) if rows else []
+        except UserError as error:
+            raise HTTPException(422, str(error)) from error
+
+    @api.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok", "reward_model": name}
+
+    @api.post("/score")
+    def score(request: PlainRequest) -> dict[str, list[float]]:
+        return {"rewards": rewards(request.prompts, request.responses, "responses", service.encode)}
+
+    @api.post("/get_reward")
+    def get_reward(request: RenderedRequest) -> dict[str, Any]:
+        found = rewards(request.prompts, request.query, "query", service.encode_rendered)
+        return {"rewards": found, "scores": found, "extra_logs": {}}
+
+    return api

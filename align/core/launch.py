@@ -8,11 +8,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from align.core import liveness
 from align.core.errors import OtherProcessError, UserError, first_line, reason, without_secrets
 from align.core.liveness import EXIT_LOST
+from align.core.settings import RunConfig
 from align.core.signals import EXIT_STOPPED, Stopped, stopped_by_signals
 
 if TYPE_CHECKING:
@@ -120,6 +123,23 @@ def _one_line_errors() -> Iterator[None]:
         raise SystemExit(EXIT_INTERRUPTED) from None
 
 
+class Stage(NamedTuple):
+    """A command with settings: its line in `--help`, the class of its settings and its function, each as `module:name`."""
+
+    help: str
+    config: str
+    function: str
+
+    def load(self) -> tuple[type[Any], Callable[[Any], object]]:
+        """Import the class of the settings and the function that runs with them."""
+        return _import_object(self.config), _import_object(self.function)
+
+
+def _import_object(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(import_module(module), name)
+
+
 def run_stage(
     config_class: type[Config],
     stage: Callable[[Config], object],
@@ -146,6 +166,21 @@ def run_stage(
             end_process_group("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
             raise
         end_process_group()
+
+
+def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path:
+    """Run a stage unless it has finished; returns the model's folder.
+
+    An interrupted stage resumes from its last checkpoint.
+    """
+    folder = Path(config.output_dir)
+    if (folder / "model").exists() and (folder / "finished").exists():
+        return folder / "model"
+    if (folder / "metrics.jsonl").exists():
+        config.resume = True
+    model = stage(config)
+    (folder / "finished").touch()
+    return model
 
 
 def _check_launcher_variables() -> None:

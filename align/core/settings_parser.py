@@ -13,7 +13,7 @@ from transformers.hf_argparser import string_to_bool
 from trl import TrlParser
 
 from align.core.errors import UserError, nearest_name_hint
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import yaml
 
 from align.core.errors import UserError, nearest_name_hint
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 
 _RULES_FILE = re.compile(r"(?P<file>.+\.ya?ml)(:(?P<rule>[^/\\:]+))?", re.IGNORECASE)
 

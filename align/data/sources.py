@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from align.core.errors import UserError, first_line
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")

@@ -18,8 +18,8 @@ from accelerate import Accelerator
 
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
+from align.core.files import resolve_path
 from align.core.settings import ModelConfig, Settings, option, require_setting
-from align.core.shipped import resolve_path
 from align.core.tensor_ops import Padded
 from align.data.records import Conversation
 from align.models.loading import LoadedModel, load

@@ -5,7 +5,7 @@ import re
 from datetime import date, datetime
 
 from align.core.errors import UserError
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 
 # For a tokenizer without a template: much like the dialogues of HH-RLHF, which base models continue well. Messages
 # begin on a new line: a byte-pair tokenizer would join a space to the word after it, and the prompt would end in another

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from align.commands.sample import run_sample
-from align.commands.sample_config import SampleConfig
-from align.commands.stages import run_unless_finished
+from align.commands.sample import SampleConfig, run_sample
+from align.core.launch import run_unless_finished
 from align.core.settings_parser import parse
 from align.data.readers import read_records, write_records
 from align.data.records import Prompt, Ranking

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from align.commands.loop.labelers import ModelScorer
-from align.commands.stages import run_unless_finished
 from align.core.files import read_json, write_json
-from align.core.launch import quiet_libraries
+from align.core.launch import quiet_libraries, run_unless_finished
 from align.core.statistics import mean_interval
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval

@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from align.commands.stages import run_unless_finished
 from align.core.files import read_json, write_json
-from align.core.launch import quiet_libraries
+from align.core.launch import quiet_libraries, run_unless_finished
 from align.core.settings_parser import parse
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import Sampling

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from align.commands.stage_configs import STAGE_CONFIGS
+from align.cli import stage_configs
 from align.core.settings_parser import parse
 from benchmarks.kill_resume import COMMON, LAUNCHED, PREPARED, VARIANTS
 from benchmarks.soak import BEGIN, END
@@ -19,7 +19,7 @@ NAMED = dict.fromkeys(PREPARED, "model")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_settings_are_those_of_a_stage(name):
     stage, options = VARIANTS[name]
-    config = parse(STAGE_CONFIGS[stage], [*COMMON.split(), *options.format_map(NAMED).split(), "--output_dir", "run"])
+    config = parse(stage_configs()[stage], [*COMMON.split(), *options.format_map(NAMED).split(), "--output_dir", "run"])
     assert config.save_every == 2
 
 

@@ -3,8 +3,7 @@
 import json
 import re
 
-from align.commands.demo import HEADLINES, evaluate_start_and_end
-from align.commands.demo_table import best_of_row, instruction_rows
+from align.commands.demo import HEADLINES, best_of_row, evaluate_start_and_end, instruction_rows
 from align.data.records import Prompt
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
 

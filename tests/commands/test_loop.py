@@ -12,13 +12,21 @@ import yaml
 from sqlalchemy import update
 
 from align import cli
-from align.commands.loop.choice import choose_prompts, most_disputed, ranking_disagreement
-from align.commands.loop.config import LoopConfig
-from align.commands.loop.labelers import AppLabeler, FileLabeler, SimulatedLabeler, make_labeler, make_scorer
-from align.commands.loop.main import run_loop
-from align.commands.loop.rounds import labeler_figures
-from align.commands.loop.rows import merge_answers, read_rows, write_rows
-from align.commands.loop.state import LoopState
+from align.commands.loop.config import LoopConfig, LoopState
+from align.commands.loop.labelers import (
+    AppLabeler,
+    FileLabeler,
+    SimulatedLabeler,
+    choose_prompts,
+    make_labeler,
+    make_scorer,
+    merge_answers,
+    most_disputed,
+    ranking_disagreement,
+    read_rows,
+    write_rows,
+)
+from align.commands.loop.rounds import labeler_figures, run_loop
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data.records import Prompt

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from align import cli
-from align.commands.sample_scoring import score
+from align.commands.sample import score
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.data import Demonstration, Prompt, read_records

@@ -12,8 +12,7 @@ import pytest
 import torch
 import uvicorn
 
-from align.commands.reward_api import make_api
-from align.commands.serve_reward import ServeRewardConfig, run_serve_reward
+from align.commands.serve_reward import ServeRewardConfig, make_api, run_serve_reward
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.checkpoint import weights_of

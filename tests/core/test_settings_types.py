@@ -7,11 +7,11 @@ import pytest
 
 from align.builtin.zoo import resolve_model
 from align.commands.launch import main as launch
-from align.commands.sample_config import SampleConfig
+from align.commands.sample import SampleConfig
 from align.core.errors import UserError
+from align.core.files import is_shipped, resolve_path
 from align.core.launch import run_stage
 from align.core.settings_parser import parse
-from align.core.shipped import is_shipped, resolve_path
 from align.eval.toxicity.task import ToxicityConfig
 from align.ppo import PPOConfig
 from align.ppo.trainer import split_rewards

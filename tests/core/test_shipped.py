@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from align.core.shipped import FOLDERS, resolve_path, shipped_root
+from align.core.files import FOLDERS, resolve_path, shipped_root
 
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = (

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from align.commands.data_check import main
+from align.commands.tools import data_command
 from align.data.check import find_overlap
 
 NINETEEN = (
@@ -95,7 +95,7 @@ def test_what_the_shipped_files_share():
 def test_the_command_lists_the_rows(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": NINETEEN}) + "\n")
     (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": NINETEEN}) + "\n" + json.dumps({"prompt": "Hi"}) + "\n")
-    main(["check", str(tmp_path / "a.jsonl"), "--against", str(tmp_path / "b.jsonl")])
+    data_command(["check", str(tmp_path / "a.jsonl"), "--against", str(tmp_path / "b.jsonl")])
     shown = capsys.readouterr().out.splitlines()
     assert shown[2] == "shared:        1 of 1 rows (100.0 %) share 13 words in a row, or a whole shorter text"
     assert shown[3].startswith(f"  {tmp_path}/b.jsonl:1 with {tmp_path}/a.jsonl:1: ")

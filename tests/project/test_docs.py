@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from align.commands.stage_configs import STAGE_CONFIGS
+from align.cli import stage_configs
 from tests.project.markdown import DOCS, ROOT, code_in, page, section, table
 
 PAGES = ("metrics", "details", "data", "clusters", "evaluation")
@@ -60,7 +60,7 @@ def test_each_detail_has_a_source_and_a_function_that_exists():
 
 
 def test_each_setting_that_is_named_has_that_default():
-    classes = STAGE_CONFIGS
+    classes = stage_configs()
     settings = re.findall(r"`(sft|reward|ppo|dpo|distill)\.(\w+): ([^`]+)`", page("details"))
     assert len(settings) > 20
     for stage, key, value in settings:
@@ -170,4 +170,4 @@ def test_the_launch_commands_are_taken():
             given = _validate_launch_command(launch_command_parser().parse_args(words))[0]
             stage = Path(given.training_script).parent.name
             assert Path(given.training_script).exists()
-            parse(STAGE_CONFIGS[stage], given.training_script_args)
+            parse(stage_configs()[stage], given.training_script_args)

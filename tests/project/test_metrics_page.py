@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from align.commands.stage_configs import STAGE_CONFIGS
+from align.cli import stage_configs
 from tests.project.markdown import code_in, page, section, table
 
 STAGES = {
@@ -63,7 +63,7 @@ def runs(tmp_path_factory, serve):
     data = write_data(root)
     config = {
         stage: partial(made, dtype="float32", log_to=["none"], save_every=1, output_dir=str(root / stage))
-        for stage, made in STAGE_CONFIGS.items()
+        for stage, made in stage_configs().items()
     }
     demonstrations, rankings = data["demonstrations"], data["rankings"]
     learned = {"train_data": demonstrations, "validation_data": demonstrations, "batch_size": 1}

@@ -43,16 +43,15 @@ def commands(inline):
 
 def settings_of(words):
     """The settings class of a command and the words that are left, or None where the command has no such class."""
-    from align.cli import COMMANDS
-    from align.commands.plan.config import PlanConfig
-    from align.commands.sample_config import SampleConfig
-    from align.commands.stage_configs import STAGE_CONFIGS
+    from align.cli import COMMANDS, stage_configs
+    from align.commands.plan.main import PlanConfig
+    from align.commands.sample import SampleConfig
     from align.eval.tasks import TASKS
 
     assert words[0] in COMMANDS
     if words[0] == "eval":
         return TASKS[words[1]].load()[0], words[2:]
-    known = STAGE_CONFIGS | {"sample": SampleConfig, "plan": PlanConfig}
+    known = stage_configs() | {"sample": SampleConfig, "plan": PlanConfig}
     return known.get(words[0]), words[1:]
 
 

@@ -1,18 +1,27 @@
-"""Who ranks the answers of a round: people in the labeling app, a file from elsewhere, or a simulated labeler."""
+"""A round's rows of answers, their labelers (people in the app, a file, a simulation), and the choice of prompts."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy
+
 from align.commands.loop.config import LoopConfig
-from align.commands.loop.rows import read_rows, write_rows
 from align.core.errors import UserError
+from align.core.files import write_text
+from align.data.conversation import to_json
+from align.data.readers import read_records
 from align.data.records import Prompt, ranks_from_scores
 from align.ppo.rewards import WeightedFunction, call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardService
 
 BATCH_TOKENS = 8192
+
+
+Row = dict[str, Any]
 
 
 class Labeler(Protocol):
@@ -150,3 +159,92 @@ class ModelScorer:
     def close(self) -> None:
         """Free the model."""
         self.service.close()
+
+
+def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:
+    """Draw `count` prompts that no earlier round used, in random order; all that are left, if they are fewer.
+
+    Args:
+        source: prompts: file, folder or hub name; one without an id gets its number.
+        used: ids of the prompts of earlier rounds.
+
+    Raises:
+        UserError: if two prompts have the same id, or no prompt is left.
+    """
+    rows = []
+    for number, prompt in enumerate(read_records(source, Prompt), start=1):
+        row: Row = {"id": prompt.id or str(number), "prompt": to_json(prompt.prompt)}
+        rows.append(row | ({"category": prompt.category} if prompt.category else {}))
+    for first, second in pairwise(sorted(row["id"] for row in rows)):
+        if first == second:
+            raise UserError(f"{source}: two prompts have the id '{first}'; give each its own")
+    left = [row for row in rows if row["id"] not in used]
+    if not left:
+        raise UserError(f"{source}: all {len(rows)} prompts have been labeled; add prompts, or lower rounds")
+    return [left[index] for index in random.permutation(len(left))[:count]]
+
+
+def most_disputed(
+    rows: Sequence[Row], scorers: Sequence[AnswerScorer], count: int, share: float, random: numpy.random.Generator
+) -> list[Row]:
+    """Choose `count` rows: a share by highest disagreement, which is added to these rows, the others at random.
+
+    Args:
+        rows: prompts with several answers, in random order.
+        scorers: the reward models.
+        share: share of the rows chosen by disagreement.
+
+    Returns:
+        The chosen rows in random order, so that labelers cannot tell why a row was chosen.
+    """
+    disagreements = [ranking_disagreement(row, scorers) for row in rows]
+    ranked = sorted(range(len(rows)), key=lambda index: -disagreements[index])
+    disputed = ranked[: round(count * share)]
+    others = [index for index in range(len(rows)) if index not in set(disputed)][: max(0, count - len(disputed))]
+    chosen = [{**rows[index], "disagreement": round(disagreements[index], 6)} for index in disputed]
+    chosen += [rows[index] for index in others]
+    return [chosen[index] for index in random.permutation(len(chosen))]
+
+
+def ranking_disagreement(row: Row, scorers: Sequence[AnswerScorer]) -> float:
+    """Variance over reward models of the probability that one answer beats another, averaged over pairs of answers.
+
+    Christiano et al. 2017 choose the pairs with the highest such variance (section 2.2.4).
+    """
+    prompts = [row["prompt"]] * len(row["responses"])
+    rewards = numpy.array([scorer(prompts, row["responses"]) for scorer in scorers])
+    pairs = list(combinations(range(rewards.shape[1]), 2))
+    preferred = numpy.array([1 / (1 + numpy.exp(rewards[:, j] - rewards[:, i])) for i, j in pairs])
+    return float(preferred.var(axis=1).mean())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON Lines file that this program wrote."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows as JSON Lines, all or nothing."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:
+    """The answers of several models to the same prompts, as one row for each prompt.
+
+    Blank and duplicate answers are dropped, and then prompts with fewer than two answers.
+
+    Args:
+        parts: rows of `align sample`, the same prompts in the same order in each part.
+        prefix: added to each id, so that a ranking names its round.
+    """
+    merged = []
+    for rows in zip(*parts, strict=True):
+        answers = {text: model for row in reversed(rows) for text, model in zip(row["responses"], row["model"], strict=True)}
+        kept = [text for row in rows for text in row["responses"] if text.strip()]
+        unique = list(dict.fromkeys(kept))
+        if len(unique) < 2:
+            continue
+        first = {**rows[0], "id": f"{prefix}{rows[0]['id']}"}
+        first.pop("rewards", None)
+        merged.append({**first, "responses": unique, "model": [answers[text] for text in unique]})
+    return merged

@@ -3,22 +3,30 @@
 Each step writes its files atomically, or is a run that resumes from its checkpoints; `loop.json` lists the finished steps.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from align.commands.loop.choice import choose_prompts, most_disputed
-from align.commands.loop.config import LoopConfig
-from align.commands.loop.labelers import AnswerScorer, ModelScorer, SimulatedLabeler, make_labeler
-from align.commands.loop.rows import Row, merge_answers, read_rows, write_rows
-from align.commands.loop.state import LoopState
-from align.commands.sample import run_sample
-from align.commands.sample_config import SampleConfig
-from align.commands.stages import run_unless_finished
+from align.commands.loop.config import LoopConfig, LoopState
+from align.commands.loop.labelers import (
+    AnswerScorer,
+    ModelScorer,
+    Row,
+    SimulatedLabeler,
+    choose_prompts,
+    make_labeler,
+    merge_answers,
+    most_disputed,
+    read_rows,
+    write_rows,
+)
+from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
 from align.core.files import write_json
+from align.core.launch import run_unless_finished
 from align.core.seeds import Stream, generator
 from align.core.settings_parser import parse
 from align.core.statistics import share_interval
@@ -32,6 +40,24 @@ from align.reward.checkpoint import load_reward_model
 from align.runtime.environment import console
 from align.sampling.generation import Sampling
 from align.training.run_folder import read_metrics
+
+
+def run_loop(config: LoopConfig) -> Path:
+    """Run or resume a loop until its rounds are done or labels are missing; returns its folder.
+
+    Raises:
+        UserError: for a mistake in the settings, the data or the labels.
+    """
+    loop, rounds = Loop(config), range(1, config.rounds + 1)
+    for number in rounds:
+        while missing := loop.run_round(number):
+            say([f"round {number} waits for labels: {missing}"])
+            if not config.poll_seconds:
+                say(["start the same command again when they are there"])
+                return loop.folder
+            time.sleep(config.poll_seconds)
+    say(summary(loop.state.steps, rounds))
+    return loop.folder
 
 
 class Loop:

@@ -1,17 +1,25 @@
-"""Devices by their datasheets, and the FLOP/s that runs reached on them."""
+"""Devices by their datasheets, the FLOP/s that runs reached on them, and how a stage's models fit into their memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import yaml
+from torch import Tensor
 
 from align.core.errors import UserError
-from align.runtime.flops import PEAKS, FlopsProfile, peak_flops, training_flops
+from align.models.backbone import Backbone
+from align.runtime.flops import PEAKS, peak_flops
+from align.training.memory import MemoryEstimate, Sharding, resident_memory, weights_bytes
 from align.training.run_folder import read_metrics
 
 GIB = 2**30
+USABLE = 0.9
+"""Share of a device's memory that a plan fills: the rest is for its context, communication and fragments."""
+STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
+"""A setting that only one of the planned stages has: it identifies the stage of a run."""
 
 
 class Device(NamedTuple):
@@ -35,27 +43,12 @@ DEVICES = {  # memory in NVIDIA's GB, which are 10^9 bytes
 
 
 def find_device(name: str, dtype: torch.dtype) -> Device:
-    """A device of `DEVICES`, or `cpu`: this machine's processor, whose peak is measured; no bandwidth bounds it."""
+    """Return a device of `DEVICES`, or for `cpu` this machine's processor: its peak is measured, no bandwidth bounds it."""
     if name != "cpu":
         return DEVICES[name]
     import psutil
 
     return Device(peak_flops(torch.device("cpu"), dtype), float(psutil.virtual_memory().total), float("inf"))
-
-
-def mfu(tokens_per_second: float, shape: FlopsProfile, sequence: int, peak: float) -> float:
-    """Model FLOPs utilization of a decoder's training (PaLM, appendix B).
-
-    Args:
-        tokens_per_second: over all devices.
-        sequence: tokens of a row.
-        peak: FLOP/s of all devices.
-    """
-    return tokens_per_second * training_flops(shape, 0, [sequence], sequence) / sequence / peak
-
-
-STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
-"""A setting that only one of the planned stages has: it identifies the stage of a run."""
 
 
 class Measured(NamedTuple):
@@ -69,11 +62,7 @@ class Measured(NamedTuple):
 
 
 class Speeds:
-    """FLOP/s of all devices together, by stage.
-
-    Args:
-        runs: what was measured; none: nothing is known.
-    """
+    """FLOP/s of all devices together, by stage, from measured runs."""
 
     def __init__(self, runs: Sequence[Measured]) -> None:
         self.runs = runs
@@ -91,7 +80,7 @@ class Speeds:
 
 
 def read_speed(folder: str) -> Measured:
-    """The speed that a run reached, without its first update, which warms up kernels and caches, if there are more.
+    """Read the speed that a run reached; its first update, which warms up kernels and caches, counts only if it is alone.
 
     Raises:
         UserError: if the folder is no run of a stage, or holds no update.
@@ -110,3 +99,83 @@ def read_speed(folder: str) -> Measured:
     seconds = sum(line["time/update"] * (1 - line.get("time/validate", 0.0)) for line in lines)
     lengths = [line["text/length"] / settings["max_new_tokens"] for line in lines if "text/length" in line]
     return Measured(stage, sum(line["flops"] for line in lines), seconds, sum(lengths) / len(lengths) if lengths else 0.0)
+
+
+@dataclass(frozen=True)
+class HeldModel:
+    """A model in memory during a stage: its trained weights, and the bytes of all its weights."""
+
+    trained: Sequence[Tensor]
+    weights: int
+
+
+def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
+    """Return a model that is trained.
+
+    Args:
+        only_trained: count only trained weights, because another model holds the frozen ones (adapters on one base).
+    """
+    trained = [weight for weight in backbone.parameters() if weight.requires_grad]
+    held = sum(weight.numel() * weight.element_size() for weight in trained) if only_trained else weights_bytes([backbone])
+    return HeldModel(trained, held)
+
+
+def frozen_model(weights: int) -> HeldModel:
+    """Return a model that is not trained, of `weights` bytes."""
+    return HeldModel([], weights)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to place a stage on devices.
+
+    Attributes:
+        launcher: the file in configs/accelerate/.
+        roles: bytes on a device that each role holds permanently, including gradients.
+        total: bytes at the peak.
+        fits: whether a device has that much.
+    """
+
+    name: str
+    launcher: str
+    roles: dict[str, int]
+    total: int
+    fits: bool
+
+
+def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
+    """List the ways to place a stage on devices, with the launcher's file, the simplest first."""
+    if gpu == "cpu":
+        return [("one copy each", "cpu.yaml" if devices == 1 else "cpu2.yaml", Sharding())]
+    if devices == 1:
+        return [("whole", "one-gpu.yaml", Sharding()), ("ZeRO-3 offload", "zero3-offload.yaml", Sharding(3, 1, True))]
+    if devices > 8:  # the other files are for one machine
+        return [("ZeRO-3", "two-nodes.yaml", Sharding(3, devices))]
+    sharded = [(f"ZeRO-{stage}", f"zero{stage}.yaml", Sharding(stage, devices)) for stage in (1, 2, 3)]
+    offload = ("ZeRO-3 offload", "zero3-offload.yaml", Sharding(3, devices, True))
+    return [("whole", "ddp.yaml", Sharding()), *sharded, offload]
+
+
+def layouts(
+    roles: Mapping[str, HeldModel], temporary: int, optimizer: str, memory: float, gpu: str, devices: int
+) -> list[Layout]:
+    """Compute the memory that each way to place a stage needs.
+
+    Args:
+        temporary: bytes of activations and logits at the peak.
+        memory: bytes of a device.
+    """
+    found = []
+    for name, launcher, sharding in placements(gpu, devices):
+        parts = {role: resident_memory(optimizer, held.trained, held.weights, sharding) for role, held in roles.items()}
+        bytes_of = {role: sum(part.resident.values()) + part.gradients for role, part in parts.items()}
+        gradients = sum(part.gradients for part in parts.values())
+        resident = {role: sum(part.resident.values()) for role, part in parts.items()}
+        total = replace(MemoryEstimate(resident, gradients), phases={"learning": temporary}).total
+        found.append(Layout(name, launcher, bytes_of, total, total <= USABLE * memory))
+    return found
+
+
+def first_that_fits(found: Sequence[Layout]) -> Layout | None:
+    """Return the first layout that fits, or None."""
+    return next((layout for layout in found if layout.fits), None)

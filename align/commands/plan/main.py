@@ -1,20 +1,17 @@
-"""The command `align plan`."""
+"""The command `align plan`: model size for a compute budget, and hours and memory of each stage, before training starts."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from align.commands.plan import scaling
-from align.commands.plan.config import PlanConfig
-from align.commands.plan.devices import Speeds, find_device, read_speed
-from align.commands.plan.roles import layouts
-from align.commands.plan.show import Plan, StagePlan, format_plan
+from align.commands.plan.devices import DEVICES, GIB, Layout, Speeds, find_device, first_that_fits, layouts, read_speed
 from align.commands.plan.work import StageWork, ppo_work, reward_work, sft_work
 from align.core.errors import UserError
-from align.core.settings import ModelConfig
+from align.core.settings import ModelConfig, Settings, option, require_setting
 from align.core.settings_parser import parse
 from align.models.backbone import flops_profile
 from align.models.loading import load_shapes
@@ -25,49 +22,113 @@ from align.runtime.flops import training_flops
 from align.sft.train import SFTConfig
 from align.training.memory_dry_run import pass_bytes
 
+FLOPS_PER_WEIGHT = 6
+"""FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
+SMALLEST, LARGEST = (400e6, 1.92e19), (10e12, 1.30e28)
+"""Parameters and FLOPs in the first and the last row of Chinchilla's table 3: sizes between them lie on a power law."""
 SEQUENCE = 2048
 """Tokens of a row in a training that has no settings file: what LLaMA and PaLM were trained on."""
+
+
+@dataclass(kw_only=True)
+class PlanConfig(Settings):
+    """What training needs, before it starts: model size for a compute budget, hours and memory of each stage."""
+
+    flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and number of tokens for it; 0: none")
+    model: str = option(
+        "", "model of every stage, instead of the one in its settings; only its config and tokenizer are read"
+    )
+    parameters: float = option(0.0, "for tokens: number of parameters, if there is no model to read; 0: those of model")
+    tokens: float = option(0.0, "tokens of a training that has no settings file, such as pretraining; 0: none")
+    sft: str = option("", "settings of fine-tuning to plan (configs/sft/x.yaml, or config.yaml of a run); empty: none")
+    reward: str = option("", "settings of a reward model to plan; empty: none")
+    ppo: str = option("", "settings of PPO to plan; empty: none")
+    gpu: str = option("A100-80", f"device: {', '.join(DEVICES)}, or cpu (this machine's processor, whose peak is measured)")
+    gpus: int = option(1, "number of devices")
+    mfu: float = option(
+        0.4,
+        "share of the devices' peak that is reached (PaLM: 0.462, table 3 there); small models and batches reach less",
+    )
+    measured: list[str] = option(
+        [],
+        "runs on the same devices: their FLOP/s is used instead of mfu; a stage's own run if there is one",
+    )
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, int | float):
+                require_setting(self, item.name, 0 <= value < math.inf, "0 or more, and finite")
+        require_setting(self, "gpu", self.gpu in (*DEVICES, "cpu"), f"one of {', '.join(DEVICES)}, cpu")
+        require_setting(self, "gpus", self.gpus > 0, "above 0")
+        require_setting(self, "mfu", 0 < self.mfu <= 1, "above 0 and at most 1")
+        known = bool(self.tokens) <= bool(self.model or self.parameters)
+        require_setting(self, "tokens", known, "0 unless model or parameters is given")
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The needs of a stage.
+
+    Attributes:
+        flops: of each phase, over the whole run and all devices.
+        hours: of each phase.
+        layouts: ways to place it on the devices; none for a training without a settings file.
+    """
+
+    name: str
+    steps: int
+    flops: dict[str, float]
+    hours: dict[str, float]
+    layouts: list[Layout]
 
 
 def run_plan(config: PlanConfig) -> None:
     """Print a plan.
 
     Raises:
-        UserError: see `make_plan`.
+        UserError: if the settings ask for nothing, or for a mistake in them, the stages' settings or the data.
     """
-    print(format_plan(make_plan(config)))
+    if not any((config.flops, config.tokens, config.sft, config.reward, config.ppo)):
+        raise UserError("nothing to plan: give flops, tokens, or the settings files of stages as sft, reward, ppo")
+    stages, parts = plan_stages(config), []
+    if config.flops:
+        size, tokens = allocate(config.flops)
+        budget = f"N = {count(size)} parameters on D = {count(tokens)} tokens ({tokens / size:.1f} a parameter)"
+        parts.append(f"{config.flops:.3g} FLOPs by Chinchilla's table 3: {budget}")
+    if stages:
+        parts.append(hours_table(config, stages))
+    parts += [memory_table(stage, config.gpu, config.gpus) for stage in stages if stage.layouts]
+    print("\n\n".join(parts))
 
 
-def make_plan(config: PlanConfig) -> Plan:
-    """The plan that the settings ask for.
+def allocate(flops: float) -> tuple[float, float]:
+    """Return the parameters and tokens that Chinchilla's table 3 gives for a number of FLOPs, about 20 tokens a parameter.
 
-    Raises:
-        UserError: if they ask for nothing, or for a mistake in them, the stages' settings or the data.
+    Hoffmann et al. 2022, "Training compute-optimal large language models", arXiv 2203.15556.
     """
-    asked = (config.flops, config.fit, config.tokens, config.sft, config.reward, config.ppo)
-    if not any(asked):
-        raise UserError("nothing to plan: give flops, fit, tokens, or the settings files of stages as sft, reward, ppo")
-    law, count = scaling.fit_file(config.fit) if config.fit else (None, 0)
-    allocate = law.allocate if law else scaling.allocate
+    exponent = math.log(LARGEST[0] / SMALLEST[0]) / math.log(LARGEST[1] / SMALLEST[1])
+    parameters = SMALLEST[0] * (flops / SMALLEST[1]) ** exponent
+    return parameters, flops / (FLOPS_PER_WEIGHT * parameters)
+
+
+def plan_stages(config: PlanConfig) -> list[StagePlan]:
+    """Plan each stage that the settings name. Raises: see `run_plan`."""
     speeds = Speeds([read_speed(folder) for folder in config.measured])
     stages = [_training(config, speeds)] if config.tokens else []
     kinds: dict[str, tuple[str, type, Callable[[Any, int], StageWork]]] = {
         "sft": (config.sft, SFTConfig, sft_work),
         "reward": (config.reward, RewardConfig, reward_work),
-        "ppo": (
-            config.ppo,
-            PPOConfig,
-            partial(ppo_work, response_tokens=config.response_tokens, response_share=speeds.response_share),
-        ),
+        "ppo": (config.ppo, PPOConfig, partial(ppo_work, response_share=speeds.response_share)),
     }
     for name, (file, kind, count_work) in kinds.items():
         if file:
             stages.append(_stage(config, name, count_work(_settings(config, file, kind), config.gpus), speeds))
-    return Plan(config, law, count, allocate(config.flops) if config.flops else None, stages)
+    return stages
 
 
 def _settings(config: PlanConfig, file: str, kind: type) -> Any:
-    """A stage's settings, for the model and the devices of the plan."""
+    """Read a stage's settings, for the model and the devices of the plan."""
     words = ["--config", file] + (["--model", config.model] if config.model else [])
     settings: Any = parse(kind, words)
     if config.gpu != "cpu" and settings.dtype == "auto":
@@ -90,13 +151,59 @@ def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> St
 
 
 def _training(config: PlanConfig, speeds: Speeds) -> StagePlan:
-    """Training on `tokens` tokens, such as pretraining, from the model's shape or its number of parameters."""
+    """Plan training on `tokens` tokens, such as pretraining, from the model's shape or its number of parameters."""
     device = find_device(config.gpu, torch.bfloat16)
-    per_token = scaling.FLOPS_PER_WEIGHT * config.parameters
+    per_token = FLOPS_PER_WEIGHT * config.parameters
     if not config.parameters:
         loaded = load_shapes(ModelConfig(model=config.model), torch.bfloat16)
         per_token = training_flops(flops_profile(loaded.backbone, None), 1, [SEQUENCE - 1], SEQUENCE - 1) / SEQUENCE
     flops = per_token * config.tokens
     rate = speeds.flops_per_second("sft") or config.gpus * device.peak * config.mfu
-    seconds = config.tokens / (config.tokens_per_second * config.gpus) if config.tokens_per_second else flops / rate
-    return StagePlan("training", 0, {"learning": flops}, {"learning": seconds / 3600}, [])
+    return StagePlan("training", 0, {"learning": flops}, {"learning": flops / rate / 3600}, [])
+
+
+def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
+    """FLOPs and hours of each phase of each stage."""
+    rows = []
+    for stage in stages:
+        parts = [(phase, flops, stage.hours[phase]) for phase, flops in stage.flops.items() if flops]
+        if len(parts) > 1:
+            parts.append(("all", sum(stage.flops.values()), sum(stage.hours.values())))
+        rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
+    measured = f"the speed of {', '.join(config.measured)}"
+    speed = measured if config.measured else f"{config.mfu:.0%} of their peak"
+    return f"{config.gpus} x {config.gpu}, at {speed}\n" + _table(["stage", "phase", "FLOPs", "hours"], rows)
+
+
+def memory_table(stage: StagePlan, gpu: str, devices: int) -> str:
+    """GiB on a device of each role for each way to place the stage, and the launcher's file that is enough."""
+    roles = list(stage.layouts[0].roles)
+    rows = []
+    for layout in stage.layouts:
+        sizes = [f"{size / GIB:.2f}" for size in (*(layout.roles[role] for role in roles), layout.total)]
+        rows.append([layout.name, *sizes, "yes" if layout.fits else "no"])
+    chosen = first_that_fits(stage.layouts)
+    advice = "none fits: take more devices, LoRA or a smaller model"
+    if chosen:
+        advice = f"take configs/accelerate/{chosen.launcher} with num_processes {devices}"
+    title = f"{stage.name}: GiB on each {gpu}, all the time by role, and at the peak"
+    return f"{title}\n{_table(['placed', *roles, 'peak', 'fits'], rows)}\n{advice}"
+
+
+def count(number: float) -> str:
+    """Return 1.5e9 as 1.5 B."""
+    for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
+        if number >= size:
+            return f"{number / size:.4g}{name}"
+    return f"{number:.4g}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Align columns to the right, the first to the left."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+
+    def aligned(line: Sequence[str]) -> str:
+        return "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+
+    return "\n".join(f"  {aligned(line)}" for line in lines)

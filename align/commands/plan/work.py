@@ -12,7 +12,7 @@ from align.batches.encoding import Limits, encode_prompts, encode_rankings
 from align.batches.mixtures import encode_mixture
 from align.batches.shared_prompts import prompt_groups
 from align.builtin.zoo import resolve_model
-from align.commands.plan.roles import HeldModel, frozen_model, trained_model
+from align.commands.plan.devices import HeldModel, frozen_model, trained_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.backbone import Backbone, flops_profile
@@ -118,20 +118,19 @@ def reward_work(config: RewardConfig, devices: int) -> StageWork:
     return StageWork(phases, epochs.updates(config.epochs), roles, config, passes, batch)
 
 
-def ppo_work(config: PPOConfig, devices: int, response_tokens: int = 0, response_share: float = 1.0) -> StageWork:
+def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> StageWork:
     """Sampling, scoring, learning, ptx and evaluation.
 
     A reward model that does not exist yet is taken to have the policy's shape.
 
     Args:
         devices: what the work is divided among.
-        response_tokens: of every response; 0: `response_share` of what it may have.
+        response_share: length of every response as a share of max_new_tokens.
 
     Raises:
         UserError: as for `sft_work`.
     """
-    longest_response = config.max_new_tokens
-    response_tokens = min(response_tokens or max(1, round(response_share * longest_response)), longest_response)
+    response_tokens = min(max(1, round(response_share * config.max_new_tokens)), config.max_new_tokens)
     loaded = load_shapes(config, compute_dtype(config.dtype))
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone
     prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 from align.data.sources import ENDINGS
 
 WEIGHTS = (".safetensors", ".bin", ".model")

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from align.core.errors import UserError
+from align.core.files import is_shipped, resolve_path
 from align.core.settings import option, require_setting
-from align.core.shipped import is_shipped, resolve_path
 from align.data.sources import iter_raw_rows
 from align.sampling.settings import AnsweringConfig, InferenceConfig
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from align.core.errors import UserError
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 from align.data.fields import check_id, check_text, check_texts, field_error, required_field
 from align.data.sources import SourceRow, iter_rows
 from align.eval.core.rows import parse_rows

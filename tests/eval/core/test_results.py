@@ -7,7 +7,7 @@ import pytest
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.core.shipped import resolve_path
+from align.core.files import resolve_path
 from align.eval.core.evaluated_models import open_accelerator
 from align.eval.core.result_store import ResultStore
 from align.eval.core.results import (

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from align.commands.sample import run_sample
-from align.commands.sample_config import SampleConfig
+from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
 from align.data.readers import Primer, read_primer
 from align.eval.core.answers import sample_answers

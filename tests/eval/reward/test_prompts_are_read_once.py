@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.commands.sample_scoring import score
+from align.commands.sample import score
 from align.eval.core.evaluated_models import EvaluatedModel
 from align.eval.reward.curves import best_of_n
 from align.eval.reward.preferences import evaluate_on_preferences

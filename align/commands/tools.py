@@ -1,0 +1,163 @@
+"""The commands without a settings file: `align report`, `align data` and `align model`."""
+
+import argparse
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import NoReturn
+
+from align.core.errors import UserError, first_line
+from align.core.launch import quiet_libraries
+
+REPORT_HELP = "write the report of a run, or of several side by side"
+DATA_HELP = "data check FILE, data clean FILE: describe a file, find evaluation rows in it; clean raw text by C4's rules"
+MODEL_HELP = "model list, fetch NAME, consolidate RUN: built-in models, downloads, a checkpoint as a plain folder"
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+"""The files of a hub model that are needed to load it here: never a pickle."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are a `UserError` of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}")
+
+
+def report_command(arguments: list[str]) -> None:
+    """Write what is asked for, and print the path of each written file.
+
+    Raises:
+        UserError: for invalid arguments, or a folder that holds no run.
+    """
+    parser = OneLineParser(prog="align report", allow_abbrev=False, description=REPORT_HELP)
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="folder of a stage's run, or of sft, reward and ppo"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="file to write (default: report.html in RUN, or next to the first of several runs)"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the results of align eval in RUN as Markdown tables instead"
+    )
+    parser.add_argument(
+        "--card", action="store_true", help="write the results of align eval into the card of RUN's last model instead"
+    )
+    options = parser.parse_args(arguments)
+    from align.eval import report  # imported here so that --help does not wait for matplotlib
+
+    if options.markdown:
+        print(report.results_as_markdown(options.runs), end="")
+    elif options.card:
+        for run in options.runs:
+            print(report.write_model_card(run))
+    else:
+        print(report.write_reports(options.runs, options.output))
+
+
+def data_command(arguments: list[str]) -> None:
+    """Describe a file, a folder or a hub data set, list the rows of an evaluation that are in it, or clean raw text.
+
+    Raises:
+        UserError: for invalid arguments, or a file without a usable record.
+    """
+    from align.data import KINDS, cleaning
+
+    parser = OneLineParser(prog="align data", allow_abbrev=False, description=DATA_HELP)
+    actions = parser.add_subparsers(metavar="check|clean", required=True)
+    check = actions.add_parser("check", help="describe a file: records, lengths, ties, repeated prompts, bad rows")
+    check.add_argument("file", metavar="FILE", help="a file, a folder or the name of a hub data set")
+    check.add_argument("--kind", help=f"kind of its records: {', '.join(KINDS)}; default: guessed from the first rows")
+    check.add_argument("--against", metavar="EVALUATION", help="list the rows of this source that share words with FILE")
+    check.set_defaults(run=_check)
+    clean = actions.add_parser("clean", help="clean raw text by C4's rules")
+    clean.add_argument("file", metavar="FILE", help="rows with a `text`: a file, a folder or the name of a hub data set")
+    clean.add_argument("--output", metavar="FILE", type=Path, required=True, help="the .jsonl file to write")
+    clean.add_argument("--bad-words", "--bad_words", metavar="FILE", help="words, one per line, that no page may contain")
+    for name in ("sentences", "words"):
+        default = getattr(cleaning, name.upper())
+        unit = {"sentences": "page", "words": "line"}[name]
+        clean.add_argument(f"--{name}", type=int, default=default, help=f"fewest {name} of a {unit}; default {default}")
+    clean.add_argument("--language", default="", help="keep only pages in this language, such as en (needs the extra clean)")
+    probability = cleaning.LANGUAGE_PROBABILITY
+    description = f"lowest probability of that language; default {probability}, as in C4"
+    clean.add_argument("--probability", type=float, default=probability, help=description)
+    clean.add_argument("--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows without a text")
+    clean.set_defaults(run=_clean)
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+def _check(options: Namespace) -> None:
+    from align.data import check_data
+    from align.data.check import describe_overlap
+
+    if options.against:
+        print(describe_overlap(options.file, options.against))
+    else:
+        print(check_data(options.file, options.kind))
+
+
+def _clean(options: Namespace) -> None:
+    from align.data.cleaning import CleaningRules, clean_file, read_bad_words
+
+    bad_words = read_bad_words(options.bad_words) if options.bad_words else ()
+    if not 0 <= options.probability <= 1:
+        raise UserError(f"--probability {options.probability}: must be from 0 to 1")
+    rules = CleaningRules(options.sentences, options.words, bad_words, options.language, options.probability)
+    print(clean_file(options.file, options.output, rules, options.skip_bad_rows))
+
+
+def model_command(arguments: list[str]) -> None:
+    """List the built-in models, or print the folder of one model after making, downloading or consolidating it.
+
+    Raises:
+        UserError: for invalid arguments, or a model that cannot be made, downloaded or read.
+    """
+    parser = OneLineParser(prog="align model", allow_abbrev=False, description=MODEL_HELP)
+    actions = parser.add_subparsers(metavar="list|fetch|consolidate", required=True)
+    actions.add_parser("list", help="list the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())
+    fetch = actions.add_parser("fetch", help="make or download a model, and print its folder")
+    fetch.add_argument("name", metavar="NAME", help="a built-in model, or a name on the hub")
+    fetch.set_defaults(run=lambda options: print(_fetch_model(options.name)))
+    whole = actions.add_parser("consolidate", help="write the policy of a checkpoint as a folder that loads elsewhere")
+    whole.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="a run's folder (its last checkpoint), or a checkpoint")
+    whole.add_argument("--output", required=True, metavar="DIR", help="the folder to write; replaced in one step")
+    whole.set_defaults(run=lambda options: _consolidate(Path(options.source), Path(options.output)))
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+def _print_builtin_models() -> None:
+    from align.builtin.zoo import list_builtin
+
+    models = list_builtin()
+    width = max(map(len, models))
+    for name, description in models.items():
+        print(f"{name:<{width}}  {description}")
+
+
+def _fetch_model(name: str) -> Path:
+    """Return the folder of a model, which is made or downloaded if it is not on this machine."""
+    quiet_libraries()  # only the path goes to stdout, for scripts
+    from align.builtin.zoo import resolve_model
+
+    source = resolve_model(name)
+    if isinstance(source, Path):
+        return source
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub's client raises its own errors, and those of the network's library
+        raise UserError(
+            f"model '{name}': no such folder, and it cannot be loaded from the hub ({first_line(error)})"
+        ) from error
+
+
+def _consolidate(source: Path, output: Path) -> None:
+    quiet_libraries()
+    from align.training.checkpoint.consolidation import consolidate
+
+    checkpoint = consolidate(source, output)
+    print(output)
+    print(f"consolidated {checkpoint}", file=sys.stderr)
