@@ -1,4 +1,4 @@
-"""What `make soak` runs: kills and mutated input, whose tallies go into docs/reliability.md with the command.
+"""What `make soak` runs: kills and mutated input, whose tallies are printed and written to `tallies.md` in `--folder`.
 
     python -m benchmarks.soak --kills 30 --count 10000
     python -m benchmarks.soak --kills 4 --count 1000 --only sft ppo
@@ -23,7 +23,6 @@ from benchmarks.kept import kept
 from benchmarks.kill_resume import NAMES, kill_and_resume, table
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- soak -->\n", "<!-- end -->\n"
 FUZZ: dict[str, Callable[[int, int, Path], Tally]] = {"rows": fuzz_rows, "settings": fuzz_settings}
 PART = 1000
 
@@ -54,14 +53,13 @@ def page(kills: list[dict[str, Any]], fuzzed: list[dict[str, Any]], command: str
 
 
 def main() -> None:
-    """Run what is missing, write the page, and exit with 1 if something was found."""
+    """Run what is missing, write the tables, and exit with 1 if something was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="kills of each variant")
     parser.add_argument("--count", type=int, default=10_000, help="mutated rows, and as many settings files")
     parser.add_argument("--only", nargs="*", default=[], choices=NAMES, help="variants; none given: all")
     parser.add_argument("--seed", type=int, default=0, help="decides kills and mutations")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak", help="where the tallies of parts are kept")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reliability.md", help="where the tables are written")
     options = parser.parse_args()
     seed, kills, fuzzed = options.seed, [], []
     for variant in options.only or NAMES:
@@ -74,9 +72,9 @@ def main() -> None:
             fuzzed.append(kept(file, partial(fuzz_part, kind, count, chance)))
     only = f" --only {' '.join(options.only)}" if options.only else ""
     command = f"python -m benchmarks.soak --kills {options.kills} --count {options.count}{only}"
-    before, rest = options.page.read_text(encoding="utf-8").split(BEGIN)
-    tables = f"{BEGIN}\n{page(kills, fuzzed, command)}\n\n{END}"
-    options.page.write_text(before + tables + rest.split(END)[1], encoding="utf-8")
+    text = page(kills, fuzzed, command)
+    (options.folder / "tallies.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
     findings = [finding for part in fuzzed for finding in part["findings"]]
     print("\n".join(findings[:30]), file=sys.stderr)
     raise SystemExit(bool(findings or any(row["different"] for row in kills)))
