@@ -81,8 +81,8 @@ TAIL = """
 | causality, padding, and the model's own logits on a few tokens | refused | `models/backbone/verification.py` |
 | reading token by token equals reading at once; rows can leave the cache | refused | `models/backbone/verification.py` |
 | responses can share one reading of their prompt | separate rows, with one line | `models/backbone/verification.py` |
-| dropout in modules, functions, layers and routers | set to 0 | `models/backbone/dropout.py` |
-| with `gradient_checkpointing`, two passes in training mode are equal | refused | `models/backbone/dropout.py` |
+| dropout in modules, functions, layers and routers | set to 0 | `models/backbone/verification.py` |
+| with `gradient_checkpointing`, two passes in training mode are equal | refused | `models/backbone/verification.py` |
 | the tokenizer has no token without a row in the embedding matrix | refused | `models/loading.py` |
 | the tokenizer has an end token | refused | `tokenization/base.py` |
 | the chat template writes the turns of user and assistant | refused | `tokenization/rendering.py` |
@@ -90,7 +90,7 @@ TAIL = """
 | an answer has the same token ids behind a prompt as alone | it is cut from the rendering | `tokenization/base.py` |
 | the current date in a template (`strftime_now`) | becomes a constant | `tokenization/templates.py` |
 | start token (decoders), closing token (T5) of a tokenizer | the saved template writes them | `tokenization/rendering.py` |
-| end ids of `generation_config.json` | end responses too | `models/generation_config.py` |
+| end ids of `generation_config.json` | end responses too | `models/configs.py` |
 | an adapter's kind (biases, PiSSA, embeddings) can be continued or merged | refused | `models/adapters.py` |
 | LongRoPE | one line with the context that short rows keep | `training/start.py` |
 | config, generation config, tokenizer and card can be saved | refused before the first update | `models/checkpoint.py` |

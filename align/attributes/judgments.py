@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from align.attributes.model import PREFERENCE, SCALE, Head
 from align.batches.encoding import Data, Limits, encode_rankings, encode_response, records_of
-from align.batches.overlong import OverlongCounts
+from align.batches.limits import OverlongCounts
 from align.core.errors import UserError, nearest_name_hint
 from align.data.conversation import to_json
 from align.data.records import AttributeJudgment, Conversation

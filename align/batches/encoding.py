@@ -3,14 +3,14 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from align.batches.overlong import EncodedRow, OverlongCounts
+from align.batches.limits import EncodedRow, Limits, OverlongCounts
+from align.batches.mixtures import Data, Records, split_prefix
 from align.core.errors import UserError
-from align.core.settings import Overlong
 from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records
@@ -23,84 +23,14 @@ from align.tokenization.encoded import EncodedDemonstration, EncodedPrompt, Enco
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 Encoded = TypeVar("Encoded")
-Records = str | Sequence[Record | Mapping[str, Any] | str]
 
 
 class UnknownTokenError(UserError):
     """A prompt has a token id that is not in the vocabulary."""
 
 
-@dataclass(frozen=True)
-class Prefixed:
-    """A source whose conversations get a text that names their task, as in T5 (Raffel et al. 2020, section 2.4).
-
-    Attributes:
-        prefix: put before the first user turn of each prompt.
-    """
-
-    source: Records | Path
-    prefix: str
-
-
-Data = Records | Path | Prefixed
-"""Where records come from: a file, folder or hub name; or records in memory, as `align.data` records or as rows (dicts) in
-any layout that the files may have. A string is taken as a prompt. Either may be `Prefixed`."""
-
-
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
 """Applies the limits to a prompt and a response, see `_apply_limits`; None: the record is dropped."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Maximum tokens of a prompt and of a response, and what happens to longer ones.
-
-    Attributes:
-        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning, and of a
-            prompt also the start token and the system turn.
-        settings: the settings that hold the two limits, for messages.
-    """
-
-    prompt: int
-    response: int
-    overlong: Overlong = "error"
-    settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
-
-    def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> list[str]:
-        """The settings of the limits that a prompt and a response exceed."""
-        lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
-        return [setting for length, limit, setting in lengths if length > limit]
-
-    def apply(
-        self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
-    ) -> PromptResponse | None:
-        """The prompt and the response within the limits; None if they are dropped.
-
-        Args:
-            where: names the record in an error.
-            fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
-
-        Raises:
-            UserError: with `overlong` as `error`, if either is too long.
-        """
-        too_long = self.exceeded(prompt, response)
-        if too_long and self.overlong == "error":
-            is_prompt = len(prompt) > self.prompt
-            name, length, limit = (
-                ("prompt", len(prompt), self.prompt) if is_prompt else ("response", len(response), self.response)
-            )
-            raise UserError(
-                f"{where}: the {name} has {length} tokens, {too_long[0]} is {limit}; "
-                "raise the limit, or set overlong to drop or truncate"
-            )
-        if too_long and self.overlong == "drop":
-            return None
-        before, after = fixed
-        if len(prompt) > self.prompt:
-            prompt = [*prompt[:before], *prompt[len(prompt) - max(self.prompt - before, 0) :]]
-        if len(response) > self.response:
-            response = [*response[: max(self.response - after, 0)], *response[len(response) - after :]]
-        return PromptResponse(prompt, response)
 
 
 class SpelledTokens:
@@ -207,12 +137,6 @@ def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R
         except UserError as error:
             raise UserError(f"{source}: item {number}: {error}") from error
         yield from (record for record in converted if isinstance(record, kind))
-
-
-def split_prefix(data: Data) -> tuple[Records, str]:
-    """A source, a path as text, and its prefix, "" if it has none."""
-    source, prefix = (data.source, data.prefix) if isinstance(data, Prefixed) else (data, "")
-    return (str(source) if isinstance(source, Path) else source), prefix
 
 
 def _with_prefix(record: R, prefix: str) -> R:

@@ -1,16 +1,34 @@
 """Several sources of training data in one run: their weights, and the texts that name their tasks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from align.batches.encoding import Data, Prefixed, split_prefix
 from align.core.errors import UserError
+from align.data.records import Record
 from align.data.sources import split_sources
 
 Encoded = TypeVar("Encoded")
+Records = str | Sequence[Record | Mapping[str, Any] | str]
+
+
+@dataclass(frozen=True)
+class Prefixed:
+    """A source whose conversations get a text that names their task, as in T5 (Raffel et al. 2020, section 2.4).
+
+    Attributes:
+        prefix: put before the first user turn of each prompt.
+    """
+
+    source: Records | Path
+    prefix: str
+
+
+Data = Records | Path | Prefixed
+"""Where records come from: a file, folder or hub name; or records in memory, as `align.data` records or as rows (dicts) in
+any layout that the files may have. A string is taken as a prompt. Either may be `Prefixed`."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,12 @@ class Mixture:
 
 
 TrainingData = Data | Mixture
+
+
+def split_prefix(data: Data) -> tuple[Records, str]:
+    """A source, a path as text, and its prefix, "" if it has none."""
+    source, prefix = (data.source, data.prefix) if isinstance(data, Prefixed) else (data, "")
+    return (str(source) if isinstance(source, Path) else source), prefix
 
 
 def data_name(data: TrainingData) -> str:

@@ -4,15 +4,17 @@ import copy
 from collections import Counter
 from operator import attrgetter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors import safe_open
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -240,3 +242,31 @@ def _require_all_tensors(peft_model: PeftModel, folder: str, name: str, stored: 
         raise UserError(
             f"adapter '{folder}': {len(missing)} of its {len(expected)} tensors are not in its file, '{missing[0]}' for one"
         )
+
+
+class LoraLinear(Linear):
+    """PEFT's `Linear`, W x + scale * B A x, in another order: the scale multiplies the r numbers after A instead of the
+    many after B, and the sum goes into the base layer's output. On a processor, two of five passes over memory are saved.
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """[.., in] -> [.., out]; whatever is not plain LoRA with one adapter is left to PEFT."""
+        names = self.active_adapters
+        name = names[0] if len(names) == 1 else ""
+        plain = name in self.lora_A and name not in self.lora_variant and not (args or kwargs)
+        plain = plain and not self.lora_bias[name]  # PEFT scales the bias of B as well
+        if not plain or self.disable_adapters or self.merged:
+            return super().forward(x, *args, **kwargs)
+        result: Tensor = self.base_layer(x)
+        # Through the modules' own calls: under ZeRO-3 these gather the weights.
+        into, out = self.lora_A[name], self.lora_B[name]
+        low = into(self.lora_dropout[name](x.to(cast(Tensor, into.weight).dtype)))
+        return result.add_(out(low * self.scaling[name]))
+
+
+def faster_lora(model: PeftModel) -> PeftModel:
+    """Let the LoRA layers of `model` compute as `LoraLinear`; names, weights and files stay PEFT's."""
+    for layer in model.modules():
+        if type(layer) is Linear:
+            layer.__class__ = LoraLinear
+    return model

@@ -20,8 +20,7 @@ from align.builtin.zoo import builtin_name, published_name
 from align.core.errors import UserError, reason
 from align.core.files import new_folder, write_json, write_text
 from align.models.backbone import Backbone, is_prefix_lm
-from align.models.configs import BUILT_IN_BASE
-from align.models.generation_config import valid_generation_config
+from align.models.configs import BUILT_IN_BASE, valid_generation_config
 from align.models.loading import LoadedModel
 
 

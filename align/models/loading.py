@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
-from align.models.adapters import ALL_LINEAR, copy_adapter, load_adapter, merge_adapter, require_lora_settings
+from align.models.adapters import ALL_LINEAR, copy_adapter, faster_lora, load_adapter, merge_adapter, require_lora_settings
 from align.models.backbone import (
     Backbone,
     adapter_settings,
@@ -32,9 +32,14 @@ from align.models.backbone import (
     require_language_model,
     wrap,
 )
-from align.models.configs import base_of, load_config, reads_prompts_whole
-from align.models.generation_config import end_ids, stored_generation_config, valid_generation_config
-from align.models.lora import faster_lora
+from align.models.configs import (
+    base_of,
+    end_ids,
+    load_config,
+    reads_prompts_whole,
+    stored_generation_config,
+    valid_generation_config,
+)
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.environment import console
 from align.runtime.sharding import Sharder, loading_accelerator, own_part, readable, smallest

@@ -4,21 +4,94 @@ With LoRA, one frozen base serves them all: the policy, a critic of its own and 
 reference is the base with adapters off (or with the frozen adapter that training started from).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 
-from align.core.tensor_ops import Padded
+from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.models.adapters import adapter_parameters
 from align.models.backbone import Backbone, new_modules
-from align.models.heads import ScalarHead
-from align.models.vocabulary import predict_tokens
 
 REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference"
-"""Names of adapters on the policy's base: of a reward model, of a critic of its own, of a reference that follows it."""
+"""Names of adapters on the policy's base: of a reward model, of a separate critic, of a reference that follows it."""
+WHOLE_BYTES = 2**30
+"""Larger logits are computed in parts of at most this many bytes, and again in the backward pass."""
+
+
+class Float32Linear(nn.Linear):
+    """A linear map that is computed in float32 whatever its weights and its input are in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[.., H] -> [.., n] float32."""
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(input.float(), self.weight.float(), bias)
+
+
+class ScalarHead(nn.Module):
+    """A linear map from a hidden state to one number, computed in float32 whatever the backbone computes in.
+
+    A reward head starts with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`); a value
+    head on a trunk that the policy shares starts at 0, so that the first update does not push noise into the trunk.
+    """
+
+    def __init__(self, hidden_size: int, start_at_zero: bool = False, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = Float32Linear(hidden_size, 1, bias=bias)
+        if start_at_zero:
+            nn.init.zeros_(self.linear.weight)
+        else:
+            nn.init.normal_(self.linear.weight, std=(hidden_size + 1) ** -0.5)
+        if bias:
+            nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., H] -> [..] float32."""
+        numbers: Tensor = self.linear(hidden)
+        return numbers.squeeze(-1)
+
+
+def predict_tokens(
+    backbone: Backbone, states: Tensor, tokens: Tensor, temperature: float = 1.0, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [n] of tokens, and with `with_entropy` the entropies [n] in nats of the predictions; float32.
+
+    Args:
+        backbone: whose vocabulary matrix is taken, with the adapter that is active.
+        states: [n, H] of the places before the tokens.
+        tokens: [n] ids.
+        temperature: divides the logits.
+    """
+
+    def of_part(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        logits = backbone.logits(states)
+        chosen = log_probs_of(logits, tokens, temperature)
+        return (chosen, entropy_of(logits, temperature)) if with_entropy else (chosen,)
+
+    count, sequence = len(tokens), backbone.sequence
+    if sequence:  # each process predicts a part of them
+        missing = -count % sequence.size
+        states, tokens = pad(states, (0, 0, 0, missing)), pad(tokens, (0, missing))
+        states, tokens = sequence.own_tokens(states[None])[0], sequence.own_tokens(tokens[None])[0]
+    parts = math.ceil(len(tokens) * int(backbone.model.config.vocab_size) * states.element_size() / WHOLE_BYTES)
+    if parts <= 1:
+        found = [of_part(states, tokens)]
+    else:
+        found = [
+            # The backward pass comes when the adapter's context has ended: it is entered again.
+            checkpoint(of_part, *pair, use_reentrant=False, preserve_rng_state=False, context_fn=backbone.recompute_contexts)
+            for pair in zip(states.chunk(parts), tokens.chunk(parts), strict=True)
+        ]
+    columns = (torch.cat(column) for column in zip(*found, strict=True))
+    if sequence:
+        columns = (sequence.all_tokens(column[None])[0, :count] for column in columns)
+    log_probs, *entropy = columns
+    return log_probs, entropy[0] if with_entropy else None
 
 
 def response_log_probs(

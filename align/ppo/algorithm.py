@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from align.batches.shared_prompts import prompt_groups
+from align.batches.micro_batches import prompt_groups
 from align.core.errors import UserError
 from align.core.seeds import SeedKey, Stream
 from align.core.tensor_ops import masked_sum

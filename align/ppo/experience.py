@@ -8,8 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.batches.micro_batches import MicroBatch, group_batches
-from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
+from align.batches.micro_batches import MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.tensor_ops import Padded, length_mask, masked_mean, whiten

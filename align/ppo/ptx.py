@@ -12,8 +12,8 @@ from torch import Tensor
 
 from align.batches import texts
 from align.batches.encoding import Limits, encode_demonstration_row, encode_demonstrations
+from align.batches.limits import EncodedRow
 from align.batches.micro_batches import micro_batches
-from align.batches.overlong import EncodedRow
 from align.batches.streams import ExampleStream
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator

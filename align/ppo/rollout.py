@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.batches.identity import examples_digest, require_same_examples
+from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError
 from align.core.seeds import SeedKey, Stream, generator
 from align.ppo.config import PPOConfig

@@ -13,9 +13,8 @@ from align.attributes.scoring import AttributeReward, AttributeScorer
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
-from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, Roles
+from align.models.roles import REWARD_ADAPTER, Roles, ScalarHead
 from align.ppo.config import PPOConfig
 from align.reward.checkpoint import (
     REWARD,

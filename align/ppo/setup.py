@@ -10,12 +10,11 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from align.batches.shared_prompts import group_tokens, prompt_groups
+from align.batches.micro_batches import group_tokens, prompt_groups
 from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
-from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, RewardModel, freeze_unused_lm_head
+from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.ppo.config import PPOConfig
 from align.ppo.experience import minibatches
 from align.ppo.rollout import Rollout, prompts_of_update

@@ -32,9 +32,8 @@ from align.models.backbone import (
 )
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
-from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, from_objects, load, vocabulary_rows
-from align.models.roles import RewardModel
+from align.models.roles import RewardModel, ScalarHead
 from align.reward.foreign import ForeignRewardModel, GatedRewardModel, gated_reward_model
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import whole_weights

@@ -9,9 +9,8 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
 from align.models.backbone import Backbone, GatedLlama
-from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import RewardModel
+from align.models.roles import RewardModel, ScalarHead
 
 
 class ForeignRewardModel(RewardModel):

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from align.batches.micro_batches import map_groups
-from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
+from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.errors import UserError
 from align.data.conversation import user_turn
 from align.data.records import Prompt

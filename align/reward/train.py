@@ -21,9 +21,8 @@ from align.core.launch import run_stage
 from align.data.records import Demonstration
 from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
-from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, freeze_unused_lm_head
+from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model, trained_layers
 from align.reward.config import RewardConfig
 from align.reward.labels import fit_length_slope, label_pairs, outcome_model, require_labels

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from align.batches.encoding import Data, Limits, encode_response, records_of
-from align.batches.overlong import OverlongCounts
+from align.batches.limits import OverlongCounts
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.statistics import calibration_error, roc_auc

@@ -16,7 +16,7 @@ from transformers.generation.logits_process import LogitsProcessorList, TopKLogi
 from align.core.seeds import Stream, generator
 from align.core.tensor_ops import Padded, cut_by_tokens
 from align.models.backbone import Backbone
-from align.models.backbone.decoding import DecodingState
+from align.models.backbone.contract import DecodingState
 
 BLOCK = 128
 """Vocabulary entries in each block that `draw` sums."""

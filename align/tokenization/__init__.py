@@ -1,12 +1,16 @@
-"""Conversations to token ids and back: chat templates and special tokens."""
+"""Conversations to token ids and back."""
 
 from align.tokenization.base import Tokenization
 from align.tokenization.demonstrations import encode_demonstration
-from align.tokenization.loading import load_tokenization, make_tokenization
-from align.tokenization.padding import with_unread_padding
-from align.tokenization.pairs import PairTokenization
-from align.tokenization.rendering import ConversationError, DroppedTextError, SpecialTokenError
-from align.tokenization.templates import NAMED_TEMPLATES, PLAIN_TEMPLATE, set_template_date
+from align.tokenization.loading import PairTokenization, load_tokenization, make_tokenization, with_unread_padding
+from align.tokenization.rendering import (
+    NAMED_TEMPLATES,
+    PLAIN_TEMPLATE,
+    ConversationError,
+    DroppedTextError,
+    SpecialTokenError,
+    set_template_date,
+)
 
 __all__ = [
     "NAMED_TEMPLATES",

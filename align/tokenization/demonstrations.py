@@ -1,4 +1,4 @@
-"""The parts of a demonstration that are learned: the assistant's turns, in one row if the chat template allows it."""
+"""Training examples of a demonstration: its assistant turns, in one row if the chat template allows it."""
 
 from align.data.records import Conversation, Demonstration
 from align.tokenization.base import Tokenization
@@ -8,11 +8,11 @@ from align.tokenization.encoded import EncodedDemonstration
 def encode_demonstration(
     tokenization: Tokenization, demonstration: Demonstration, one_row: bool
 ) -> list[EncodedDemonstration]:
-    """Examples that teach each assistant turn of a demonstration's continuation.
+    """Return examples that teach each assistant turn of a demonstration's continuation.
 
     Args:
-        one_row: True puts the whole continuation into one response with the user's turns masked, so that nothing is
-            read twice; False (and templates that rewrite earlier turns) makes an example of each turn.
+        one_row: put the whole continuation into one response with the user's turns masked. Otherwise, and for templates
+            that rewrite earlier turns, each turn is an example.
     """
     messages = (*demonstration.prompt, *demonstration.continuation)
     assistant_turns = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
@@ -31,11 +31,8 @@ def _example_of_turn(tokenization: Tokenization, messages: Conversation, index: 
 def _example_of_all_turns(
     tokenization: Tokenization, messages: Conversation, assistant_turns: list[int]
 ) -> EncodedDemonstration | None:
-    """All turns in one row; None if the template does not continue its own rendering token for token.
-
-    None also if a message spells a token: the text between two answers is a mix of template and message.
-    """
-    if tokenization.spells_special_token(messages):
+    """Return all turns in one row, or None if the template does not continue its own rendering token for token."""
+    if tokenization.spells_special_token(messages):  # text between two answers would mix template and message
         return None
     joined = _join_texts(tokenization, messages, assistant_turns)
     return joined or _join_ids(tokenization, messages, assistant_turns)
@@ -44,7 +41,7 @@ def _example_of_all_turns(
 def _join_texts(
     tokenization: Tokenization, messages: Conversation, assistant_turns: list[int]
 ) -> EncodedDemonstration | None:
-    """All turns in one row, each text tokenized once; None if answers are not plain continuations of the prompt."""
+    """Tokenize each text once; None if answers are not plain continuations of the prompt."""
     response: list[int] = []
     learn: list[bool] = []
     rendered = tokenization.render(messages[: assistant_turns[0]])
@@ -66,7 +63,7 @@ def _join_texts(
 
 
 def _join_ids(tokenization: Tokenization, messages: Conversation, assistant_turns: list[int]) -> EncodedDemonstration | None:
-    """All turns in one row; None if the last turn's row does not begin with those of the others."""
+    """Join the ids of all turns; None if the last turn's row does not begin with those of the others."""
     turns = [tokenization.answer_ids(messages[:index], messages[index]["content"]) for index in assistant_turns]
     rows = [[*prompt, *response] for prompt, response in turns]
     if any(rows[-1][: len(row)] != row for row in rows):

@@ -1,12 +1,11 @@
-"""The data model of training: conversations once they are token ids.
+"""The data model of training: records as token ids.
 
     records on disk (align.data.records)
         -> tokenization and limits (align.tokenization, align.batches.encoding)
         -> the records of this module
         -> micro-batches (align.batches) -> Padded tensors (align.core.tensor_ops) -> Backbone (align.models.backbone)
 
-Everywhere, a *prompt* is all that is read before the assistant's turn and a *response* is that turn with the token that
-ends it.
+A *prompt* is everything before the assistant's turn. A *response* is that turn with its end token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,15 +32,15 @@ class PromptResponses(NamedTuple):
 
 
 class SharedPrompt(Protocol):
-    """A prompt with all that is read after it, each by itself: a ranking's responses, or the rules of a judged response."""
+    """A prompt with alternatives that follow it: a ranking's responses, or the rules of a judged response."""
 
     @property
     def prompt(self) -> TokenIds:
-        """What is read once."""
+        """Is read once."""
 
     @property
     def responses(self) -> Sequence[TokenIds]:
-        """What is read after it."""
+        """The alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class EncodedDemonstration:
     """One example of supervised fine-tuning.
 
     Attributes:
-        loss_mask: for each response token whether it counts in the loss. In a conversation of several turns the response
-            also holds the user's turns between, which do not.
+        loss_mask: whether each response token counts in the loss. In a conversation of several turns, the response includes
+            the user's turns, which do not count.
     """
 
     prompt: TokenIds
@@ -59,11 +58,7 @@ class EncodedDemonstration:
 
 
 class ExampleLengths(Sequence[int]):
-    """Tokens of prompt and response of each example, counted when they are asked for.
-
-    Args:
-        examples: by their rows; what is read or written for an update may be put there later.
-    """
+    """Tokens of prompt and response of each example, counted on access; examples may be added later."""
 
     def __init__(self, examples: Sequence[EncodedDemonstration] | Mapping[int, EncodedDemonstration]) -> None:
         self.examples = examples
@@ -89,10 +84,10 @@ class EncodedRanking:
 
     Attributes:
         ranks: [K]; 1 is best, equal ranks are ties.
-        margin: by how much a better response ought to win; 0 asks for none.
-        category: what the prompt is about, if the data says so.
-        ratings: [K], the quality of each response, if labelers gave it.
-        preferences: [K, K], the probability that response i is better than response j, if the data says so.
+        margin: difference of rewards by which a better response should win.
+        category: topic of the prompt.
+        ratings: [K] quality of each response.
+        preferences: [K, K] probability that response i is better than response j.
     """
 
     prompt: TokenIds
@@ -110,9 +105,9 @@ class EncodedJudgments:
 
     Attributes:
         prompt: the conversation and the response, which all rules share.
-        responses: the rules [K].
-        rules: their ids [K].
-        targets: of each rule, the share of labelers who saw it violated among those who decided [K], 0 to 1.
+        responses: [K] the rules.
+        rules: [K] their ids.
+        targets: [K] share of labelers, among those who decided, who saw the rule violated.
     """
 
     prompt: TokenIds
@@ -126,9 +121,8 @@ class EncodedPrompt:
     """A prompt to sample from, as a conversation and as token ids.
 
     Attributes:
-        conversation: what reward functions and files get; of a prompt that was given as token ids, one turn with the text
-            that they decode to.
-        given_as_ids: the data holds the token ids, so nothing can be put before the prompt.
+        conversation: input of reward functions; for a prompt given as token ids, one turn with the decoded text.
+        given_as_ids: the data holds the token ids: nothing can be put before the prompt.
     """
 
     conversation: Conversation
@@ -140,11 +134,11 @@ class EncodedPrompt:
 
 @dataclass(frozen=True)
 class SampledResponse:
-    """A response that a policy gave, as text and as the policy's token ids; what reward models score."""
+    """A sampled response as text and as the policy's token ids."""
 
     conversation: Conversation
     prompt_ids: TokenIds
     ids: TokenIds
     text: str
     ended: bool = True
-    """False if it was cut off: it then gets no end token in the ids of another tokenizer."""
+    """False if it was cut off: another tokenizer then adds no end token."""

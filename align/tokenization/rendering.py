@@ -1,14 +1,78 @@
-"""Conversations through a chat template: its text, the token ids of that text, and turns that it leaves out."""
+"""Chat templates, and conversations rendered through one: text, token ids, dropped turns."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
+from datetime import date, datetime
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import mark_control_tokens
 
 from align.core.errors import UserError, first_line
+from align.core.files import resolve_path
 from align.data.records import Conversation
-from align.tokenization.templates import NAMED_TEMPLATES, PLAIN_TEMPLATE, choose_template, literal
+
+# For a tokenizer without a template; the dialogues of HH-RLHF look like this. Messages begin on a new line, because a
+# byte-pair tokenizer would join a space to the next word. Line breaks are quoted: transformers drops one after a `%}`.
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}{{ {'user': 'Human', 'assistant': 'Assistant', 'system': 'System'}[m.role] + ':\n' }}"
+    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
+)
+# Plain text. Each turn is on a line, except a last answer, which continues its prompt.
+RAW_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% if not loop.last and not (loop.revindex == 2 and messages[-1].role == 'assistant') %}"
+    "{{ '\n' }}{% endif %}{% endfor %}"
+)
+NAMED_TEMPLATES = {"plain": PLAIN_TEMPLATE, "raw": RAW_TEMPLATE}
+_CALL_OF_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?("[^"]*"|'[^']*')\s*\)""")
+_date = date.today()
+
+
+def set_template_date(day: str) -> None:
+    """Set the date that chat templates loaded from now on read as today's, such as 2026-11-25."""
+    global _date
+    _date = date.fromisoformat(day)
+
+
+def choose_template(own: str, name: str) -> str:
+    """Return the chat template `name`: `auto` (which is `own`), `plain`, `raw`, or the path of a Jinja file.
+
+    Raises:
+        UserError: if the file cannot be read, or computes the format of a date.
+    """
+    if name == "auto":
+        return _with_fixed_date(own)
+    if name in NAMED_TEMPLATES:
+        return NAMED_TEMPLATES[name]
+    try:
+        return _with_fixed_date(resolve_path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"chat_template '{name}': {error.strerror}; give auto, plain, raw or the path of a Jinja file"
+        ) from error
+
+
+def _with_fixed_date(template: str) -> str:
+    """Replace each call of `strftime_now`, whose text would change tomorrow, by a constant.
+
+    Raises:
+        UserError: if such a call remains because its format is computed.
+    """
+    now = datetime.combine(_date, datetime.min.time())
+    fixed = _CALL_OF_DATE.sub(lambda call: json.dumps(now.strftime(call[1][1:-1]), ensure_ascii=False), template)
+    if "strftime_now(" in fixed:
+        raise UserError(
+            "the chat template calls strftime_now with a computed format, so its text would change during a run; give "
+            "another template by chat_template, with the format or the date as a constant"
+        )
+    return fixed
+
+
+def _literal(text: str) -> str:
+    """Return the Jinja expression that writes a text."""
+    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
 
 
 class ConversationError(UserError):
@@ -16,31 +80,30 @@ class ConversationError(UserError):
 
 
 class SpecialTokenError(ConversationError):
-    """A text spells a special token, and the tokenizer cannot read it as anything else."""
+    """A text spells a special token, and the tokenizer cannot read it as plain characters."""
 
 
 class DroppedTextError(ConversationError):
-    """The chat template leaves out a turn, or a part of an answer."""
+    """The chat template drops a turn or a part of an answer."""
 
 
 class ChatRenderer:
     """A tokenizer with a chat template that gives the same token ids in every program.
 
-    The tokenizer's `chat_template` is completed in place, because a saved model is prompted through it elsewhere: a named
+    The tokenizer's `chat_template` is completed in place, because other programs prompt a saved model through it: a named
     template gets the tokens that the tokenizer puts before every text (Llama: `<s>`), the template of an encoder-decoder
-    those after it (T5: `</s>`, which ends a prompt). A model's own template writes what it wants in front.
+    those after it (T5: `</s>`).
 
     Args:
-        tokenizer: from `AutoTokenizer`.
         chat_template: `auto` (the tokenizer's own, else `plain`), `plain`, `raw`, or the path of a Jinja file.
         encoder_decoder: whether an encoder reads the prompt.
 
     Raises:
-        UserError: if the template cannot be read, or does not write what a user or an assistant says.
+        UserError: if the template cannot be read or drops a turn.
     """
 
     default_template = PLAIN_TEMPLATE
-    """For a tokenizer without a template of its own."""
+    """For a tokenizer without a chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str, encoder_decoder: bool) -> None:
         self.tokenizer, self.encoder_decoder = tokenizer, encoder_decoder
@@ -56,8 +119,8 @@ class ChatRenderer:
         self.special_ids = frozenset(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
         # Gemma and GPT-NeoX list line breaks and rows of spaces among the added tokens.
         spellings = {token.content: token.special for token in added.values() if not token.content.isspace()}
-        # Some templates mark turns with tokens that are not special (Command R). In an answer, a token that is not
-        # special is what it spells: models write `<think>` themselves.
+        # Some templates mark turns with tokens that are not special (Command R). In an answer, such a token is allowed:
+        # models write `<think>`.
         self._control_tokens = _any_of(text for text, special in spellings.items() if special or text in template)
         self._special_tokens = _any_of(text for text, special in spellings.items() if special)
         self.warned_of_spelled_tokens = False
@@ -66,25 +129,24 @@ class ChatRenderer:
         self.require_turns(({"role": "user", "content": "Hi"},))
 
     def _automatic_tokens(self) -> tuple[list[int], list[int]]:
-        """Special ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""
+        """Return the ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""
         plain, full = self.template_ids("a"), self.tokenizer("a").input_ids
         start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
         return full[:start], full[start + len(plain) :]
 
     def _complete(self, template: str) -> str:
-        """The template with the tokens that begin and end a prompt."""
+        """Add the tokens that begin and end a prompt to the template."""
         if template in NAMED_TEMPLATES.values() and self.opening_ids:
             opening = self._spelled(self.opening_ids)
-            # Llama 2's tokenizer marks the begin of a word by a space, which it adds to a text's first word but not after
-            # a special token.
+            # Llama 2's tokenizer puts a space before a text's first word, but not after a special token.
             text = "Human:"
             expected = [*self.opening_ids, *self.template_ids(text)]
             gaps = [gap for gap in ("", " ") if self.template_ids(opening + gap + text) == expected]
-            template = literal(opening + (gaps[0] if gaps else "")) + template
+            template = _literal(opening + (gaps[0] if gaps else "")) + template
         if self.closing_ids:
             ids = self._rendering_ids(({"role": "user", "content": "Hi"},), template)
             if ids[-len(self.closing_ids) :] != self.closing_ids:
-                closing = literal(self._spelled(self.closing_ids))
+                closing = _literal(self._spelled(self.closing_ids))
                 template += "{% if add_generation_prompt %}" + closing + "{% endif %}"
         return template
 
@@ -96,11 +158,11 @@ class ChatRenderer:
         return self.template_ids(self.render(messages))
 
     def render(self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False) -> str:
-        """What the template makes of a conversation.
+        """Return the text that the template makes of a conversation.
 
         Args:
-            generation_prompt: whether to open the assistant's next turn.
-            unfinished: whether to stop behind the text of the last message.
+            generation_prompt: open the assistant's next turn.
+            unfinished: stop after the text of the last message.
 
         Raises:
             ConversationError: if it cannot be rendered, or the template refuses it.
@@ -112,7 +174,7 @@ class ChatRenderer:
                 add_generation_prompt=generation_prompt,
                 continue_final_message=unfinished,
             )
-        except Exception as error:  # a template is a program from elsewhere, and fails in every way that one can
+        except Exception as error:  # an external program can fail in any way
             raise ConversationError(
                 f"the chat template fails for a conversation of {_roles(messages)} ({first_line(error)}); mend it, or give "
                 "another by chat_template: plain, raw or the path of a Jinja file"
@@ -121,13 +183,12 @@ class ChatRenderer:
         return text
 
     def require_turns(self, messages: Conversation) -> None:
-        """Refuse a conversation of which the template leaves out a turn, as Phi-3's first template does system turns.
+        """Refuse a conversation of which the template drops a turn, as Phi-3's first template does system turns.
 
         Each sequence of roles is rendered once, with a marker in each turn.
 
         Raises:
-            DroppedTextError: if a turn is left out.
-            ConversationError: if the template refuses these roles.
+            ConversationError: if a turn is dropped or the template refuses these roles.
         """
         roles = tuple(message["role"] for message in messages)
         if roles not in self._dropped:
@@ -143,17 +204,17 @@ class ChatRenderer:
             )
 
     def template_ids(self, text: str) -> list[int]:
-        """Ids of what a template wrote: special tokens are what they spell."""
+        """Return the ids of rendered text, special tokens included."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
     def spelled_token(self, texts: Iterable[str]) -> str | None:
-        """The first special token that one of the texts spells; None if there is none."""
+        """Return the first special token that one of the texts spells, or None."""
         found = (self._special_tokens.search(text) for text in texts)
         return next((match[0] for match in found if match), None)
 
     def spells_special_token(self, messages: Conversation) -> bool:
-        """Whether a message spells a token that only the template may write."""
+        """Return whether a message spells a token that only the template may write."""
         return any(self._controls(message["role"]).search(message["content"]) for message in messages)
 
     def _controls(self, role: str) -> re.Pattern[str]:
@@ -162,24 +223,24 @@ class ChatRenderer:
     def _conversation_ids(
         self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False
     ) -> list[int]:
-        """What the template makes of a conversation. Tokens that messages spell are read as characters.
-
-        Raises:
-            SpecialTokenError: if the tokenizer cannot read them as such.
-        """
+        """Return the ids of a rendered conversation; special tokens spelled in messages are read as plain characters."""
         spelled = self.spells_special_token(messages)
         messages = self._marked(messages) if spelled else messages
         return self._marked_ids(self.render(messages, generation_prompt, unfinished), spelled)
 
     def _marked(self, messages: Conversation) -> Conversation:
-        """The messages with the tokens that they spell marked, which tells them from the template's."""
+        """Mark the special tokens that messages spell, to tell them from the template's."""
         return tuple(
             {"role": turn["role"], "content": mark_control_tokens(turn["content"], self._controls(turn["role"]))}
             for turn in messages
         )
 
     def _marked_ids(self, text: str, spelled: bool = True) -> list[int]:
-        """Ids of a rendering of marked messages. Raises: see `_conversation_ids`."""
+        """Return the ids of rendered marked messages.
+
+        Raises:
+            SpecialTokenError: if the tokenizer cannot read a spelled special token as plain characters.
+        """
         if not spelled:
             return self.template_ids(text)
         try:
@@ -190,7 +251,7 @@ class ChatRenderer:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the texts, the longest first; nothing if there is none."""
+    """Return a pattern of any of the texts, the longest first."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
 
 

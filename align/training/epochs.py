@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy
 
 from align.batches.encoding import Limits
-from align.batches.identity import require_same_examples
+from align.batches.streams import require_same_examples
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option, require_setting

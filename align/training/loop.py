@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.identity import examples_digest
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import MixedExamples, TrainingData, data_name
+from align.batches.streams import examples_digest
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.settings import MixtureConfig, ModelConfig

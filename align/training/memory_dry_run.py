@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from align.models.backbone import Backbone, dry_run_states
-from align.models.vocabulary import predict_tokens
+from align.models.roles import predict_tokens
 from align.runtime.sharding import is_sharded, whole_shape
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from align.batches.encoding import Limits, encode_demonstration_row, encode_demonstrations, encode_prompts
+from align.batches.encoding import encode_demonstration_row, encode_demonstrations, encode_prompts
+from align.batches.limits import Limits
 from align.batches.streams import ExampleStream
 from align.core.errors import UserError
 

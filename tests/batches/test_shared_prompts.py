@@ -5,8 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.batches.micro_batches import group_batches
-from align.batches.shared_prompts import MAX_RESPONSES_PER_ROW, group_tokens, pack_groups, prompt_groups
+from align.batches.micro_batches import MAX_RESPONSES_PER_ROW, group_batches, group_tokens, pack_groups, prompt_groups
 from align.models.backbone.layout import pack_rows
 
 BUDGET = 8192

@@ -5,7 +5,8 @@ import json
 import pytest
 from accelerate import Accelerator
 
-from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
+from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
+from align.batches.limits import Limits
 from align.batches.mixtures import Mixture, encode_mixture
 from align.commands.plan.work import sft_work
 from align.core.errors import UserError

@@ -6,7 +6,9 @@ import datasets
 import pytest
 
 from align import cli
-from align.batches.encoding import Limits, Prefixed, encode_prompts
+from align.batches.encoding import encode_prompts
+from align.batches.limits import Limits
+from align.batches.mixtures import Prefixed
 from align.core.errors import UserError
 from align.data import Prompt, Ranking, check_data, read_records
 from align.data.formats import convert_row

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from align.models.backbone import attention_kernel
-from align.models.backbone.prefix_lm import attention_window
+from align.models.backbone.decoder import attention_window
 
 VOCABULARY = 264
 """Of the byte-level tokenizer of the tiny models."""

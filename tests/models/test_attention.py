@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from align.core.tensor_ops import Padded
 from align.models.backbone import attention, wrap
-from align.models.backbone.short_attention import MAX_LENGTH, short_attention
+from align.models.backbone.attention import MAX_LENGTH, short_attention
 
 LOWEST = torch.finfo(torch.float32).min
 

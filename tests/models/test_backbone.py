@@ -9,8 +9,7 @@ from transformers import GPT2LMHeadModel
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone import Backbone, wrap
-from align.models.heads import ScalarHead
-from align.models.roles import RewardModel
+from align.models.roles import RewardModel, ScalarHead
 from align.reward.loss import pairs_of, ranking_loss
 from tests.models.small_models import CONFIGS, NAMES
 

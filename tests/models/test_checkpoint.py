@@ -21,9 +21,8 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.checkpoint import save_model, weights_of
-from align.models.heads import ScalarHead
 from align.models.loading import load, load_weights
-from align.models.roles import ActorCritic, LanguageModel
+from align.models.roles import ActorCritic, LanguageModel, ScalarHead
 from align.reward.checkpoint import save_reward_model
 
 PROMPTS, RESPONSES = [[9, 10, 11], [12]], [[20, 21, 1], [22, 23, 24, 25, 1]]

@@ -21,9 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.checkpoint import weights_of
-from align.models.heads import ScalarHead
 from align.models.loading import from_objects, load
-from align.models.roles import REFERENCE_ADAPTER, LanguageModel
+from align.models.roles import REFERENCE_ADAPTER, LanguageModel, ScalarHead
 from align.ppo.config import PPOConfig
 from align.ppo.scoring_models import RULE_ADAPTER, load_reward_adapter
 from align.ppo.setup import build_actor_critic, copy_backbone

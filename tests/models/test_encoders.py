@@ -6,15 +6,15 @@ from accelerate import Accelerator
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
-from align.batches.encoding import Limits, encode_rankings
+from align.batches.encoding import encode_rankings
+from align.batches.limits import Limits
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile, wrap
 from align.models.checkpoint import weights_of
-from align.models.heads import ScalarHead
 from align.models.loading import from_objects, load
-from align.models.roles import RewardModel
+from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer

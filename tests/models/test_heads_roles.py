@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from align.core.tensor_ops import Padded
-from align.models.heads import ScalarHead
-from align.models.roles import LanguageModel, Prediction, RewardModel, Role, response_log_probs
+from align.models.roles import LanguageModel, Prediction, RewardModel, Role, ScalarHead, response_log_probs
 
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
 

@@ -7,7 +7,8 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModel, AutoModelForCausalLM
 
-from align.batches.encoding import Limits, encode_rankings
+from align.batches.encoding import encode_rankings
+from align.batches.limits import Limits
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.backbone import attention_kernel, model_class, with_every_layer, wrap
-from align.models.backbone.stacks import LAYER_COUNTS, LAYER_LISTS
+from align.models.backbone.layers import LAYER_COUNTS, LAYER_LISTS
 from tests.models.architectures import DECODERS, ENCODER_DECODERS
 
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])

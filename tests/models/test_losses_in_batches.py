@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from align.batches.shared_prompts import prompt_groups
+from align.batches.micro_batches import prompt_groups
 from align.core.tensor_ops import Padded
-from align.models.heads import ScalarHead
-from align.models.roles import LanguageModel
+from align.models.roles import LanguageModel, ScalarHead
 from align.ppo.experience import build_experience, pack_rollout, plan_minibatch
 from align.reward.config import RewardConfig
 from align.reward.train import RewardTask, build_module

@@ -9,8 +9,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from align.models.checkpoint import weights_of
-from align.models.heads import ScalarHead
-from align.models.roles import RewardModel, Role, Roles
+from align.models.roles import RewardModel, Role, Roles, ScalarHead
 from align.ppo.config import PPOConfig
 from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
 from align.ppo.setup import build_actor_critic

@@ -18,9 +18,8 @@ from align.core.tensor_ops import Padded
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
 from align.models.checkpoint import weights_of
-from align.models.heads import ScalarHead
 from align.models.loading import load
-from align.models.roles import RewardModel
+from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import (
     is_reward_model,
     load_head,

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from align.models import vocabulary
-from align.models.vocabulary import predict_tokens
+from align.models import roles
+from align.models.roles import predict_tokens
 from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
 
 COUNT = 50
 
 
 def in_parts_of(rows, backbone, monkeypatch):
-    monkeypatch.setattr(vocabulary, "WHOLE_BYTES", rows * backbone.model.config.vocab_size * 4)
+    monkeypatch.setattr(roles, "WHOLE_BYTES", rows * backbone.model.config.vocab_size * 4)
 
 
 def states_of(backbone):

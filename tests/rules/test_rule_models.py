@@ -13,9 +13,8 @@ from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.statistics import roc_auc
-from align.models.heads import ScalarHead
 from align.models.loading import load
-from align.models.roles import RewardModel
+from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import RULE, LoadedReward, is_foreign, load_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer

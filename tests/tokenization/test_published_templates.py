@@ -8,13 +8,13 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from trl.data_utils import apply_chat_template
 
-from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
+from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
+from align.batches.limits import Limits
 from align.builtin.tiny import BOS, EOS, byte_tokenizer
 from align.core.errors import UserError
 from align.data.records import Demonstration
 from align.models.loading import LoadedModel
 from align.tokenization import DroppedTextError, Tokenization, encode_demonstration, set_template_date
-from align.tokenization.templates import EARLIER_TEMPLATES, RAW_TEMPLATE
 
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 2 + 2?"}
 ANSWER = "It is 4."
@@ -271,10 +271,6 @@ def test_raw_continues_the_prompt_in_every_program():
     prompt, response = found.answer_ids((USER,), ANSWER)
     assert shown(found, prompt + response) == f"What is 2 + 2?{ANSWER}<eos>"
     assert prompt + response == rendered_ids(found.tokenizer, [USER, {"role": "assistant", "content": ANSWER}])
-    (earlier,) = EARLIER_TEMPLATES
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = earlier
-    assert Tokenization(tokenizer).tokenizer.chat_template == RAW_TEMPLATE
 
 
 def test_truncation_keeps_the_start_token_and_the_system_turn(load_sharp):

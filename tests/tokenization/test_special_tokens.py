@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from align.batches.encoding import Limits, encode_prompts
+from align.batches.encoding import encode_prompts
+from align.batches.limits import Limits
 from align.builtin.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError

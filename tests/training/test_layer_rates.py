@@ -3,8 +3,7 @@
 import pytest
 
 from align.core.errors import UserError
-from align.models.heads import ScalarHead
-from align.models.roles import LanguageModel, RewardModel
+from align.models.roles import LanguageModel, RewardModel, ScalarHead
 from align.sft.train import SFTConfig
 from align.training.optimizer import RateGroup
 from align.training.start import make_optimization

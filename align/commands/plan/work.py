@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from accelerate import Accelerator
 
 from align.batches.encoding import Limits, encode_prompts, encode_rankings
+from align.batches.micro_batches import prompt_groups
 from align.batches.mixtures import encode_mixture
-from align.batches.shared_prompts import prompt_groups
 from align.builtin.zoo import resolve_model
 from align.commands.plan.devices import HeldModel, frozen_model, trained_model
 from align.core.errors import UserError

@@ -27,8 +27,8 @@ from align.core.tensor_ops import Padded
 from align.eval.judging.labeled_answers import ASPECT_WORDS, Aspect
 from align.models.backbone import Backbone, save_body
 from align.models.checkpoint import finish_folder, save_adapter, weights_of
-from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load
+from align.models.roles import ScalarHead
 from align.runtime.distributed import compute_dtype
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponse

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from align.batches.identity import examples_digest
 from align.batches.micro_batches import map_rows
+from align.batches.streams import examples_digest
 from align.core.launch import run_stage
 from align.core.seeds import Stream, generator
 from align.core.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting

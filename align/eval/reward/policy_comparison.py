@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from align.batches.micro_batches import map_groups
-from align.batches.shared_prompts import group_tokens, pack_groups, prompt_groups
+from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.seeds import SeedKey, Stream
 from align.core.settings import ModelConfig
 from align.core.statistics import mean_interval

@@ -11,7 +11,7 @@ from align.models.backbone.classifier import (
 )
 from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
-from align.models.backbone.dropout import disable_dropout, is_dropout_rate, require_deterministic
+from align.models.backbone.decoder import is_prefix_lm
 from align.models.backbone.dry_run import dry_run_states
 from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.kinds import (
@@ -27,8 +27,8 @@ from align.models.backbone.kinds import (
     require_language_model,
     wrap,
 )
-from align.models.backbone.prefix_lm import is_prefix_lm
-from align.models.backbone.stacks import weight_depths, with_every_layer
+from align.models.backbone.layers import weight_depths, with_every_layer
+from align.models.backbone.verification import disable_dropout, is_dropout_rate, require_deterministic
 
 __all__ = [
     "Backbone",

@@ -25,10 +25,29 @@ from transformers import PreTrainedModel
 from align.core.errors import UserError
 from align.core.settings import ReadLayers
 from align.core.tensor_ops import Padded
-from align.models.backbone.decoding import DecodingState
 from align.models.backbone.experts import Routing, compute_routers_in_float32
 from align.models.backbone.layers import LAST, LayerFeatures, layer_count
 from align.runtime.sequence import SequenceGroup
+
+
+class DecodingState:
+    """The state of sampling between tokens: the cache, and which of its columns are padding."""
+
+    def __init__(self, cache: Any, attention_mask: Tensor, positions: Tensor, encoded: Tensor | None = None) -> None:
+        self.cache = cache
+        self.attention_mask = attention_mask
+        """[B, columns so far]: 1 on real tokens (for an encoder-decoder: of the prompt)."""
+        self.positions = positions
+        """[B] position of the next token."""
+        self.encoded = encoded
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only `rows` [kept] (int64): those that have not ended."""
+        self.cache.batch_select_indices(rows)
+        self.attention_mask = self.attention_mask[rows]
+        self.positions = self.positions[rows]
+        if self.encoded is not None:
+            self.encoded = self.encoded[rows]
 
 
 class Backbone(nn.Module, ABC):

@@ -7,16 +7,35 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
+from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.backbone.attention import SDPA, SEQUENCE
-from align.models.backbone.contract import Backbone
-from align.models.backbone.decoding import DecodingState, PrefixCache
+from align.models.backbone.contract import Backbone, DecodingState
 from align.models.backbone.experts import ReadTokens
 from align.models.backbone.layout import BLOCK, PackedRows, block_mask, pack_rows, packed_mask
-from align.models.backbone.prefix_lm import attention_window, is_prefix_lm
+
+
+class PrefixCache(DynamicCache):
+    """Keys and values of one prefix in front of many rows; the rows themselves are not stored."""
+
+    complete = False
+    """Whether the prefix has been read; what follows are the rows after it."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **settings: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, heads, columns, width] of the prefix followed by each row."""
+        if not self.complete:
+            return super().update(key_states, value_states, layer_idx, *args, **settings)
+        layer: Any = self.layers[layer_idx]
+
+        def append_rows(prefix: Tensor, rows: Tensor) -> Tensor:
+            return torch.cat([prefix.expand(len(rows), -1, -1, -1), rows], dim=2)
+
+        return append_rows(layer.keys, key_states), append_rows(layer.values, value_states)
 
 
 class DecoderBackbone(Backbone):
@@ -154,3 +173,14 @@ def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tens
     real = torch.cat([prompt.mask()[row], response.mask()], dim=1)
     column = torch.cat([columns, rows.column[:, 1:]], dim=1).clamp(max=rows.ids.shape[1] - 1)
     return ReadTokens(len(rows.ids), rows.row, column, real, owner)
+
+
+def is_prefix_lm(config: PreTrainedConfig) -> bool:
+    """Whether a decoder lets its prompts see themselves whole, as `make_prefix_lm` noted in its config."""
+    return bool(getattr(config, "prefix_lm", False))
+
+
+def attention_window(config: PreTrainedConfig) -> int | None:
+    """How many tokens back some layer of a decoder sees at most; None: all."""
+    named = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
+    return min((int(window) for window in named if window), default=None)

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from align.core.errors import UserError
 from align.core.settings import ReadLayers
 from align.core.tensor_ops import Padded
-from align.models.backbone.contract import Backbone
-from align.models.backbone.decoding import DecodingState
+from align.models.backbone.contract import Backbone, DecodingState
 from align.models.backbone.layout import pack_rows
 
 

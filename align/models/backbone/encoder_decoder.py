@@ -10,8 +10,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded, length_mask
-from align.models.backbone.contract import Backbone
-from align.models.backbone.decoding import DecodingState
+from align.models.backbone.contract import Backbone, DecodingState
 from align.models.backbone.experts import ReadTokens
 
 NO_LIMIT = 2**31 - 1

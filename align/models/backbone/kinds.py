@@ -20,14 +20,12 @@ from align.core.errors import UserError, reason
 from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
-from align.models.backbone.decoder import DecoderBackbone
-from align.models.backbone.dropout import disable_dropout
+from align.models.backbone.decoder import DecoderBackbone, attention_window
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
 from align.models.backbone.gated import GatedLlama, is_gated
-from align.models.backbone.prefix_lm import attention_window
-from align.models.backbone.verification import verify
+from align.models.backbone.verification import disable_dropout, verify
 from align.runtime.sharding import readable
 
 

@@ -1,12 +1,15 @@
 """Which layers of a backbone a head reads."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from align.core.errors import UserError
 from align.core.settings import ReadLayers
 
 LAST = 4
@@ -46,3 +49,119 @@ def layer_count(config: PreTrainedConfig, part: Literal["encoder", "decoder"]) -
     """The layers of a model, or of one of its two halves."""
     named = (getattr(config, name, None) for name in (f"{part}_layers", f"num_{part}_layers"))
     return next((int(count) for count in named if count), int(config.num_hidden_layers))
+
+
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+"""Names in configs for the number of layers of a decoder, of an encoder, or of each."""
+LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
+"""Config fields with an entry for each layer."""
+
+
+def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
+    """A copy of a model that has its first layer and every `step`-th after it, of the encoder and of the decoder.
+
+    The first is always among them: T5's holds the positions of all.
+
+    Raises:
+        UserError: if only one layer would be left of one, or the architecture's layers cannot be told apart.
+    """
+    stacks = _stacks(model)
+    if not stacks:
+        raise UserError(f"layers of a {model.config.model_type} cannot be left out: name a smaller model as the student")
+    shortest = min(len(layers) for layers in stacks.values())
+    if shortest < 2:
+        raise UserError("the teacher has a single layer: there is none to leave out; name a smaller model as the student")
+    with _shortened(model, stacks, step):  # so that what is left out is not copied either
+        smaller = copy.deepcopy(model)
+    for layers in _stacks_of(smaller, list(stacks)):
+        for number, layer in enumerate(layers):
+            for module in layer.modules():
+                if isinstance(getattr(module, "layer_idx", None), int):  # its place in the cache of keys and values
+                    module.layer_idx = number  # type: ignore[assignment]
+    for config in _configs(smaller):
+        _shorten_config(config, step)
+    return smaller
+
+
+def weight_depths(model: PreTrainedModel) -> tuple[dict[str, int], int]:
+    """How deep each weight lies, by its name, and how many layers there are.
+
+    0 for embeddings, 1 for the first layer, counted on from an encoder into its decoder; what comes after the last layer
+    (norms, the vocabulary matrix, heads) is one deeper than that.
+
+    Raises:
+        UserError: if the architecture's layers cannot be told apart.
+    """
+    stacks = _stacks(model)
+    if not stacks:
+        raise UserError(f"layers of a {model.config.model_type} cannot be told apart; set layer_decay to 1")
+    first, depth = {}, 0
+    for name, layers in stacks.items():
+        first[name] = depth + 1
+        depth += len(layers)
+    embeddings = {
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        for own, _ in module.named_parameters()
+    }
+
+    def depth_of(weight: str) -> int:
+        for name, number in first.items():
+            if weight.startswith(f"{name}."):
+                return number + int(weight.removeprefix(f"{name}.").split(".")[0])
+        return 0 if weight in embeddings else depth + 1
+
+    return {name: depth_of(name) for name, _ in model.named_parameters()}, depth
+
+
+def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
+    """The lists of layers by their names: of a decoder one, of an encoder-decoder two."""
+    counts = {getattr(model.config, name, None) for name in LAYER_COUNTS}
+    found: dict[str, nn.ModuleList] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)  # T5's blocks hold lists, too
+        if isinstance(module, nn.ModuleList) and len(module) in counts and not inside:
+            found[name] = module
+    return found
+
+
+def _stacks_of(model: PreTrainedModel, names: list[str]) -> Iterator[nn.ModuleList]:
+    for name in names:
+        layers = model.get_submodule(name)
+        assert isinstance(layers, nn.ModuleList)
+        yield layers
+
+
+@contextmanager
+def _shortened(model: PreTrainedModel, stacks: dict[str, nn.ModuleList], step: int) -> Iterator[None]:
+    """While this lasts the model itself has only the layers that stay."""
+
+    def put(name: str, layers: nn.ModuleList) -> None:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, layers)
+
+    for name, layers in stacks.items():
+        put(name, nn.ModuleList(list(layers)[::step]))
+    try:
+        yield
+    finally:
+        for name, layers in stacks.items():
+            put(name, layers)
+
+
+def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The config of the model and those that its parts have of their own."""
+    found = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
+
+
+def _shorten_config(config: PreTrainedConfig, step: int) -> None:
+    """Set the config's number of layers to those that are left, and shorten its lists with an entry for each layer."""
+    stored = config.to_dict()
+    for name in LAYER_COUNTS:
+        if isinstance(stored.get(name), int):
+            setattr(config, name, -(-stored[name] // step))
+    for name in LAYER_LISTS:
+        if isinstance(stored.get(name), list):
+            setattr(config, name, stored[name][::step])

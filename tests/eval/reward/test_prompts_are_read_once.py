@@ -13,8 +13,7 @@ from align.eval.reward.curves import best_of_n
 from align.eval.reward.preferences import evaluate_on_preferences
 from align.eval.reward.rewardbench import evaluate_on_benchmark
 from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
-from align.models.heads import ScalarHead
-from align.models.roles import RewardModel
+from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
 

@@ -1,13 +1,15 @@
-"""Counts of the records that exceed the length limits, reported once per source after it is encoded."""
+"""Length limits of prompts and responses, and counts of the records that exceed them."""
 
 import logging
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from align.core.errors import UserError
+from align.core.settings import Overlong
+from align.tokenization.encoded import PromptResponse
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -15,24 +17,56 @@ MIN_KEPT = 0.1
 """Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
 
 
-class LengthLimits(Protocol):
-    """What is reported of the limits, see `align.batches.encoding.Limits`."""
+@dataclass(frozen=True)
+class Limits:
+    """Maximum tokens of a prompt and of a response, and what happens to longer ones.
 
-    @property
-    def prompt(self) -> int:
-        """Maximum tokens of a prompt."""
+    Attributes:
+        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning, and of a
+            prompt also the start token and the system turn.
+        settings: the settings that hold the two limits, for messages.
+    """
 
-    @property
-    def response(self) -> int:
-        """Maximum tokens of a response."""
+    prompt: int
+    response: int
+    overlong: Overlong = "error"
+    settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
 
-    @property
-    def overlong(self) -> str:
-        """What happens to longer ones."""
+    def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> list[str]:
+        """The settings of the limits that a prompt and a response exceed."""
+        lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
+        return [setting for length, limit, setting in lengths if length > limit]
 
-    @property
-    def settings(self) -> tuple[str, str]:
-        """The settings that hold the two limits."""
+    def apply(
+        self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
+    ) -> PromptResponse | None:
+        """The prompt and the response within the limits; None if they are dropped.
+
+        Args:
+            where: names the record in an error.
+            fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
+
+        Raises:
+            UserError: with `overlong` as `error`, if either is too long.
+        """
+        too_long = self.exceeded(prompt, response)
+        if too_long and self.overlong == "error":
+            is_prompt = len(prompt) > self.prompt
+            name, length, limit = (
+                ("prompt", len(prompt), self.prompt) if is_prompt else ("response", len(response), self.response)
+            )
+            raise UserError(
+                f"{where}: the {name} has {length} tokens, {too_long[0]} is {limit}; "
+                "raise the limit, or set overlong to drop or truncate"
+            )
+        if too_long and self.overlong == "drop":
+            return None
+        before, after = fixed
+        if len(prompt) > self.prompt:
+            prompt = [*prompt[:before], *prompt[len(prompt) - max(self.prompt - before, 0) :]]
+        if len(response) > self.response:
+            response = [*response[: max(self.response - after, 0)], *response[len(response) - after :]]
+        return PromptResponse(prompt, response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +87,7 @@ class OverlongCounts:
         over: records over each limit, by the limit's setting.
     """
 
-    def __init__(self, limits: LengthLimits) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.records = self.dropped = self.cut = 0
         self.over: Counter[str] = Counter()
