@@ -25,19 +25,10 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
         "how attributes are computed: heads (a head each; for any model) or generative (as in LaMDA, the model writes "
         "the rating after an attribute's name; for a model that generates text, which also learns to write responses)",
     )
-    generator_weight: float = option(
-        1.0,
-        "with form generative: weight of the loss on responses; that on ratings has weight 1; 0: it only learns to rate",
-    )
     generator_filter: str = option(
         "",
         "with form generative: a response is learned if its attributes pass this, such as unsafe<0.5, sensible>0.5; empty: "
         "all responses are",
-    )
-    gate: bool = option(
-        False,
-        "with form heads: `preference` is a sum of the attributes, weighted by the prompt (ArmoRM); rankings then train the "
-        "weights alone",
     )
     heads: list[str] = option(
         [],
@@ -49,8 +40,6 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "generator_weight", self.generator_weight >= 0, "0 or more")
         generative = self.form == "generative"
         require_setting(self, "generator_filter", generative or not self.generator_filter, "empty unless form is generative")
-        require_setting(self, "gate", not (generative and self.gate), "false with form generative")
         require_setting(self, "rankings", not (generative and self.rankings), "empty: form generative has no head for them")

@@ -169,13 +169,13 @@ def encode_texts(
     questions: Questions,
     loaded: LoadedModel,
     limits: Limits,
-    generator_filter: str | None,
+    generator_filter: str,
 ) -> list[RatedText]:
     """Rated responses as the texts that the model reads.
 
     Args:
         generator_filter: comparisons of attributes that a response must pass for the generator to learn it, where an
-            attribute that nobody judged passes none; empty: all are learned; None: none is.
+            attribute that nobody judged passes none; empty: all are learned.
 
     Raises:
         UserError: if a text exceeds the limits or what the model can read, or for a filter that cannot be read.
@@ -188,7 +188,7 @@ def encode_texts(
         for where, encoded, known in encoded_responses(rated, questions.heads, loaded, limits):
             loaded.backbone.require_fit(len(encoded.prompt) + len(encoded.response), longest + 1, where)
             values = dict.fromkeys(names, float("nan")) | dict(known)
-            learned = generator_filter is not None and (condition is None or condition.holds(values))
+            learned = condition is None or condition.holds(values)
             numbers = tuple(number for number, name in enumerate(names) if name in known)
             question_ids = [questions.texts[number].question for number in numbers]
             rated_part = TextPart(
@@ -244,8 +244,7 @@ class GenerativeTask(AttributeTask[RatedText]):
     def encode(
         config: AttributeConfig, rated: Sequence[RatedResponse], module: Any, loaded: LoadedModel, limits: Limits
     ) -> list[RatedText]:
-        learned_if = config.generator_filter if config.generator_weight else None
-        return encode_texts(rated, module.questions, loaded, limits, learned_if)
+        return encode_texts(rated, module.questions, loaded, limits, config.generator_filter)
 
     @staticmethod
     def sizes(loaded: LoadedModel, examples: Sequence[RatedText]) -> list[int]:
@@ -284,7 +283,7 @@ class GenerativeTask(AttributeTask[RatedText]):
             means = losses / counts.to(losses.device).clamp(min=1)
             generator = outputs.generator.sum() / tokens
             flops = sum(group_flops(self.loaded.backbone, self.shape, text, predicted=_predicted(text)) for text in texts)
-            return means.sum() + self.config.generator_weight * generator, {
+            return means.sum() + generator, {
                 **{f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)},
                 "generator": generator,
                 "read": torch.full_like(generator, sum(self.sizes(self.loaded, examples))),
@@ -318,7 +317,7 @@ class GenerativeTask(AttributeTask[RatedText]):
         rows = map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, read_rows)
         predicted, losses, generator = zip(*rows, strict=True)
         tokens = sum(map(_learned, examples))
-        extra_losses = {"loss/generator": self.config.generator_weight * sum(generator) / tokens} if tokens else {}
+        extra_losses = {"loss/generator": sum(generator) / tokens} if tokens else {}
         return torch.tensor(predicted), torch.tensor(losses).sum(0), extra_losses
 
     def write_model(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:

@@ -24,11 +24,6 @@ from align.runtime.distributed import compute_dtype
 HeadKind = Literal["binary", "scale", "ranking"]
 PREFERENCE = "preference"
 """The head that rankings train."""
-GATE = "gate."
-"""Prefix of the names of a gate's weights."""
-GATE_WIDTH = 64
-"""Width of the layer between a prompt's state and the weights of attributes. ArmoRM's gate has three layers of 1024 for 19
-attributes (`GatingNetwork` in its published code); here both attributes and rankings are fewer."""
 
 
 @dataclass(frozen=True)
@@ -39,66 +34,25 @@ class Head:
     kind: HeadKind
 
 
-class Gate(nn.Module):
-    """How much each attribute counts in responses to a prompt (ArmoRM, Wang et al. 2024, arXiv 2406.12845, section 3).
-
-    A small network turns the prompt's state into weights that are positive and sum to 1. In ArmoRM, more of an attribute is
-    always better; here its worth is learned too, so that `unsafe` can count against a response.
-
-    Args:
-        width: size of the prompt's state.
-        attributes: number of attributes that are weighed.
-    """
-
-    def __init__(self, width: int, attributes: int) -> None:
-        super().__init__()
-        self.inner, self.outer = Float32Linear(width, GATE_WIDTH), Float32Linear(GATE_WIDTH, attributes)
-        self.worth = nn.Parameter(torch.ones(attributes))
-
-    def weights(self, prompt: Tensor) -> Tensor:
-        """[R, n] of prompts' states [R, H], in float32."""
-        return torch.softmax(self.outer(torch.relu(self.inner(prompt))), -1)
-
-    def forward(self, prompt: Tensor, scores: Tensor) -> Tensor:
-        """Rewards [R].
-
-        Args:
-            prompt: [R, H] states of prompts.
-            scores: [R, n] of attributes, from 0 to 1.
-        """
-        return (self.weights(prompt) * self.worth.float() * scores).sum(-1)
-
-
 class AttributeModel(nn.Module):
-    """A backbone with several heads on the summary of a prompt and its response, which is a reward model's input too.
+    """A backbone with several heads on the summary of a prompt and its response.
 
     Args:
         heads: the meaning of each output.
         adapter: the adapter to compute with; None: the bare backbone.
-        gated: whether the last head, that of rankings, weighs the others by the prompt and does not read the response.
     """
 
-    def __init__(self, backbone: Backbone, heads: list[Head], adapter: str | None = None, gated: bool = False) -> None:
+    def __init__(self, backbone: Backbone, heads: list[Head], adapter: str | None = None) -> None:
         super().__init__()
         self.backbone, self.heads, self.adapter_name = backbone, heads, adapter
-        self.binary = [head.kind == "binary" for head in heads if head.kind != "ranking"]
-        self.linear = Float32Linear(backbone.summary_size, len(heads) - gated)
+        self.linear = Float32Linear(backbone.summary_size, len(heads))
         nn.init.normal_(self.linear.weight, std=(backbone.summary_size + 1) ** -0.5)
         nn.init.zeros_(self.linear.bias)
-        self.gate = Gate(backbone.hidden_size, len(heads) - 1) if gated else None
 
     def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Outputs [R, n] of n heads for R responses, as they are learned: see `align.attributes.model`."""
+        """Outputs [R, n] of n heads for R responses, in the units of `head_losses`."""
         with self.backbone.adapter(self.adapter_name):
-            if self.gate is None:
-                return cast(Tensor, self.linear(self.backbone.summary(prompt, response, prompt_index)))
-            hidden = self.backbone.hidden(prompt, response, prompt_index)
-        rows = torch.arange(len(response.lengths), device=hidden.device)
-        outputs = self.linear(hidden[rows, response.lengths])
-        # Rankings train the gate alone, so that the attributes keep the meaning that labelers gave them.
-        judged = outputs.detach()
-        scores = torch.where(torch.tensor(self.binary, device=judged.device), torch.sigmoid(judged), judged)
-        return torch.cat([outputs, self.gate(hidden[:, 0].detach(), scores)[:, None]], dim=1)
+            return cast(Tensor, self.linear(self.backbone.summary(prompt, response, prompt_index)))
 
 
 def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
@@ -122,10 +76,9 @@ def save_attribute_model(
         weights: of the backbone's model.
         state: of the whole `AttributeModel`.
     """
-    weight, gate = state["linear.weight"], {name: value for name, value in state.items() if name.startswith(GATE)}
-    facts = _facts(heads, "heads") | {"gate": bool(gate)}
-    more = {"heads": weight, "biases": state["linear.bias"], **gate}
-    save_reward_model(folder, loaded, weights, weight[:1], facts, card, ATTRIBUTE, more)
+    weight = state["linear.weight"]
+    more = {"heads": weight, "biases": state["linear.bias"]}
+    save_reward_model(folder, loaded, weights, weight[:1], _facts(heads, "heads"), card, ATTRIBUTE, more)
 
 
 def save_generative_model(
@@ -148,13 +101,10 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
     """
     require_reward_model(folder, ATTRIBUTE)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
-    gated = bool(read_json(Path(folder) / ATTRIBUTE.facts).get("gate"))
-    model = AttributeModel(loaded.backbone, heads_of(folder), gated=gated)
+    model = AttributeModel(loaded.backbone, heads_of(folder))
     try:
         stored = load_file(Path(folder) / HEAD)
         model.linear.load_state_dict({"weight": stored["heads"], "bias": stored["biases"]})
-        if model.gate is not None:
-            model.gate.load_state_dict({name: stored[f"{GATE}{name}"] for name in model.gate.state_dict()})
     except Exception as error:  # safetensors raises a type of its own
         raise UserError(f"{folder}: its {HEAD} is broken ({first_line(error)}); train it again") from error
     return model.eval().requires_grad_(False), loaded

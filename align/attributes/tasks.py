@@ -14,7 +14,6 @@ from align.attributes.judgments import EncodedTask, RatedResponse, encode_rating
 from align.attributes.model import AttributeModel, Head, head_losses, in_label_units, save_attribute_model
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
-from align.core.errors import UserError
 from align.core.statistics import correlation
 from align.models.backbone import flops_profile, require_classifier
 from align.models.checkpoint import weights_of
@@ -184,10 +183,8 @@ class HeadTask(AttributeTask[EncodedTask]):
     @staticmethod
     def build(config: AttributeConfig, loaded: LoadedModel, heads: list[Head]) -> AttributeModel:
         require_classifier(loaded.backbone)
-        if config.gate:
-            _require_gate(loaded, heads)
         freeze_unused_lm_head(loaded.backbone)
-        return AttributeModel(loaded.backbone, heads, loaded.adapter, config.gate)
+        return AttributeModel(loaded.backbone, heads, loaded.adapter)
 
     @staticmethod
     def encode(
@@ -266,13 +263,3 @@ class HeadTask(AttributeTask[EncodedTask]):
             }
             for item in (self.examples[row] for row in rows)
         ]
-
-
-def _require_gate(loaded: LoadedModel, heads: list[Head]) -> None:
-    if not loaded.backbone.reads_prompts_alone:
-        model_type = loaded.backbone.model.config.model_type
-        raise UserError(
-            f"gate: model type '{model_type}' has no state of a prompt alone (an encoder) to weigh by; leave it off"
-        )
-    if heads[-1].kind != "ranking" or len(heads) < 3:
-        raise UserError("gate: give rankings that it can learn from, and at least two attributes that it can weigh")

@@ -230,7 +230,7 @@ def encode_rankings(
         kept = [pair for pair in fitted if pair is not None]
         if len(kept) == len(fitted):
             responses = [pair.response for pair in kept]
-            labels = (list(record.ranks), record.margin or 0.0, record.category, record.ratings, record.preferences)
+            labels = (list(record.ranks), record.margin or 0.0, record.category, record.preferences)
             yield EncodedRanking(kept[0].prompt, responses, *labels)
 
     return encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)

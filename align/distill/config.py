@@ -16,10 +16,6 @@ class DistillConfig(MixtureConfig, EpochConfig):
     layer_step: int = option(
         2, "without a student: it has the teacher's first layer and every layer_step-th after it (DistilBERT: 2)"
     )
-    student_start: Literal["layers", "random"] = option(
-        "layers",
-        "without a student: start from those layers of the teacher (layers), or from random weights of their shape (random)",
-    )
     learning_rate: float = option(1e-4, "peak learning rate")
     train_data: str = option(
         "data/demonstrations.jsonl",
@@ -36,7 +32,6 @@ class DistillConfig(MixtureConfig, EpochConfig):
         "share of examples whose response the student writes itself in each update (on-policy; lambda of GKD, Agarwal et "
         "al. 2023)",
     )
-    sampling_temperature: float = option(1.0, "temperature of the responses that are written")
     batch_size: int = option(32, "examples in one update, over all processes")
     max_response_tokens: int = option(256, "longest response, in tokens; also of those that are written")
     temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)")
@@ -55,8 +50,7 @@ class DistillConfig(MixtureConfig, EpochConfig):
         require_setting(self, "lora_rank", self.lora_rank == 0, "0: all weights of a student are trained")
         require_setting(self, "layer_step", self.layer_step >= 2, "2 or more")
         require_setting(self, "student_share", 0 <= self.student_share <= 1, "from 0 to 1")
-        for name in ("temperature", "sampling_temperature"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
+        require_setting(self, "temperature", self.temperature > 0, "above 0")
         weights = ("ce_weight", "lm_weight", "cosine_weight")
         for name in weights:
             require_setting(self, name, getattr(self, name) >= 0, "0 or more")

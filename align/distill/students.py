@@ -13,7 +13,7 @@ from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.tensor_ops import Padded
 from align.distill.config import DistillConfig
-from align.models.backbone import Backbone, model_class, with_every_layer, wrap
+from align.models.backbone import Backbone, with_every_layer, wrap
 from align.models.loading import LoadedModel, load
 from align.sampling.generation import Sampling, row_uniforms, sample
 from align.tokenization.encoded import EncodedDemonstration
@@ -42,10 +42,6 @@ def make_student(config: DistillConfig, teacher: LoadedModel) -> LoadedModel:
     model = teacher.backbone.model
     if not config.student:
         smaller = with_every_layer(model, config.layer_step)
-        if config.student_start == "random":
-            settings = smaller.config
-            kernel = {"attn_implementation": settings._attn_implementation}
-            smaller = model_class(settings).from_config(settings, dtype=model.dtype, **kernel)
         return replace(teacher, backbone=wrap(smaller.requires_grad_(True)))
     student = load(replace(config, model=config.student), model.dtype)
     vocabularies = [each.tokenization.tokenizer.get_vocab() for each in (teacher, student)]
@@ -100,7 +96,6 @@ class WrittenBatches:
         self.updates_per_epoch = epochs.updates_per_epoch
         self.sampling = Sampling(
             config.max_response_tokens,
-            config.sampling_temperature,
             batch_tokens=max(config.micro_batch_tokens, config.max_response_tokens),
         )
         self.current: dict[int, EncodedDemonstration] = {}

@@ -22,6 +22,7 @@ from align.core.files import new_folder, read_json, write_json
 from align.core.settings import ModelConfig, ReadLayers
 from align.models.backbone import (
     Backbone,
+    GatedRewardModel,
     classifier_adapter,
     classifier_head,
     is_classifier,
@@ -34,7 +35,7 @@ from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.loading import LoadedModel, from_objects, load, vocabulary_rows
 from align.models.roles import RewardModel, ScalarHead
-from align.reward.foreign import ForeignRewardModel, GatedRewardModel, gated_reward_model
+from align.reward.foreign import ForeignRewardModel
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import whole_weights
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
@@ -251,8 +252,8 @@ def load_reward_model(
     foreign = kind is REWARD and is_foreign(folder)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
     if is_gated(loaded.backbone.model.config):
-        gated = gated_reward_model(folder, loaded).eval().requires_grad_(False)
-        return LoadedReward(gated, loaded, 0.0, reads_whole_turns=True)
+        gated = GatedRewardModel.from_backbone(loaded.backbone, loaded.tokenization, folder)
+        return LoadedReward(gated.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True)
     if foreign:
         return _foreign_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)

@@ -30,23 +30,13 @@ class RewardConfig(MixtureConfig, SequenceConfig, HeadConfig, EpochConfig):
     soft_targets: bool = option(
         False, "learn the probabilities in the field preferences, where a ranking has it, instead of a sure order"
     )
-    rating_margin: float = option(
-        0.0, "margin in reward for each point that the better response is rated higher (an idea of Llama 2's); 0: none"
+    ties: Literal["ignore", "davidson"] = option(
+        "ignore", "what tied responses teach: ignore (nothing), or davidson (to be equally good, by Davidson's model)"
     )
-    ties: Literal["ignore", "davidson", "rao_kupper"] = option(
-        "ignore",
-        "what tied responses teach: ignore (nothing), or to be equally good, by Davidson's or Rao and Kupper's model",
-    )
-    tie_probability: float = option(0.25, "probability of a tie between equally good responses, in those two models")
-
-    length_control: bool = option(
-        False,
-        "leave out of the reward what length alone predicts of the labels, so that a policy cannot win by length (the idea "
-        "of ODIN, Chen et al. 2024)",
-    )
+    tie_probability: float = option(0.25, "with davidson: probability of a tie between equally good responses")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("centering_weight", "rating_margin", "lm_loss_weight"):
+        for name in ("centering_weight", "lm_loss_weight"):
             require_setting(self, name, getattr(self, name) >= 0, "0 or more")
         require_setting(self, "tie_probability", 0 < self.tie_probability < 1, "above 0 and below 1")

@@ -137,22 +137,6 @@ def davidson(difference: Tensor, tie_probability: float) -> Outcomes:
     return win, tie, lose
 
 
-def rao_kupper(difference: Tensor, tie_probability: float) -> Outcomes:
-    """Rao and Kupper's model of ties: a response wins if its strength is theta times larger, up to noise.
-
-    With strengths s = exp(reward), i wins with s_i / (s_i + theta s_j), j with s_j / (s_j + theta s_i).
-
-    Args:
-        difference: [P].
-        tie_probability: of equally good responses, (theta - 1) / (theta + 1), above 0 and below 1.
-
-    Source: Rao and Kupper 1967, "Ties in paired-comparison experiments: a generalization of the Bradley-Terry model".
-    """
-    theta = (1 + tie_probability) / (1 - tie_probability)
-    win, lose = logsigmoid(difference - math.log(theta)), logsigmoid(-difference - math.log(theta))
-    return win, math.log(theta**2 - 1) + win + lose, lose
-
-
 def ranking_loss(rewards: Tensor, pairs: Pairs, outcomes: Callable[[Tensor], Outcomes] = bradley_terry) -> Tensor:
     """Sum over rankings of the mean over pairs of the cross-entropy of their labels and outcomes.
 

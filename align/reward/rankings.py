@@ -10,7 +10,7 @@ from torch import Tensor
 from align.core.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
-from align.reward.loss import Pairs, pairs_of, ranking_loss
+from align.reward.loss import Pairs, compare_by_preference, compare_by_rank, pairs_of, ranking_loss, stack_pairs
 from align.runtime.flops import FlopsProfile, training_flops
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedRanking, SharedPrompt
@@ -77,6 +77,23 @@ def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tup
 def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPrompt], device: torch.device) -> Tensor:
     """Rewards [R] of the responses of several rankings, in order; each prompt is read once if the backbone can share it."""
     return module(*pack_rankings(rankings, device))
+
+
+def label_pairs(rankings: Sequence[EncodedRanking], soft_targets: bool, with_ties: bool) -> Pairs:
+    """The pairs that a ranking loss is taken on, with their margins and probabilities.
+
+    Args:
+        soft_targets: whether to learn a ranking's `preferences`, where it has them, instead of its ranks.
+        with_ties: whether tied responses are pairs too.
+    """
+    found = []
+    for item in rankings:
+        if soft_targets and item.preferences is not None:
+            pairs = compare_by_preference(item.preferences, item.ranks, with_ties)
+        else:
+            pairs = compare_by_rank(item.ranks, with_ties)
+        found.append([pair if pair.tie == 1.0 else pair._replace(margin=item.margin) for pair in pairs])
+    return stack_pairs(found, [len(item.responses) for item in rankings])
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model, trained_layers
 from align.reward.config import RewardConfig
-from align.reward.labels import fit_length_slope, label_pairs, outcome_model, require_labels
-from align.reward.loss import Pairs, centering_loss, ranking_loss
+from align.reward.loss import Pairs, bradley_terry, centering_loss, davidson, ranking_loss
 from align.reward.rankings import (
     ScoredRanking,
     batch_shape_of,
     describe_rankings,
     group_flops,
     group_sizes,
+    label_pairs,
     pack_rankings,
     ranking_metrics,
     reward_rankings,
@@ -117,7 +117,9 @@ class RewardTrainer(HeadTrainer):
         encode = partial(encode_rankings, loaded=self.loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         mixed = encode_mixture(train_data, encode, config.task_prefixes)
         held_out = encode(validation_data) if validation_data else []
-        require_labels(config, mixed.examples)
+        if config.soft_targets and all(item.preferences is None for item in mixed.examples):
+            data = config.train_data
+            raise UserError(f"soft_targets: no ranking in {data} has preferences; export them, or leave it off")
         demonstrated = encode_demonstrated(config, self.loaded, demonstrations) if demonstrations else []
         name = self.run.config.model
         self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
@@ -193,21 +195,19 @@ class RewardTask:
         self.shape = flops_profile(loaded.backbone, loaded.adapter)
         self.folder = run.folder / "model"
         self.scored: list[ScoredRanking] = []
-        self.length_slope = fit_length_slope(label_pairs(config, rankings), rankings) if config.length_control else 0.0
-        if config.length_control:
-            run.say(
-                f"length control: a token more changes the log-odds of winning by {self.length_slope:+.3f}, left out here"
-            )
+        self.with_ties = config.ties == "davidson"
+        self.outcomes = partial(davidson, tie_probability=config.tie_probability) if self.with_ties else bradley_terry
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        outcomes, lm_weight = outcome_model(self.config), self.config.lm_loss_weight
+        lm_weight = self.config.lm_loss_weight
         best_tokens = sum(sum(predicted_tokens(self.rankings[row])) for row in rows)
 
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
             rankings = [self.rankings[row] for row in part]
             rewards, lm_loss = self._read(rankings)
-            pairs = Pairs(*(column.to(rewards.device) for column in label_pairs(self.config, rankings, self.length_slope)))
-            loss = ranking_loss(rewards, pairs, outcomes)
+            columns = label_pairs(rankings, self.config.soft_targets, self.with_ties)
+            pairs = Pairs(*(column.to(rewards.device) for column in columns))
+            loss = ranking_loss(rewards, pairs, self.outcomes)
             sums = {"ranking_loss": loss / len(rows)}
             if self.config.centering_weight:
                 loss = loss + self.config.centering_weight * centering_loss(rewards, pairs)

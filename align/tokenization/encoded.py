@@ -86,7 +86,6 @@ class EncodedRanking:
         ranks: [K]; 1 is best, equal ranks are ties.
         margin: difference of rewards by which a better response should win.
         category: topic of the prompt.
-        ratings: [K] quality of each response.
         preferences: [K, K] probability that response i is better than response j.
     """
 
@@ -95,7 +94,6 @@ class EncodedRanking:
     ranks: list[int]
     margin: float = 0.0
     category: str | None = None
-    ratings: Sequence[int] | None = None
     preferences: Sequence[Sequence[float]] | None = None
 
 

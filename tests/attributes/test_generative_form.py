@@ -102,7 +102,6 @@ def test_the_generator_learns_what_passes_alone(load_sharp):
         ("unsafe<0.5", {"unsafe": 1.0}, False),
         ("unsafe<0.5", {"rating": 7.0}, False),  # nobody judged whether it is unsafe
         ("", {"unsafe": 1.0}, True),
-        (None, {"unsafe": 0.0}, False),
     ]:
         assert (len(encode(loaded, attributes, chosen)[1].parts) == 2) is learned
 

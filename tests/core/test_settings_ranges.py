@@ -55,7 +55,7 @@ RANGES = {
     ],
     RewardConfig: [
         *((name, [0, -1], [1]) for name in ("epochs", "batch_size", "max_prompt_tokens", "max_response_tokens")),
-        *((name, [-0.01], [0.0]) for name in ("centering_weight", "rating_margin", "lm_loss_weight")),
+        *((name, [-0.01], [0.0]) for name in ("centering_weight", "lm_loss_weight")),
         ("tie_probability", [0.0, 1.0], [0.01]),
         ("evaluate_every", [-1], [0]),
     ],

@@ -11,9 +11,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 from align.core.errors import UserError
 from align.eval.reward.settings import RewardEvalConfig
 from align.eval.reward.task import run_reward_eval
+from align.models.backbone.gated import last_place
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
-from align.reward.foreign import last_place
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
 

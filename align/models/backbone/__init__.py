@@ -13,7 +13,7 @@ from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
 from align.models.backbone.decoder import is_prefix_lm
 from align.models.backbone.dry_run import dry_run_states
-from align.models.backbone.gated import GatedLlama, is_gated
+from align.models.backbone.gated import GatedRewardModel, is_gated
 from align.models.backbone.kinds import (
     adapter_settings,
     attention_kernel,
@@ -32,7 +32,7 @@ from align.models.backbone.verification import disable_dropout, is_dropout_rate,
 
 __all__ = [
     "Backbone",
-    "GatedLlama",
+    "GatedRewardModel",
     "adapter_settings",
     "attention_kernel",
     "cache_elements_per_token",

@@ -66,8 +66,6 @@ class Backbone(nn.Module, ABC):
     causal = False
     """Whether each token, of the prompt too, sees only earlier tokens. A response may then hold several turns of a
     conversation, and a language-model loss can be taken on the prompt."""
-    reads_prompts_alone = True
-    """Whether a prompt has a state of its own, which no response changes: `hidden[:, 0]`."""
 
     def __init__(self, model: PreTrainedModel, peft_model: PeftModel | None = None) -> None:
         super().__init__()

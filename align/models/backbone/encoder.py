@@ -101,7 +101,6 @@ class EncoderBackbone(Backbone):
     """
 
     prompt_in_row = True
-    reads_prompts_alone = False
 
     def __init__(self, model: PreTrainedModel, peft_model: PeftModel | None = None) -> None:
         super().__init__(model, peft_model)

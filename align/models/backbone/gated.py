@@ -1,15 +1,21 @@
-"""Reward models in the form of the published ArmoRM: a Llama with a layer of attributes, and a gate that weighs them.
+"""The published reward model ArmoRM: a Llama with a layer of attributes, and a gate that weighs them by the prompt.
 
-Source: Wang et al. 2024, arXiv 2406.12845, and `modeling_custom.py` of RLHFlow/ArmoRM-Llama3-8B-v0.1. Its class comes with
-its weights; no code of a model's folder is run, so the class is written here.
+Source: Wang et al. 2024, arXiv 2406.12845, and `modeling_custom.py` of RLHFlow/ArmoRM-Llama3-8B-v0.1. This file replaces
+that class, because no code from a model's folder is executed.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import LlamaModel, LlamaPreTrainedModel, PreTrainedConfig
+
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
+from align.data.conversation import user_turn
+from align.models.backbone.contract import Backbone
+from align.tokenization import Tokenization
 
 GATED = "LlamaForRewardModelWithGating"
 """The name of the class in the `architectures` of a config."""
@@ -21,18 +27,13 @@ def is_gated(config: PreTrainedConfig) -> bool:
 
 
 def _in_float32(layer: nn.Module, states: Tensor) -> Tensor:
-    """What a linear layer makes of states, computed in float32 whatever both are in."""
+    """Apply a linear layer in float32."""
     assert isinstance(layer, nn.Linear)
     return linear(states.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float())
 
 
 class GatingNetwork(nn.Module):
-    """From a prompt's state to the weights of attributes; names and sizes are those of the published code.
-
-    Args:
-        config: has its size and its temperature.
-        attributes: number of attributes that are weighed.
-    """
+    """Compute the weights of attributes from a prompt's state; names and sizes are those of the published code."""
 
     def __init__(self, config: PreTrainedConfig, attributes: int) -> None:
         super().__init__()
@@ -77,3 +78,58 @@ class GatedLlama(LlamaPreTrainedModel):
         attributes = _in_float32(self.regression_layer, response) @ self.reward_transform_matrix.float()
         weights: Tensor = self.gating(prompt)
         return (weights * attributes).sum(-1)
+
+
+class GatedRewardModel(nn.Module):
+    """A backbone whose attributes, read at the end of a response, are weighed by the prompt.
+
+    The gate reads the state of the token before the opening of the answer: the end of the last message.
+
+    Args:
+        opening: token ids by which the template opens an answer.
+    """
+
+    def __init__(self, backbone: Backbone, opening: list[int]) -> None:
+        super().__init__()
+        self.backbone, self.opening = backbone, opening
+
+    @classmethod
+    def from_backbone(cls, backbone: Backbone, tokenization: Tokenization, name: str) -> "GatedRewardModel":
+        """The reward model around a loaded `GatedLlama`; `name` is for the error.
+
+        Raises:
+            UserError: if its template does not open an answer.
+        """
+        asked = user_turn("Hi")
+        asking = tokenization.template_ids(tokenization.render(asked, generation_prompt=False))
+        opening = tokenization.template_ids(tokenization.render(asked))[len(asking) :]
+        if not opening:
+            raise UserError(f"{name}: its chat template does not open an answer, and its gate reads where that begins")
+        return cls(backbone, opening)
+
+    def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
+        """Rewards [R] of R responses to N prompts; `prompt_index` [R] names each response's prompt."""
+        prompts = prompt.tolists()
+        ends = [last_place(ids, self.opening) for ids in prompts]
+        owner = range(len(prompts)) if prompt_index is None else prompt_index.tolist()
+        read = [ids[:end] for ids, end in zip(prompts, ends, strict=True)]
+        written = [[*prompts[n][ends[n] :], *ids] for n, ids in zip(owner, response.tolists(), strict=True)]
+        device = prompt.ids.device
+        prompt, response = Padded.from_lists(read).to(device), Padded.from_lists(written).to(device)
+        hidden = self.backbone.hidden(prompt, response, prompt_index)
+        rows = torch.arange(len(written), device=device)
+        return cast(GatedLlama, self.backbone.model).rewards(hidden[:, 0], hidden[rows, response.lengths])
+
+
+def last_place(ids: list[int], part: list[int]) -> int:
+    """Where `part` begins in `ids` for the last time, without its last token, which may join the following text.
+
+    Raises:
+        UserError: if it is not there, or nothing stands before it.
+    """
+    part = part[:-1] or part
+    places = (place for place in range(len(ids) - len(part), 0, -1) if ids[place : place + len(part)] == part)
+    found = next(places, None)
+    if found is None:
+        raise UserError("the reward model's prompt was shortened, or does not open an answer as its chat template does")
+    return found
