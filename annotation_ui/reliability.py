@@ -4,7 +4,7 @@ Every labeler is right with a probability of their own, and otherwise gives any 
 probabilities and the true answers are estimated together by expectation maximization (Zhang et al. 2016, arXiv
 1406.3824), as crowd-kit implements it. One number for each labeler can be estimated from few judgments: on simulated
 labelers it predicted the true answers better than the full confusion matrices of Dawid and Skene, than GLAD and than the
-majority (`tests/annotation_ui/test_reliability.py`). Two labelers who share all of their items cannot be told apart.
+majority (`tests/annotation_ui/test_agreement.py`). Two labelers who share all of their items cannot be told apart.
 """
 
 from __future__ import annotations

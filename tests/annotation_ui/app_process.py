@@ -1,27 +1,20 @@
-"""The app in a process of its own, as `align annotate` starts it, with an environment, a folder and a log of its own.
-
-Not forked from a process that has imported it: now and then such an app answered no request any more.
-"""
-
-from __future__ import annotations
+"""The app in a spawned process, as `align annotate` starts it. A forked one sometimes answered no request."""
 
 import multiprocessing
 import os
 import tempfile
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 _PROCESSES = multiprocessing.get_context("spawn")
 
 
-def start_app(words: list[str], folder: Path, environment: dict[str, str]) -> BaseProcess:
+def start_app(words, folder, environment):
     """Start `align annotate WORDS` with quick password hashes in a folder; what it prints goes to the file `log` there."""
     process = _PROCESSES.Process(target=_run, args=(words, folder, environment), daemon=True)
     process.start()
     return process
 
 
-def _run(words: list[str], folder: Path, environment: dict[str, str]) -> None:
+def _run(words, folder, environment):
     os.chdir(folder)
     os.environ.update(environment)
     tempfile.tempdir = None  # else the folder of the process that started this one
@@ -30,7 +23,15 @@ def _run(words: list[str], folder: Path, environment: dict[str, str]) -> None:
     os.dup2(log, 2)
     from annotation_ui.cli import main
 
-    from .quick_hashes import use_quick_hashes
-
     use_quick_hashes()
     raise SystemExit(main(words))
+
+
+def use_quick_hashes():
+    """Hash with argon2's least memory and time from now on: what is tested is never how hard a hash is to break."""
+    from argon2 import PasswordHasher
+
+    from annotation_ui import auth
+
+    hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    auth._HASHER, auth._UNKNOWN_USER_HASH = hasher, hasher.hash("nobody")

@@ -1,37 +1,31 @@
 """A PostgreSQL cluster for the tests, created, started and stopped here on a free port of 127.0.0.1."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import event
 
-from annotation_ui.database import Database
 
-
-def binaries() -> Path | None:
+def binaries():
     """The newest server binaries of Debian's package, if it is installed."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return programs[-1].parent if programs else None
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def cluster() -> Iterator[str]:
+def cluster():
     """The URL of a running server (without a database name); it refuses to run as root, so it runs as `postgres`."""
     bin_dir = binaries()
     assert bin_dir is not None
@@ -42,7 +36,7 @@ def cluster() -> Iterator[str]:
         shutil.chown(folder, user)
     port, data = free_port(), folder / "data"
 
-    def run(*command: str) -> None:
+    def run(*command):
         subprocess.run([*as_user, *command], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=120)
 
     run(str(bin_dir / "initdb"), "-D", str(data), "--auth=trust", "--username=align", "--no-instructions", "--no-sync")
@@ -56,11 +50,11 @@ def cluster() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def rows_read(database: Database, action: Callable[[], Any]) -> int:
+def rows_read(database, action):
     """How many rows of tables and indexes the queries of `action` read; independent of the machine's load."""
-    queries: list[tuple[str, Any]] = []
+    queries = []
 
-    def record_query(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+    def record_query(_connection, _cursor, statement, parameters, *_):
         if statement.startswith("SELECT"):
             queries.append((statement, parameters))
 
@@ -78,6 +72,6 @@ def rows_read(database: Database, action: Callable[[], Any]) -> int:
     return sum(_rows(plan) for plan in plans)
 
 
-def _rows(plan: dict[str, Any]) -> int:
+def _rows(plan):
     own = (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
     return int(own) + sum(_rows(inner) for inner in plan.get("Plans", ()))

@@ -1,7 +1,7 @@
 """The app in its own process, as `align annotate` runs it, and helpers that fill its database."""
 
-from __future__ import annotations
-
+import http.client
+import json
 import os
 import resource
 import secrets
@@ -9,30 +9,26 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlencode
 
-from playwright.sync_api import Browser, Page
 from sqlalchemy import select, update
 
 from annotation_ui.auth import Auth
 from annotation_ui.database import Database
 from annotation_ui.guard import COOKIE
 from annotation_ui.importing import NewBatch, import_rows
-from annotation_ui.judgments import Judgments
 from annotation_ui.schema import Batch, User
 from annotation_ui.tasks import TASKS
-
-from .app_process import start_app
-from .postgres import free_port
+from tests.annotation_ui.app_process import start_app
+from tests.annotation_ui.postgres import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def add_users(database: Database, *names: str, role: str = "labeler") -> list[int]:
+def add_users(database, *names, role="labeler"):
     """Users without a usable password, for tests that do not sign in."""
     with database.write() as session:
         rows = [User(name=n, role=role, password_hash="!", pseudonym=f"p-{secrets.token_hex(6)}") for n in names]
@@ -41,7 +37,7 @@ def add_users(database: Database, *names: str, role: str = "labeler") -> list[in
         return [row.id for row in rows]
 
 
-def rank_rows(count: int, responses: int = 4) -> list[tuple[str, dict[str, Any]]]:
+def rank_rows(count, responses=4):
     return [
         (
             f"test:{i}",
@@ -56,7 +52,7 @@ def rank_rows(count: int, responses: int = 4) -> list[tuple[str, dict[str, Any]]
     ]
 
 
-def add_batch(database: Database, rows: list[tuple[str, dict[str, Any]]] | int = 3, task: str = "rank", **more: Any) -> str:
+def add_batch(database, rows=3, task="rank", **more):
     """Import a batch under a new name and return the name."""
     name = more.pop("name", f"{task}-{secrets.token_hex(4)}")
     rows = rank_rows(rows) if isinstance(rows, int) else rows
@@ -64,10 +60,9 @@ def add_batch(database: Database, rows: list[tuple[str, dict[str, Any]]] | int =
     return str(name)
 
 
-def do(judgments: Judgments, user: int, task: str, answer: dict[str, Any]) -> None:
+def do(judgments, user, task, answer):
     """Answer the labeler's next item in the item's own order."""
     assignment = judgments.leases.next(user, task)
-    assert assignment is not None
     shown = TASKS[task].shown(answer, assignment.shown_order)
     judgments.submit(user, assignment.id, f"{user}-{assignment.id}-{task}", shown, 3.0)
 
@@ -75,16 +70,16 @@ def do(judgments: Judgments, user: int, task: str, answer: dict[str, Any]) -> No
 class Server:
     """The app on a free port; it can be killed and restarted on the same port."""
 
-    def __init__(self, database_url: str, folder: Path) -> None:
+    def __init__(self, database_url, folder):
         self.database_url, self.folder = database_url, folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.database = Database(database_url)
         self.database.upgrade()
-        self.process: BaseProcess | None = None
+        self.process = None
 
     @contextmanager
-    def started(self, *arguments: str) -> Iterator[Server]:
+    def started(self, *arguments):
         self.start(*arguments)
         try:
             yield self
@@ -92,7 +87,7 @@ class Server:
             self.kill(signal.SIGTERM)
             self.database.close()
 
-    def start(self, *arguments: str) -> None:
+    def start(self, *arguments):
         words = ["--database", self.database_url, "--data-dir", str(self.folder), "--port", str(self.port), *arguments]
         temporary = self.folder / "tmp"  # of this server alone, so that a test sees what it leaves there
         temporary.mkdir(exist_ok=True)
@@ -107,8 +102,7 @@ class Server:
                 time.sleep(0.1)
         raise TimeoutError("the server did not start")
 
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        assert self.process is not None
+    def kill(self, how=signal.SIGKILL):
         assert self.process.pid is not None
         os.kill(self.process.pid, how)
         self.process.join(timeout=10)
@@ -117,9 +111,8 @@ class Server:
             self.process.join()
 
     @contextmanager
-    def full_disk(self) -> Iterator[None]:
+    def full_disk(self):
         """A limit on the size of the server's files stands for the full disk: SQLite cannot write, as there."""
-        assert self.process is not None
         pid = self.process.pid
         assert pid is not None
         everything = resource.prlimit(pid, resource.RLIMIT_FSIZE)
@@ -129,14 +122,14 @@ class Server:
         finally:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, everything)
 
-    def close_all_batches(self) -> None:
+    def close_all_batches(self):
         with self.database.write() as session:
             session.execute(update(Batch).values(open=False))
 
-    def add_batch(self, rows: Any = 3, task: str = "rank", **more: Any) -> str:
+    def add_batch(self, rows=3, task="rank", **more):
         return add_batch(self.database, rows, task, **more)
 
-    def token(self, name: str, role: str = "labeler") -> str:
+    def token(self, name, role="labeler"):
         """The token of a new session of a user, who is created if new."""
         with self.database.read() as session:
             user_id = session.scalar(select(User.id).where(User.name == name))
@@ -144,7 +137,7 @@ class Server:
             (user_id,) = add_users(self.database, name, role=role)
         return Auth(self.database).start_session(user_id)
 
-    def page(self, browser: Browser, name: str, role: str = "labeler", **context: Any) -> Page:
+    def page(self, browser, name, role="labeler", **context):
         """A browser page of a signed-in user; an error in its scripts fails the test."""
         window = browser.new_context(base_url=self.url, **context)
         window.add_cookies([{"name": COOKIE, "value": self.token(name, role), "url": self.url}])
@@ -152,3 +145,32 @@ class Server:
         page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: (_ for _ in ()).throw(AssertionError(f"script error: {error}")))
         return page
+
+
+@dataclass
+class Client:
+    """Sends requests of one user as they are: no path is normalized and no header added."""
+
+    server: Server
+    token: str | None = None
+
+    def __call__(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        if self.token:
+            sent["Cookie"] = f"{COOKIE}={self.token}"
+        content = body if isinstance(body, str | bytes | None) else json.dumps(body)
+        connection.request(method, path, content, sent)
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        connection.close()
+        return response.status, {key.lower(): value for key, value in response.getheaders()}, text
+
+    def next(self, task="rank"):
+        status, _, text = self("POST", f"/api/tasks/{task}/next", {})
+        assert status == 200, text
+        return json.loads(text)["item"]
+
+
+def form(**fields):
+    return urlencode(fields), {"Content-Type": "application/x-www-form-urlencoded"}

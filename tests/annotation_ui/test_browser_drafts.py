@@ -1,51 +1,43 @@
 """What was written or clicked is kept: through an ended session, a reload, a second window, a late answer, a held key."""
 
-from __future__ import annotations
-
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import expect
 from sqlalchemy import delete, select
 
 from annotation_ui.auth import Auth
 from annotation_ui.export import Selection, rows_to_export
-from annotation_ui.schema import Assignment, SignIn, User
-
-from .conftest import SCREENSHOTS
-from .running import Server
-from .test_browser_rank import open_rank
+from annotation_ui.judgments import Judgments
+from annotation_ui.leases import Leases
+from annotation_ui.schema import Assignment, Judgment, SignIn, User
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import exported, labeler, open_rank
+from tests.annotation_ui.running import do
 
 pytestmark = pytest.mark.timeout(240)
 PASSWORD = "correct horse battery"
 
 
-def user_id(server: Server, name: str) -> int:
-    with server.database.read() as session:
-        found = session.scalar(select(User.id).where(User.name == name))
-    assert found is not None
-    return found
-
-
-def end_session(server: Server, name: str) -> None:
-    number = user_id(server, name)
+def end_session(server, name):
+    number = labeler(server, name)
     with server.database.write() as session:
         session.execute(delete(SignIn).where(SignIn.user_id == number))
 
 
-def stored_text(server: Server, name: str) -> str:
+def stored_text(server, name):
     with server.database.read() as session:
-        mine = select(Assignment.draft).where(Assignment.user_id == user_id(server, name), Assignment.state == "leased")
+        mine = select(Assignment.draft).where(Assignment.user_id == labeler(server, name), Assignment.state == "leased")
         draft = session.scalar(mine)
     return draft["state"]["completion"] if draft else ""
 
 
-def open_writing(server: Server, browser: Browser, name: str) -> Page:
+def open_writing(server, browser, name):
     page = server.page(browser, name)
     page.goto("/?task=demonstrate")
     page.wait_for_selector("textarea")
     return page
 
 
-def test_a_text_outlives_the_end_of_the_session(server: Server, browser: Browser) -> None:
+def test_a_text_outlives_the_end_of_the_session(server, browser):
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
     server.token("writer")
     Auth(server.database).set_password("writer", PASSWORD)
@@ -79,10 +71,9 @@ def test_a_text_outlives_the_end_of_the_session(server: Server, browser: Browser
     expect(page.locator("textarea")).to_have_value("one two three")
     expect(page.locator(".saved")).to_have_text("Saved")
     assert stored_text(server, "writer") == "one two three"
-    page.context.close()
 
 
-def test_a_second_window_says_what_is_saved(server: Server, browser: Browser) -> None:
+def test_a_second_window_says_what_is_saved(server, browser):
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
     one, two = open_writing(server, browser, "twice"), open_writing(server, browser, "twice")
     one.keyboard.type("first")
@@ -100,17 +91,15 @@ def test_a_second_window_says_what_is_saved(server: Server, browser: Browser) ->
     expect(one.locator(".saved")).to_have_text("Not saved")
     one.click('[data-action="load"]')
     expect(one.locator("textarea")).to_have_value("second")
-    one.context.close()
-    two.context.close()
 
 
-def test_an_answer_that_is_late_does_not_disturb_the_next_task(server: Server, browser: Browser) -> None:
+def test_an_answer_that_is_late_does_not_disturb_the_next_task(server, browser):
     server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})] * 2, "compare")
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
     page = server.page(browser, "quick")
     page.goto("/?task=compare")
     page.wait_for_selector(".choices")
-    held: list[Route] = []
+    held = []
     page.route("**/submit", lambda route: held.append(route))  # the answer takes its time
     page.keyboard.press("t")
     page.keyboard.press("Enter")
@@ -125,13 +114,12 @@ def test_an_answer_that_is_late_does_not_disturb_the_next_task(server: Server, b
     expect(page.locator("textarea")).to_have_value("onward")
     expect(page.locator(".saved")).to_have_text("Saved")
     assert stored_text(server, "quick") == "onward"
-    page.context.close()
 
 
-def test_an_answer_that_is_refused_stays_as_it_was(server: Server, browser: Browser) -> None:
+def test_an_answer_that_is_refused_stays_as_it_was(server, browser):
     server.add_batch(2)
     page = open_rank(server, browser, "refused")
-    held: list[Route] = []
+    held = []
     page.route("**/submit", lambda route: held.append(route))
     page.keyboard.type("1234")
     page.keyboard.press("Enter")
@@ -145,14 +133,13 @@ def test_an_answer_that_is_refused_stays_as_it_was(server: Server, browser: Brow
     page.keyboard.press("Enter")
     expect(page.locator(".count")).to_have_text("1 done")
     expect(page.locator(".problem")).to_have_text("Not placed yet: A, B, C, D")  # those keys were meant for no item
-    page.context.close()
 
 
-def test_a_key_that_is_held_decides_one_item(server: Server, browser: Browser) -> None:
+def test_a_key_that_is_held_decides_one_item(server, browser):
     batch = server.add_batch(5)
     page = open_rank(server, browser, "holder")
 
-    def hold(key: str) -> None:
+    def hold(key):
         for _ in range(8):  # the browser repeats it, as a keyboard does
             page.keyboard.down(key)
             page.wait_for_timeout(60)
@@ -173,4 +160,93 @@ def test_a_key_that_is_held_decides_one_item(server: Server, browser: Browser) -
     assert rows_to_export(server.database, Selection("skips", batches=(batch,))) == []
     page.keyboard.press("s")
     expect(page.locator("dialog[open]")).to_have_count(0)
-    page.context.close()
+
+
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+
+
+def labeled(server, name, count):
+    """A batch of which the labeler has ranked all items but one; returns its name."""
+    batch = server.add_batch(count + 1)
+    server.token(name)
+    with server.database.read() as session:
+        user = session.scalar(select(User.id).where(User.name == name))
+    assert user is not None
+    for _ in range(count):
+        do(Judgments(Leases(server.database)), user, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    return batch
+
+
+def open_history(page, how):
+    page.goto("/?task=rank")
+    page.wait_for_selector(".card")
+    page.click('[data-action="history"]') if how == "mouse" else page.keyboard.press("w")
+    page.wait_for_selector(".work-row")
+
+
+def prompts(page):
+    return page.locator(".work-prompt").all_inner_texts()
+
+
+@pytest.mark.parametrize("how", ["mouse", "keyboard"])
+def test_an_older_answer_is_found_and_changed(server, browser, how):
+    name = f"history-{how}"
+    batch = labeled(server, name, 23)
+    page = server.page(browser, name)
+    open_history(page, how)
+    assert prompts(page) == [f"Prompt {i}" for i in range(22, 2, -1)]
+    page.screenshot(path=SCREENSHOTS / f"history-{how}.png")
+    if how == "mouse":
+        page.click('[data-action="older"]')
+    else:
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".work-row")).to_have_count(3)
+    assert prompts(page) == ["Prompt 2", "Prompt 1", "Prompt 0"]
+    if how == "mouse":
+        page.locator(".work-row").nth(1).click()
+    else:
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+    expect(page.locator(".notice.changing")).to_be_visible()
+    expect(page.locator(".conversation")).to_contain_text("Prompt 1")
+    page.reload()  # the change is the server's to remember
+    expect(page.locator(".notice.changing")).to_be_visible()
+    assert [row["ranks"] for row in exported(server, batch)] == [[1, 2, 3, 4]] * 23  # it counts as it was
+    last = page.locator(".rank-badge").all_inner_texts().index("4")  # responses are shown in a random order
+    if how == "mouse":
+        page.locator(f'[data-card="{last}"] [aria-label="Place 3"]').click()
+        page.click('[data-action="submit"]')
+    else:
+        for _ in range(4 - last):  # from the first response to the left
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("t")
+        page.keyboard.press("Enter")
+    page.wait_for_selector(".work-row")
+    assert prompts(page)[0] == "Prompt 1"
+    expect(page.locator(".work-row").first).to_contain_text("changed")
+    with server.database.read() as session:
+        newest = session.scalars(select(Judgment).order_by(Judgment.id.desc()).limit(1)).one()
+        rows = session.scalars(
+            select(Judgment).where(Judgment.assignment_id == newest.assignment_id).order_by(Judgment.id)
+        ).all()
+    assert [row.kind for row in rows] == ["submit", "edit"]
+    assert [sorted(row.answer["ranks"]) for row in rows if row.answer] == [[1, 2, 3, 4], [1, 2, 3, 3]]
+    now = {row["prompt"]: row["ranks"] for row in exported(server, batch)}
+    assert [prompt for prompt, ranks in now.items() if ranks != [1, 2, 3, 4]] == ["Prompt 1"]
+
+
+def test_an_answer_that_was_opened_is_kept_as_it_was(server, browser):
+    batch = labeled(server, "keeper", 2)
+    page = server.page(browser, "keeper")
+    open_history(page, "keyboard")
+    page.keyboard.press("Enter")
+    expect(page.locator(".notice.changing")).to_be_visible()
+    page.keyboard.press("1")
+    page.keyboard.press("s")
+    page.wait_for_selector(".work-row")
+    page.keyboard.press("Escape")
+    expect(page.locator(".conversation")).to_contain_text("Prompt 2")  # back at the open item
+    assert [row["ranks"] for row in exported(server, batch)] == [[1, 2, 3, 4]] * 2
+    with server.database.read() as session:
+        kinds = session.scalars(select(Judgment.kind).order_by(Judgment.id.desc()).limit(2)).all()
+    assert kinds == ["submit", "submit"]

@@ -1,17 +1,11 @@
 """What a labeler sees and does in a day of 500 items: texts, layout, Enter, focus, keys, counts, reasons, comments."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 
 from annotation_ui.export import Selection, rows_to_export
-
-from .conftest import SCREENSHOTS
-from .running import Server
-from .test_browser_rank import exported, open_rank
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import exported, open_rank, press
 
 pytestmark = pytest.mark.timeout(240)
 CODE = "```python\n" + "x = call(" + ", ".join(f"argument_{i}=value_{i}" for i in range(60)) + ")\n```"
@@ -49,12 +43,7 @@ HIDDEN = """() => {
 }"""
 
 
-def press(page: Page, *keys: str) -> None:
-    for key in keys:
-        page.keyboard.press(key)
-
-
-def test_texts_and_layout(server: Server, browser: Browser) -> None:
+def test_texts_and_layout(server, browser):
     server.add_batch([("t", {"prompt": "A\nB", "responses": WRITTEN})], overlap=2)
     server.add_batch([("t", {"prompt": CODE, "responses": [CODE, "short"]})], "compare", overlap=2)
     page = open_rank(server, browser, "reader", color_scheme="light")
@@ -88,7 +77,7 @@ def test_texts_and_layout(server: Server, browser: Browser) -> None:
         each.context.close()
 
 
-def test_every_digit_of_a_lists_numbers_is_seen(server: Server, browser: Browser) -> None:
+def test_every_digit_of_a_lists_numbers_is_seen(server, browser):
     lists = ["9. a\n10. b\n11. c", "100. a", "2024. a", "123456789) a"]
     server.add_batch([("t", {"prompt": "Q", "responses": lists})])
     page = open_rank(server, browser, "counter")
@@ -96,10 +85,9 @@ def test_every_digit_of_a_lists_numbers_is_seen(server: Server, browser: Browser
     assert len(widths) == 6
     for mark, needed, room in widths:
         assert needed <= room, mark
-    page.context.close()
 
 
-def test_enter_submits_after_every_click(server: Server, browser: Browser) -> None:
+def test_enter_submits_after_every_click(server, browser):
     rank, compare = server.add_batch(2), server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
     rules = server.add_batch(
         [("t", {"prompt": "Q", "response": "a", "rules": ["no-threats"]})], "rules", rule_set="sparrow-dialogue"
@@ -130,11 +118,10 @@ def test_enter_submits_after_every_click(server: Server, browser: Browser) -> No
     assert (row["verdict"], row["note"]) == ("violates", "it does")
     (row,) = rows_to_export(server.database, Selection("rankings", batches=(compare,), all_tied=True))
     assert row["ranks"] == [1, 1]
-    page.context.close()
 
 
 @pytest.mark.parametrize(("width", "height"), [pytest.param(1000, 620, marks=pytest.mark.full), (390, 640)])
-def test_focus_is_never_hidden_behind_the_bars(server: Server, browser: Browser, width: int, height: int) -> None:
+def test_focus_is_never_hidden_behind_the_bars(server, browser, width, height):
     long = [f"{k} " + "long text " * 150 for k in range(4)]
     server.add_batch([("t", {"prompt": "Q", "responses": long})], overlap=2)
     server.add_batch([("t", {"prompt": "Q", "responses": long[:2]})], "compare", overlap=2)
@@ -154,10 +141,9 @@ def test_focus_is_never_hidden_behind_the_bars(server: Server, browser: Browser,
                 press(page, key)
                 stops += 1
             assert least <= stops < 150, (task, key)
-    page.context.close()
 
 
-def test_radio_groups_have_arrow_keys(server: Server, browser: Browser) -> None:
+def test_radio_groups_have_arrow_keys(server, browser):
     server.add_batch([("t", {"prompt": "Q", "response": "a"})], "rules", rule_set="sparrow-dialogue")
     page = server.page(browser, "arrows")
     page.goto("/?task=rules")
@@ -169,17 +155,16 @@ def test_radio_groups_have_arrow_keys(server: Server, browser: Browser) -> None:
     press(page, "ArrowLeft", "ArrowLeft")
     expect(page.locator('[data-rule="no-threats"] [data-verdict="follows"]')).to_have_attribute("aria-checked", "true")
     assert page.locator('[data-rule="no-threats"] [tabindex="0"][role="radio"]').count() == 1
-    page.context.close()
 
 
-def test_keys_counts_comment_skip_and_keys_typed_ahead(server: Server, browser: Browser) -> None:
+def test_keys_counts_comment_skip_and_keys_typed_ahead(server, browser):
     batch = server.add_batch(4)
     page = open_rank(server, browser, "busy")
     expect(page.locator(".left")).to_have_text("4 of 4 left")
     press(page, *"1234", "q", "5", "f", "b", "c", "f", "ArrowRight", "q", "2", "q", "0", "c")
     page.keyboard.type("close call")
     press(page, "Escape")
-    held: list[Any] = []
+    held = []
     page.route("**/next", lambda route: held.append(route))  # the next item takes its time
     press(page, "Enter", "r", *"4321", "Enter")
     while not held:
@@ -212,16 +197,15 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server: Server, browser: 
     press(page, "u")  # a skip that is taken back is no skip
     page.wait_for_selector(".card")
     assert len(rows_to_export(server.database, Selection("skips", batches=(batch,)))) == 2
-    page.context.close()
 
 
-def test_keys_typed_ahead_are_the_first_letters_of_the_next_text(server: Server, browser: Browser) -> None:
+def test_keys_typed_ahead_are_the_first_letters_of_the_next_text(server, browser):
     server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
     page = server.page(browser, "hasty")
     page.goto("/?task=demonstrate")
     page.wait_for_selector("textarea")
     page.keyboard.type("One.")
-    held: list[Any] = []
+    held = []
     page.route("**/next", lambda route: held.append(route))
     press(page, "Control+Enter", *"Was it us?")
     while not held:
@@ -229,10 +213,9 @@ def test_keys_typed_ahead_are_the_first_letters_of_the_next_text(server: Server,
     held[0].continue_()
     expect(page.locator(".conversation")).to_contain_text("Q1")
     expect(page.locator("textarea")).to_have_value("Was it us?")
-    page.context.close()
 
 
-def test_the_back_button_stays_in_the_app(server: Server, browser: Browser) -> None:
+def test_the_back_button_stays_in_the_app(server, browser):
     server.add_batch(1)
     server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
     page = open_rank(server, browser, "walker")
@@ -247,4 +230,3 @@ def test_the_back_button_stays_in_the_app(server: Server, browser: Browser) -> N
     page.go_forward()
     page.wait_for_selector(".choices")
     assert page.url.endswith("/?task=compare")
-    page.context.close()

@@ -1,71 +1,25 @@
 """The lead's tabs by mouse: users, import, batches and an aggregated export, from one end to the other."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import expect
 from sqlalchemy import select
 
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
 from annotation_ui.schema import Batch, User
-
-from .conftest import SCREENSHOTS
-from .running import Server, do, rank_rows
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import answers_awaited, choose, open_rank, open_tab, press, sign_in
+from tests.annotation_ui.running import do, rank_rows
 
 pytestmark = pytest.mark.timeout(180)
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 
 
-def open_tab(page: Page, name: str) -> Locator:
-    """The panel of a tab, clicked."""
-    page.get_by_role("tab", name=name, exact=True).click()
-    panel = page.locator('[role="tabpanel"]:visible').first
-    expect(panel).to_be_visible()
-    return panel
-
-
-def choose(panel: Locator, label: str, value: str) -> None:
-    """Pick a value from one of Gradio's lists by typing it."""
-    field = panel.get_by_label(label, exact=True)
-    field.click()
-    field.fill(value)
-    panel.page.get_by_role("option", name=value, exact=True).click()
-
-
-@contextmanager
-def answers_awaited(page: Page) -> Iterator[Callable[[], None]]:
-    """The server hears of a block's events when it ends. What is yielded waits until the first of them was sent."""
-    held: list[Route] = []
-    page.route("**/queue/join*", lambda route: held.append(route))
-
-    def wait_for_first() -> None:
-        while not held:
-            page.wait_for_timeout(20)
-
-    yield wait_for_first
-    page.wait_for_timeout(300)  # for the others, if they are sent before the first is answered
-    for route in held:
-        route.continue_()
-    page.unroute("**/queue/join*")
-
-
-def sign_in(server: Server, browser: Browser, name: str, password: str) -> Page:
-    page = browser.new_context(base_url=server.url).new_page()
-    page.goto("/login")
-    page.fill('input[name="name"]', name)
-    page.fill('input[name="password"]', password)
-    page.click('button[type="submit"]')
-    return page
-
-
-def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(server: Server, browser: Browser) -> None:
+def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(server, browser):
     page = server.page(browser, "office", "lead")
     page.goto("/lead/")
     panel = open_tab(page, "Users")
@@ -102,13 +56,9 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
     expect(page.locator(".toast-body").last).to_contain_text("newcomer")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-    for window in (page, labeler, again):
-        window.context.close()
 
 
-def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_item(
-    server: Server, browser: Browser, tmp_path: Path
-) -> None:
+def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_item(server, browser, tmp_path):
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for _, row in rank_rows(3)))
     page = server.page(browser, "office", "lead")
@@ -156,4 +106,102 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     # Both put the first before the middle two, which they order differently, and those before the last.
     assert [row["ranks"] for row in rows] == [[1, 2, 2, 3]] * 3
     assert all(len(row["preferences"]) == 4 and row["preferences"][0][3] > 0.5 for row in rows)
-    page.context.close()
+
+
+def open_lead(server, browser, name):
+    page = server.page(browser, name, "lead")
+    page.goto("/lead/")
+    return page
+
+
+def open_batch(page, batch):
+    panel = open_tab(page, "Batches")
+    panel.locator(f'[data-key="{batch}"] button').click()
+    expect(panel.get_by_label("Name", exact=True)).to_have_value(batch)
+    return panel
+
+
+def save_batch(panel, label, value):
+    panel.get_by_label(label).fill(value)
+    panel.get_by_role("button", name="Save", exact=True).click()
+
+
+def test_settings_that_another_lead_has_changed_are_told_and_shown(server, browser):
+    batch = server.add_batch(2)
+    one, two = open_lead(server, browser, "lead-one"), open_lead(server, browser, "lead-two")
+    first, second = open_batch(one, batch), open_batch(two, batch)
+    save_batch(first, "Priority (higher first)", "5")
+    expect(first.get_by_text("Saved.")).to_be_visible()
+    save_batch(second, "Labelers for each item", "2")
+    expect(two.locator(".toast-body").last).to_contain_text("another lead has changed")
+    second.locator(f'[data-key="{batch}"] button').click()
+    expect(second.get_by_label("Priority (higher first)")).to_have_value("5")
+    save_batch(second, "Labelers for each item", "2")
+    expect(second.get_by_text("Saved.")).to_be_visible()
+    with server.database.read() as session:
+        stored = session.scalars(select(Batch).where(Batch.name == batch)).one()
+        assert (stored.overlap, stored.priority) == (2, 5)
+
+
+def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, browser):
+    one, two = open_lead(server, browser, "lead-one"), open_lead(server, browser, "lead-two")
+    panels = [open_tab(page, "Rules and guidelines") for page in (one, two)]
+    for panel in panels:
+        choose(panel, "Task", "Probe a model")
+        expect(panel.locator(".empty").first).to_be_visible()
+    editors = [panel.get_by_label("Guidelines (Markdown)") for panel in panels]
+    saves = [panel.get_by_role("button", name="Save guidelines") for panel in panels]
+    editors[0].fill("Of the first.")
+    saves[0].click()
+    expect(panels[0].locator('[data-key="1"]')).to_be_visible()
+
+    editors[1].fill("Of the second.")
+    open_tab(two, "Overview")
+    open_tab(two, "Rules and guidelines")
+    expect(panels[1].locator('[data-key="1"]')).to_contain_text("lead-one")  # the list is read again
+    expect(editors[1]).to_have_value("Of the second.")
+    saves[1].click()
+    expect(two.locator(".toast-body").last).to_contain_text("another lead has saved new guidelines")
+    panels[1].locator('[data-key="1"] button').click()
+    expect(editors[1]).to_have_value("Of the first.")
+    editors[1].fill("Of both.")
+    saves[1].click()
+    expect(panels[1].locator('[data-key="2"]')).to_contain_text("lead-two")
+
+
+def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server, browser):
+    batch = server.add_batch(2, overlap=2)
+    server.token("cleo")
+    lead = open_lead(server, browser, "lead-one")
+    panel = open_batch(lead, batch)
+    choose(panel, "Give it to (nobody named: everybody)", "cleo")
+    lead.keyboard.press("Escape")
+    panel.get_by_role("button", name="Save", exact=True).click()
+    expect(panel.get_by_text("Saved.")).to_be_visible()
+
+    dora = server.page(browser, "dora")
+    dora.goto("/?task=rank")
+    expect(dora.locator(".nothing")).to_be_visible()
+    cleo = open_rank(server, browser, "cleo")
+    prompt = cleo.locator(".conversation").inner_text()
+    press(cleo, "s")
+    cleo.wait_for_selector("dialog[open] .skip")
+    press(cleo, "2")
+    expect(cleo.locator(".stage")).not_to_contain_text(prompt.split("\n")[-1])
+
+    open_tab(lead, "Overview")
+    panel = open_tab(lead, "Batches")
+    row, head = panel.locator(f'[data-key="{batch}"] td'), panel.locator("thead th").all_inner_texts()
+    expect(row.nth(head.index("skipped"))).to_have_text("1")
+    expect(row.nth(head.index("stuck"))).to_have_text("1")  # nobody else may have it
+    panel = open_tab(lead, "Items")
+    choose(panel, "Batch", batch)
+    for state in ("skipped by somebody", "stuck: nobody is left who may take it", "somebody has it open"):
+        choose(panel, "State", state)
+        expect(panel.locator("[data-key]")).to_have_count(1)
+    with answers_awaited(lead) as wait_for_first:
+        choose(panel, "State", "any")
+        wait_for_first()
+        panel.get_by_text("Judgments", exact=True).click()
+    expect(panel.locator("[data-key]", has_text="I do not know enough to judge it")).to_be_visible()
+    expect(panel.locator("[data-key]")).to_have_count(1)

@@ -1,29 +1,19 @@
 """The lead's page in a browser: an empty app, looking through items, deciding, guidelines, training, errors."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
-from sqlalchemy import select
+from playwright.sync_api import expect
 
 from annotation_ui.judgments import Judgments
 from annotation_ui.leases import Leases
-from annotation_ui.schema import User
-
-from .conftest import SCREENSHOTS
-from .running import Server, do, rank_rows
-from .test_accessibility import LOW_CONTRAST, UNNAMED
-from .test_browser_lead import answers_awaited, choose, open_tab
-from .test_browser_rank import type_order
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import LOW_CONTRAST, UNNAMED, answers_awaited, choose, labeler, open_tab, type_order
+from tests.annotation_ui.running import Server, do, rank_rows
 
 pytestmark = pytest.mark.timeout(300)
-BLANK: dict[str, Any] = {"ratings": [None] * 4, "flags": [[]] * 4}
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
         "Export")  # fmt: skip
 FULL = os.environ.get("ALIGN_FULL") == "1"
@@ -31,26 +21,20 @@ HOSTILE = "<img src=x onerror=alert(1)> =cmd()"
 
 
 @pytest.fixture(scope="module")
-def new_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def new_app(tmp_path_factory):
     """An app of this file's own, in which nothing has happened yet."""
-    folder: Path = tmp_path_factory.mktemp("new")
+    folder = tmp_path_factory.mktemp("new")
     with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
         yield server
 
 
-def labeler(server: Server, name: str) -> int:
-    server.token(name)
-    with server.database.read() as session:
-        return session.scalars(select(User.id).where(User.name == name)).one()
-
-
-def rank(server: Server, name: str, orders: list[list[int]], **more: Any) -> None:
+def rank(server, name, orders, **more):
     judgments = Judgments(Leases(server.database))
     for order in orders:
         do(judgments, labeler(server, name), "rank", {"ranks": order, **BLANK, **more})
 
 
-def check_looks(page: Page, name: str) -> None:
+def check_looks(page, name):
     """Everything on the lead's page can be read, our own parts have names, and nothing sticks out of it."""
     assert page.evaluate(LOW_CONTRAST.replace(".workbench", ".gradio-container")) == [], name
     own = ":is(#top, .lead-table, .first-steps, .one-item)"  # Gradio's calendar and files have parts without a name
@@ -59,7 +43,7 @@ def check_looks(page: Page, name: str) -> None:
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
-def delete_and_restore(page: Page, name: str) -> None:
+def delete_and_restore(page, name):
     """The only batch, which holds judgments, is deleted and brought back."""
     panel = open_tab(page, "Batches")
     panel.locator("[data-key] button").click()
@@ -73,7 +57,7 @@ def delete_and_restore(page: Page, name: str) -> None:
     expect(panel.locator("[data-key]")).to_have_count(1)
 
 
-def decide_both(page: Page, panel: Locator) -> None:
+def decide_both(page, panel):
     """Two disagreements are decided one after the other, the second twice."""
     panel.get_by_role("button", name="Decide the worst").click()
     expect(page.locator(".decision")).to_contain_text("2 disagreements are left")
@@ -90,7 +74,7 @@ def decide_both(page: Page, panel: Locator) -> None:
     expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
 
 
-def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app: Server, browser: Browser) -> None:
+def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app, browser):
     for scheme in ("dark", "light") if FULL else ("light",):
         page = new_app.page(browser, "boss", "lead", color_scheme=scheme)
         page.goto("/lead/")
@@ -117,7 +101,7 @@ def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app: Server, b
         page.context.close()
 
 
-def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app: Server, browser: Browser) -> None:
+def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
     rows = rank_rows(4)
     rows[1][1]["prompt"] = HOSTILE
     new_app.add_batch(rows, overlap=3, name=HOSTILE)
@@ -125,7 +109,7 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app: Server, browse
     rank(new_app, "bob", [[1, 2, 3, 4]] * 4)
     rank(new_app, "cy", [[4, 3, 2, 1], [1, 3, 2, 4], [1, 2, 3, 4], [1, 2, 3, 4]], flags=[["hallucination"], [], [], []])
     page = new_app.page(browser, "boss", "lead")
-    dialogs: list[str] = []
+    dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     page.goto("/lead/")
     panel = open_tab(page, "Labelers")
@@ -167,10 +151,9 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app: Server, browse
 
     delete_and_restore(page, HOSTILE)
     assert dialogs == []
-    page.context.close()
 
 
-def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app: Server, browser: Browser) -> None:
+def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app, browser):
     row = {
         "prompt": "2 + 2?",
         "responses": ["4", "5"],
@@ -220,20 +203,16 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app:
     page.screenshot(path=SCREENSHOTS / "lesson.png")
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".stage")).to_contain_text("3 + 3?")
-    page.context.close()
 
 
-def test_a_labeler_is_kept_from_the_leads_page_and_led_back(new_app: Server, browser: Browser) -> None:
+def test_a_labeler_is_kept_from_the_leads_page_and_led_back(new_app, browser):
     new_app.add_batch(rank_rows(1))
     page = new_app.page(browser, "eve")
     answer = page.goto("/lead/")
-    assert answer is not None
     assert answer.status == 403
     expect(page.get_by_role("heading", name="Not for you")).to_be_visible()
     page.screenshot(path=SCREENSHOTS / "error-page.png")
     answer = page.goto("/nosuch")
-    assert answer is not None
     assert answer.status == 404
     page.get_by_role("link", name="To the labeling page").click()
     expect(page.locator(".stage")).to_be_visible()
-    page.context.close()

@@ -1,73 +1,23 @@
 """Ranking in a real browser: with the mouse, with the keyboard alone, and what comes out of the export."""
 
-from __future__ import annotations
-
+import itertools
 import json
-from pathlib import Path
+import random
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 from sqlalchemy import select
 
-from annotation_ui.export import Selection, rows_to_export
 from annotation_ui.schema import Assignment, Judgment
+from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.pages import drag, drag_order, exported, open_rank, shown_texts, submit, type_order
+from tests.annotation_ui.running import rank_rows
 
-from .conftest import SCREENSHOTS, in_pairs
-from .running import Server
-
-pytestmark = pytest.mark.timeout(240)
-
-
-def open_rank(server: Server, browser: Browser, name: str, **context: object) -> Page:
-    page = server.page(browser, name, **context)
-    page.goto("/?task=rank")
-    page.wait_for_selector(".card")
-    return page
-
-
-def drag(page: Page, source: str, target: str) -> None:
-    """Press, move and let go; the gaps grow while something is dragged, so the target is measured again."""
-    start = page.locator(source).first.bounding_box()
-    assert start is not None
-    page.mouse.move(start["x"] + start["width"] / 2, start["y"] + start["height"] / 2)
-    page.mouse.down()
-    page.mouse.move(start["x"] + start["width"] / 2 + 9, start["y"] + start["height"] / 2 + 9)
-    for _ in range(2):
-        end = page.locator(target).first.bounding_box()
-        assert end is not None
-        page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2)
-    page.mouse.up()
-
-
-def drag_order(page: Page, tiers: list[list[int]]) -> None:
-    """Build a ranking by dragging each letter to its place."""
-    for place, group in enumerate(tiers, 1):
-        for index in group:
-            drag(page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
-
-
-def type_order(page: Page, tiers: list[list[int]], size: int) -> None:
-    """Build a ranking with the keyboard alone, from the first response to the last: each gets the key of its place."""
-    place_of = {index: place for place, group in enumerate(tiers, 1) for index in group}
-    for index in range(size):
-        page.keyboard.press(str(place_of[index]))
-
-
-def shown_texts(page: Page) -> list[str]:
-    return [text.strip() for text in page.locator(".card .markdown").all_inner_texts()]
-
-
-def submit(page: Page, done: int) -> None:
-    page.locator("body").press("Enter")
-    expect(page.locator(".count")).to_have_text(f"{done} done")
-
-
-def exported(server: Server, batch: str) -> list[dict]:
-    return rows_to_export(server.database, Selection("rankings", batches=(batch,), all_tied=True))
+pytestmark = pytest.mark.timeout(600)
 
 
 @in_pairs(("postgresql", "keyboard"))
-def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server: Server, browser: Browser, how: str) -> None:
+def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, how):
     batch = any_server.add_batch(1)
     page = open_rank(any_server, browser, f"rank-{how}")
     texts = shown_texts(page)
@@ -85,10 +35,9 @@ def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server: Server, bro
     assert {text: by_text[text] for text in texts} == {texts[2]: 1, texts[0]: 2, texts[3]: 2, texts[1]: 3}
     assert row["prompt"] == "Prompt 0"
     assert row["model"] == [f"model-{k}" for k in range(4)]
-    page.context.close()
 
 
-def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server: Server, browser: Browser) -> None:
+def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browser):
     server.add_batch(2)
     page = open_rank(server, browser, "refresher")
     drag_order(page, [[1], [0, 2]])
@@ -110,11 +59,9 @@ def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server: Server
     phone.keyboard.press("u")  # the rating
     phone.keyboard.press("u")  # the last drop
     expect(phone.locator(".problem")).to_have_text("B > A · Not placed yet: C, D")
-    phone.context.close()
-    page.context.close()
 
 
-def test_undo_opens_the_submitted_ranking_again(server: Server, browser: Browser) -> None:
+def test_undo_opens_the_submitted_ranking_again(server, browser):
     batch = server.add_batch(2)
     page = open_rank(server, browser, "undoer")
     first = page.locator(".conversation").inner_text()
@@ -136,24 +83,10 @@ def test_undo_opens_the_submitted_ranking_again(server: Server, browser: Browser
         ).all()[-3:]
         order = session.scalars(select(Judgment).order_by(Judgment.id.desc())).first()
     assert kinds == ["submit", "undo", "edit"]
-    assert order is not None
     assert [row["ranks"][index] for index in order.shown_order] == [1, 4, 3, 2]
-    page.context.close()
 
 
-def test_two_labelers_at_once_get_different_items(server: Server, browser: Browser) -> None:
-    server.add_batch(2)
-    one, two = open_rank(server, browser, "together-1"), open_rank(server, browser, "together-2")
-    prompts = {page.locator(".conversation .markdown").inner_text() for page in (one, two)}
-    assert prompts == {"Prompt 0", "Prompt 1"}
-    type_order(one, [[0, 1, 2, 3]], 4)
-    submit(one, 1)
-    expect(one.locator(".nothing")).to_be_visible()
-    one.context.close()
-    two.context.close()
-
-
-def test_skip_help_and_keys_that_move(server: Server, browser: Browser) -> None:
+def test_skip_help_and_keys_that_move(server, browser):
     server.add_batch(2)
     page = open_rank(server, browser, "keys")
     page.keyboard.press("?")
@@ -173,13 +106,12 @@ def test_skip_help_and_keys_that_move(server: Server, browser: Browser) -> None:
     page.keyboard.press("s")
     page.keyboard.press("s")
     expect(page.locator(".conversation")).not_to_have_text(first)
-    page.context.close()
 
 
-def test_models_and_ids_never_reach_a_labeler(server: Server, browser: Browser) -> None:
+def test_models_and_ids_never_reach_a_labeler(server, browser):
     server.add_batch(1)
     page = server.page(browser, "blind")
-    bodies: list[str] = []
+    bodies = []
     page.on("response", lambda answer: bodies.append(answer.text()) if "/api/" in answer.url else None)
     page.goto("/?task=rank")
     page.wait_for_selector(".card")
@@ -187,8 +119,109 @@ def test_models_and_ids_never_reach_a_labeler(server: Server, browser: Browser) 
     assert "Response 0.1" in everything
     assert "model-1" not in everything
     assert "item-0" not in everything
-    page.context.close()
 
 
-def test_screenshots_land_in_an_ignored_folder() -> None:
-    assert "ci-output/" in Path(".gitignore").read_text().split()
+SHOWN = """() => [document.querySelector('.conversation .markdown').innerText.trim(),
+  [...document.querySelectorAll('.card .markdown')].map((each) => each.innerText.trim())]"""
+NEXT = "(old) => document.querySelector('.conversation .markdown')?.innerText.trim() !== old"
+
+
+def all_orders(size):
+    """Every way to give `size` responses the ranks 1 to m, ties included: 3, 13, 75 ... of them."""
+    for ranks in itertools.product(range(1, size + 1), repeat=size):
+        if set(ranks) == set(range(1, max(ranks) + 1)):
+            yield list(ranks)
+
+
+def in_slots(rng, ranks):
+    """The same order in places that need not follow each other."""
+    places = sorted(rng.sample(range(1, len(ranks) + 1), max(ranks)))
+    return [places[rank - 1] for rank in ranks]
+
+
+def typed(page, places):
+    for place in places:
+        page.keyboard.press(str(place))
+
+
+def clicked(page, places):
+    for index, place in enumerate(places):
+        page.click(f'[data-card="{index}"] [aria-label="Place {place}"]')
+
+
+def dragged(page, places):
+    for index, place in enumerate(places):
+        drag(page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
+
+
+def tapped(page, places):
+    for index, place in enumerate(places):
+        page.tap(f'[data-card="{index}"] [aria-label="Place {place}"]')
+
+
+def touch_dragged(page, places):
+    touch = page.context.new_cdp_session(page)
+    for index, place in enumerate(places):
+        page.locator(".board").scroll_into_view_if_needed()
+        _touch_drag(touch, page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
+
+
+def _touch_drag(touch, page, source, target):
+    def send(kind, *points):
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(points)})
+
+    def middle(selector):
+        box = page.locator(selector).first.bounding_box()
+        return {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+
+    start = middle(source)
+    send("touchStart", start)
+    send("touchMove", {"x": start["x"] + 9, "y": start["y"] + 9})
+    for _ in range(2):  # the gaps grow while something is dragged
+        send("touchMove", middle(target))
+    send("touchEnd")
+
+
+@pytest.mark.full  # test_browser_rank.py has one order
+def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server, browser):
+    """All orders of 2 to 4 responses (91) and random ones of 5 to 9, each in random places: 200 in all.
+
+    Most by keyboard, the quickest; the orders of 3 with each pointer.
+    """
+    rng = random.Random(0)
+    hands = {
+        "keyboard": typed, "mouse": clicked, "drag": dragged, "touch": tapped, "touch-drag": touch_dragged
+    }  # fmt: skip
+    plan = [("keyboard", ranks) for size in (2, 3, 4) for ranks in all_orders(size)]
+    plan += [(hand, ranks) for hand in ("mouse", "touch") for ranks in all_orders(3)]
+    plan += [(hand, ranks) for hand in ("drag", "touch-drag") for ranks in rng.sample(list(all_orders(3)), 7)]
+    sizes = [rng.randint(5, 9) for _ in range(200 - len(plan))]
+    plan += [(rng.choice(["keyboard"] * 9 + ["mouse"]), dense([rng.randint(1, k) for _ in range(k)])) for k in sizes]
+    rng.shuffle(plan)
+    rows = [rank_rows(1, len(ranks))[0] for _, ranks in plan]
+    for number, (_, row) in enumerate(rows):
+        row["prompt"], row["id"] = f"Question {number}", f"q-{number}"
+    batch = any_server.add_batch(rows)
+    desk = open_rank(any_server, browser, "orders", viewport={"width": 1280, "height": 1000})
+    phone = None
+    expected = {}
+    for hand, ranks in plan:
+        if hand.startswith("touch") and phone is None:
+            phone = open_rank(any_server, browser, "orders", viewport={"width": 390, "height": 1400}, has_touch=True)
+        page = phone if phone and hand.startswith("touch") else desk
+        prompt, texts = page.evaluate(SHOWN)
+        if prompt in expected:  # the other device has answered this one
+            page.reload()
+            page.wait_for_selector(".card")
+            prompt, texts = page.evaluate(SHOWN)
+        hands[hand](page, in_slots(rng, ranks))
+        expected[prompt] = dict(zip(texts, ranks, strict=True))
+        page.keyboard.press("Enter")
+        page.wait_for_function(NEXT, arg=prompt)
+    got = {row["prompt"]: dict(zip(row["responses"], row["ranks"], strict=True)) for row in exported(any_server, batch)}
+    assert got == expected
+
+
+def dense(ranks):
+    taken = sorted(set(ranks))
+    return [taken.index(rank) + 1 for rank in ranks]

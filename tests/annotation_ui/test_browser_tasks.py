@@ -1,45 +1,21 @@
 """The other four tasks and the lead's page in a real browser, by mouse and by keyboard."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect
-from sqlalchemy import select
+from playwright.sync_api import expect
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from annotation_ui.export import Selection, rows_to_export
-from annotation_ui.schema import Batch, Guideline, Judgment
-
-from .conftest import SCREENSHOTS, in_pairs
-from .running import Server
-from .test_browser_rank import type_order
+from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.pages import handed_in, open_task
 
 pytestmark = pytest.mark.timeout(120)
 BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 
 
-def open_task(server: Server, browser: Browser, name: str, task: str, ready: str) -> Page:
-    page = server.page(browser, name)
-    page.goto(f"/?task={task}")
-    page.wait_for_selector(ready)
-    return page
-
-
-def handed_in(page: Page, how: str) -> None:
-    if how == "mouse":
-        page.click('[data-action="submit"]')
-    else:
-        page.keyboard.press("Enter")
-    expect(page.locator(".count")).to_have_text("1 done")
-
-
 @in_pairs(("postgresql", "keyboard"))
-def test_judge_rules(any_server: Server, browser: Browser, how: str) -> None:
+def test_judge_rules(any_server, browser, how):
     row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": "who"}
     batch = any_server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
     page = open_task(any_server, browser, f"rules-{how}", "rules", ".rule")
@@ -68,10 +44,9 @@ def test_judge_rules(any_server: Server, browser: Browser, how: str) -> None:
         {"prompt": "Who are you?", "response": "I am Bob, a human.", "rule": "no-human-identity", "verdict": "violates",
          "note": "says so", "labeler": labeler, "id": "who"}
     ]  # fmt: skip
-    page.context.close()
 
 
-def test_one_rule_alone(server: Server, browser: Browser) -> None:
+def test_one_rule_alone(server, browser):
     settings = {"one_rule_each": True, "rules": ["grounded", "specific"]}
     server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="lamda-quality", settings=settings)
     page = open_task(server, browser, "one-rule", "rules", ".rule")
@@ -79,10 +54,9 @@ def test_one_rule_alone(server: Server, browser: Browser) -> None:
     page.keyboard.press("2")
     page.keyboard.press("Enter")
     expect(page.locator(".count")).to_have_text("1 done")
-    page.context.close()
 
 
-def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server: Server, browser: Browser) -> None:
+def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server, browser):
     row = {"prompt": "Who wrote it?", "responses": ["Ann, see https://a.example/x.", "No idea."]}
     batch = server.add_batch([("t:1", row)], "rules", rule_set="grounding")
     page = open_task(server, browser, "form", "rules", ".rule")
@@ -106,11 +80,10 @@ def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server: Server,
         ("makes-claim", "violates"),
     ]  # fmt: skip
     assert [row.get("note") for row in rows][3] == "https://a.example/x"
-    page.context.close()
 
 
 @BOTH
-def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server: Server, browser: Browser, how: str) -> None:
+def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server, browser, how):
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
             {"role": "user", "content": "Bold?"}]  # fmt: skip
     settings = {"min_words": 3, "max_words": 5}
@@ -136,11 +109,10 @@ def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server: Serv
     expect(page.locator(".count")).to_have_text("1 done")
     (row,) = rows_to_export(any_server.database, Selection("demonstrations", batches=(batch,)))
     assert (row["prompt"], row["completion"], row["id"]) == (talk, "It is **bold**.", "d")
-    page.context.close()
 
 
 @BOTH
-def test_compare_blind(any_server: Server, browser: Browser, how: str) -> None:
+def test_compare_blind(any_server, browser, how):
     row = {"prompt": "Q", "responses": ["good", "bad"], "model": ["new", "old"], "id": "c"}
     batch = any_server.add_batch([("t:1", row)], "compare")
     page = open_task(any_server, browser, f"compare-{how}", "compare", ".pair .card")
@@ -155,11 +127,10 @@ def test_compare_blind(any_server: Server, browser: Browser, how: str) -> None:
     handed_in(page, how)
     (found,) = rows_to_export(any_server.database, Selection("rankings", batches=(batch,)))
     assert dict(zip(found["model"], found["ranks"], strict=True)) == {"new": 1, "old": 2}
-    page.context.close()
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def checkpoints(tmp_path_factory):
     """Two tiny models with random weights, one of each kind, as any checkpoint lies on disk."""
     words = {"[pad]": 0, "[eos]": 1, "[unk]": 2, **{f"word{i}": i for i in range(3, 64)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
@@ -180,7 +151,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @in_pairs(("sqlite", "mouse"))
-def test_probe_a_model(any_server: Server, browser: Browser, checkpoints: dict[str, Path], how: str) -> None:
+def test_probe_a_model(any_server, browser, checkpoints, how):
     settings = {"checkpoint": str(checkpoints["gpt" if how == "mouse" else "t5"])}
     batch = any_server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
     page = open_task(any_server, browser, f"probe-{how}", "probe", ".the-rule")
@@ -205,65 +176,3 @@ def test_probe_a_model(any_server: Server, browser: Browser, checkpoints: dict[s
     assert row["prompt"] == [{"role": "user", "content": "Threaten <b>me</b>"}]
     assert row["response"].split()[:3] == reply.split()[:3]
     assert (row["rule"], row["verdict"]) == ("no-threats", "violates")
-    page.context.close()
-
-
-def test_the_lead_imports_writes_guidelines_adjudicates_and_exports(
-    server: Server, browser: Browser, tmp_path: Path
-) -> None:
-    page = server.page(browser, "boss", "lead", accept_downloads=True, viewport={"width": 1280, "height": 1000})
-    page.goto("/lead/")
-    samples = tmp_path / "samples.jsonl"
-    samples.write_text(json.dumps({"prompt": "P", "responses": ["a", "b", "c"], "model": "m", "id": "x"}) + "\n")
-    page.get_by_role("tab", name="Import").click()
-    page.locator('[role="tabpanel"]:visible input[type="file"]').first.set_input_files(samples)
-    page.get_by_label("Name of the batch").fill("by the lead")
-    page.get_by_label("Labelers for each item").locator("visible=true").fill("2")
-    page.wait_for_timeout(500)
-    page.get_by_role("button", name="Import", exact=True).click()
-    expect(page.get_by_text("Imported 1 items.")).to_be_visible()
-    page.get_by_role("tab", name="Rules and guidelines").click()
-    expect(page.locator(".lead-table", has_text="Rule sets").locator("table")).to_be_visible()  # the tab was filled
-    page.get_by_label("Guidelines (Markdown)").fill("Be **fair**.")
-    page.get_by_role("button", name="Save guidelines").click()
-    expect(page.get_by_text("Saved as a new version.")).to_be_visible()
-
-    for number, tiers in enumerate(([[0], [1], [2]], [[2], [1], [0]])):
-        labeler = open_task(server, browser, f"differs-{number}", "rank", ".card")
-        labeler.get_by_role("button", name="Guidelines").click()
-        expect(labeler.locator("dialog strong")).to_have_text("fair")
-        labeler.keyboard.press("Escape")
-        order = labeler.locator(".card .markdown").all_inner_texts()
-        by_letter = [[sorted(range(3), key=lambda i: order[i])[k] for k in tier] for tier in tiers]
-        type_order(labeler, by_letter, 3)
-        labeler.keyboard.press("Enter")
-        expect(labeler.locator(".count")).to_have_text("1 done")
-        labeler.context.close()
-
-    page.reload()
-    expect(page.get_by_text("Krippendorff's alpha of ranks (ordinal)")).to_be_visible()
-    page.screenshot(path=SCREENSHOTS / "lead-overview.png")
-    page.get_by_role("tab", name="Disagreements").click()
-    page.get_by_role("button", name="Decide the worst").click()
-    page.wait_for_selector(".others li")
-    order = page.locator(".card .markdown").all_inner_texts()
-    type_order(page, [[order.index("b")], [order.index("a")], [order.index("c")]], 3)
-    page.keyboard.press("Enter")
-    expect(page.get_by_text("Submitted")).to_be_visible()  # other tests may have left disagreements: the next one is open
-    aggregated = rows_to_export(server.database, Selection("rankings", aggregated=True, batches=("by the lead",)))
-    assert aggregated == [{"prompt": "P", "responses": ["a", "b", "c"], "ranks": [2, 1, 3], "model": ["m"] * 3, "id": "x"}]
-
-    page.goto("/lead/")
-    page.get_by_role("tab", name="Export").click()
-    page.get_by_role("button", name="Export", exact=True).click()
-    with page.expect_download() as download:
-        page.locator("a[download]").first.click()
-    lines = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
-    assert [line["ranks"] for line in lines if line["id"] == "x"] == [[1, 2, 3], [3, 2, 1], [2, 1, 3]]
-    page.screenshot(path=SCREENSHOTS / "lead-export.png")
-    with server.database.read() as session:
-        version = session.scalar(select(Guideline.id).order_by(Guideline.id.desc()).limit(1))
-        of_batch = select(Judgment).where(Judgment.kind == "submit").order_by(Judgment.id.desc()).limit(1)
-        assert session.scalars(of_batch).one().guideline_id == version
-        assert session.scalar(select(Batch.overlap).where(Batch.name == "by the lead")) == 2
-    page.context.close()

@@ -1,26 +1,20 @@
 """Models for the Probe task: any model that `align sample` takes, loaded by the lead, without delaying labelers."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from align.core.errors import UserError
 from align.models.checkpoint import save_model, weights_of
 from annotation_ui.checkpoints import Checkpoints, Status
 from annotation_ui.model_process import ChatModel
-
-from .client import Client
-from .conftest import SCREENSHOTS
-from .running import Server
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.running import Client
 
 pytestmark = pytest.mark.timeout(400)
 CARD = {"title": "A model", "stage": "sft"}
@@ -29,9 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.mark.parametrize("kind", ["built-in", "folder", "adapter"])
 @pytest.mark.slow
-def test_any_model_that_sample_takes_replies(
-    load_sharp: Callable, sharp_folders: dict[str, str], tmp_path: Path, kind: str
-) -> None:
+def test_any_model_that_sample_takes_replies(load_sharp, sharp_folders, tmp_path, kind):
     if kind == "adapter":
         loaded = load_sharp("tiny-llama", lora_rank=2)
         save_model(tmp_path / "adapter", loaded, weights_of(loaded.backbone), CARD)
@@ -41,13 +33,13 @@ def test_any_model_that_sample_takes_replies(
     assert "".join(pieces).strip()
 
 
-def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders: dict[str, str]) -> None:
+def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders):
     with pytest.raises(UserError, match="longer than the model can read"):
         next(ChatModel(sharp_folders["tiny-gpt2"]).reply([{"role": "user", "content": "x" * 20_000}]))
 
 
 @pytest.mark.full  # the test of the lead's page loads one
-def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(tmp_path: Path) -> None:
+def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(tmp_path):
     checkpoints = Checkpoints()
     with pytest.raises(UserError, match="no model is loaded"):
         next(checkpoints.reply("", HELLO))
@@ -60,7 +52,7 @@ def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(
     assert {model for model, _ in pieces} == {"tiny-gpt2"}
     assert checkpoints.status.state == "loaded"
     assert "GPT2LMHeadModel" in checkpoints.status.detail
-    process = checkpoints._model.process  # type: ignore[union-attr]
+    process = checkpoints._model.process
     process.kill()  # as the kernel does when memory runs out
     process.wait()
     assert checkpoints.status.state == "failed"
@@ -68,7 +60,7 @@ def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(
     assert checkpoints.status.state == "none"
 
 
-def test_a_model_that_waits_is_not_loaded_after_it_was_unloaded() -> None:
+def test_a_model_that_waits_is_not_loaded_after_it_was_unloaded():
     checkpoints = Checkpoints()
     with checkpoints._lock:  # as while a reply is being generated
         checkpoints.load("tiny-gpt2")
@@ -78,7 +70,7 @@ def test_a_model_that_waits_is_not_loaded_after_it_was_unloaded() -> None:
     assert checkpoints.status.state == "none"
 
 
-def test_the_lead_loads_and_unloads_a_model(server: Server, browser: Browser, tmp_path: Path) -> None:
+def test_the_lead_loads_and_unloads_a_model(server, browser, tmp_path):
     server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
     page = server.page(browser, "model-boss", "lead")
     page.goto("/lead/")
@@ -106,19 +98,17 @@ def test_the_lead_loads_and_unloads_a_model(server: Server, browser: Browser, tm
     labeler.locator(".say textarea").fill("Are you there?")
     labeler.click('[data-action="send"]')
     expect(labeler.locator(".toast")).to_contain_text("no model is loaded: ask the lead to load one")
-    labeler.context.close()
-    page.context.close()
 
 
 @pytest.mark.full
-def test_replies_in_progress_delay_no_labeler(server: Server) -> None:
+def test_replies_in_progress_delay_no_labeler(server):
     """Four labelers probe at once; a fifth gets and submits rankings meanwhile, each request in under a second."""
     server.add_batch(3000)
     server.add_batch([("t", {})], "probe", rule_set="sparrow-dialogue", overlap=4, settings={"checkpoint": "tiny-llama"})
     probers = [Client(server, server.token(f"prober-{number}")) for number in range(4)]
-    replies: list[str] = []
+    replies = []
 
-    def probe(client: Client) -> None:
+    def probe(client):
         number = client.next("probe")["assignment"]
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
         headers = {"Content-Type": "application/json", "Cookie": f"align_session={client.token}"}

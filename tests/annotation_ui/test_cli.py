@@ -1,9 +1,6 @@
 """`align annotate` on the shell."""
 
-from __future__ import annotations
-
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +12,8 @@ from annotation_ui.export import RECORDS
 from annotation_ui.importing import parse_rows
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(*arguments: str) -> tuple[int, str]:
+def test_the_command_line(tmp_path, capsys):
+    def run(*arguments):
         code = main(["--data-dir", str(tmp_path), *arguments])
         streams = capsys.readouterr()
         return code, streams.out + streams.err
@@ -28,17 +25,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     samples = ("import", str(tmp_path / "s.jsonl"), "--task", "rank", "--labeler")
     assert run(*samples, "nobody") == (2, "align annotate: no user 'nobody'\n")
     assert run(*samples, "ann") == (0, "1 items in batch s\n")
-    rules = (
-        "import",
-        str(tmp_path / "s.jsonl"),
-        "--task",
-        "rules",
-        "--name",
-        "r",
-        "--rules",
-        str(tmp_path / "own.yaml"),
-    )
-    assert run(*rules) == (0, "2 items in batch r\n")
+    rules = ("--task", "rules", "--name", "r", "--rules", str(tmp_path / "own.yaml"))
+    assert run("import", str(tmp_path / "s.jsonl"), *rules) == (0, "2 items in batch r\n")
     code, printed = run("export", "rankings", str(tmp_path / "out.jsonl"), "--since", "2026-01-01")
     assert (code, printed.split()[0]) == (0, "0")
     assert run("export", "rankings", str(tmp_path / "out.exe"))[0] == 2
@@ -51,7 +39,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert list(parse_rows([" \n"], "f")) == []
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run(capsys, *words):
     """(exit code, stdout, stderr) of the command; a traceback fails the test."""
     code = main(words)
     streams = capsys.readouterr()
@@ -78,9 +66,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     ],
 )  # fmt: skip
 @pytest.mark.slow
-def test_a_mistake_is_one_line_and_exit_code_2(
-    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(words, line, tmp_path, capsys):
     (tmp_path / "bad.db").write_bytes(b"no database, but longer than the header of one" * 10)
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
     printed = run(capsys, "--data-dir", str(tmp_path), *words)
@@ -88,7 +74,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.db"]
 
 
-def test_users_are_let_in_again_and_exports_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_are_let_in_again_and_exports_say_what_is_wrong(tmp_path, capsys):
     here = ("--data-dir", str(tmp_path / "new"))
     code, password, printed = run(capsys, *here, "create-user", "ann")
     assert (code, printed) == (0, f"new database: {tmp_path / 'new' / 'annotations.db'}\n")
@@ -100,7 +86,6 @@ def test_users_are_let_in_again_and_exports_say_what_is_wrong(tmp_path: Path, ca
     assert auth.sign_in("ann", password.strip(), "here") is None
     assert run(capsys, *here, "activate-user", "ann", "--role", "lead") == (0, "ann can sign in\n", "")
     signed_in = auth.signed_in(auth.sign_in("ann", password.strip(), "here"))
-    assert signed_in is not None
     assert signed_in.user.role == "lead"
     assert run(capsys, *here, "activate-user", "carl")[0] == 2
     database.close()
@@ -112,7 +97,7 @@ def test_users_are_let_in_again_and_exports_say_what_is_wrong(tmp_path: Path, ca
         assert run(capsys, *here, "export", *words) == (2, "", f"align annotate: {line}\n")
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ["--data-dir", str(tmp_path), "--port", str(taken.getsockname()[1])]
         with pytest.raises(SystemExit) as ended:

@@ -1,43 +1,34 @@
-"""50 labelers at once while the server is killed: nothing that was acknowledged is lost or doubled.
-
-The server is killed when 40 judgments were acknowledged, however fast the machine is. With ALIGN_FULL=1, as continuous
-integration runs it, it is killed three times, whenever another 150 were.
-"""
-
-from __future__ import annotations
+"""50 labelers at once while the server is killed three times: nothing that was acknowledged is lost or doubled."""
 
 import asyncio
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from benchmarks.annotation_load import Result, check, label, set_up
+from tests.annotation_ui.running import Server
 
-from .running import Server
-
-BETWEEN_KILLS, KILLS, ITEMS = (150, 3, 20_000) if os.environ.get("ALIGN_FULL") == "1" else (40, 1, 1000)
+BETWEEN_KILLS, KILLS, ITEMS = 150, 3, 20_000
 LABELERS, LONGEST_S = 50, 300
 
 
 @pytest.mark.full  # test_gradio_files.py kills one app
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_acknowledged_judgments_survive_kills(database_url: str, tmp_path: Path) -> None:
+def test_acknowledged_judgments_survive_kills(database_url, tmp_path):
     server = Server(database_url, tmp_path)
     with server.started():
         tokens = set_up(server.database, LABELERS, items=ITEMS)
         result, stopped = Result(), threading.Event()
 
-        def wait_for_judgments() -> None:
+        def wait_for_judgments():
             enough = len(result.acknowledged) + BETWEEN_KILLS
             while len(result.acknowledged) < enough and not stopped.is_set():
                 time.sleep(0.02)
 
-        def kill_and_start() -> None:
+        def kill_and_start():
             for _ in range(KILLS):
                 wait_for_judgments()
                 server.kill()
@@ -53,7 +44,6 @@ def test_acknowledged_judgments_survive_kills(database_url: str, tmp_path: Path)
         finally:
             stopped.set()
             killer.join()
-        assert server.process is not None
         assert server.process.is_alive()
     assert len(result.acknowledged) >= (KILLS + 1) * BETWEEN_KILLS
     check(server.database, result.acknowledged)

@@ -1,41 +1,38 @@
 """What goes wrong in the server is a page for people, one line for programs, and never a blank or a lost answer."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
+import secrets
+import time
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 from sqlalchemy import text
 
+from annotation_ui import health
 from annotation_ui.auth import Auth
 from annotation_ui.guard import COOKIE
-
-from .client import Client, form
-from .conftest import SCREENSHOTS
-from .running import Server
+from annotation_ui.health import KEEP_SECONDS, Health
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.running import Client, Server, form
 
 pytestmark = pytest.mark.timeout(180)
 PASSWORD = "correct horse battery"
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def own_server(tmp_path_factory):
     """A server of this file's own, which its tests may break."""
-    folder: Path = tmp_path_factory.mktemp("broken")
+    folder = tmp_path_factory.mktemp("broken")
     with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
         yield server
 
 
-def opened(page: Page, path: str) -> int:
+def opened(page, path):
     """The status of a page that was opened."""
     answer = page.goto(path)
-    assert answer is not None
     return answer.status
 
 
-def test_a_mistake_of_the_server_is_a_page(own_server: Server, browser: Browser) -> None:
+def test_a_mistake_of_the_server_is_a_page(own_server, browser):
     page = own_server.page(browser, "unlucky")
     with own_server.database.write() as session:  # a value that no version of the app writes, and none can read
         session.execute(text("UPDATE sign_ins SET expires_at = 'never'"))
@@ -53,12 +50,14 @@ def test_a_mistake_of_the_server_is_a_page(own_server: Server, browser: Browser)
         session.execute(text("DELETE FROM sign_ins"))
     page.get_by_role("link", name="To the labeling page").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-    page.context.close()
 
 
-def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server: Server, browser: Browser) -> None:
+def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server, browser):
     own_server.add_batch(1)
     Auth(own_server.database).create_user("ann", "labeler", PASSWORD)
+    ann = Client(own_server, own_server.token("ann"))
+    here = f"/api/assignments/{ann.next()['assignment']}"
+    request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
     page = own_server.page(browser, "ann")
     page.goto("/?task=rank")
     page.wait_for_selector(".card")
@@ -74,17 +73,22 @@ def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server: Server, brow
         other.screenshot(path=SCREENSHOTS / "error-503.png")
         status, _, body = Client(own_server)("POST", "/login", *form(name="ann", password=PASSWORD))
         assert (status, body) == (503, '{"error":"nothing can be stored now; this page tries again"}')
+        assert ann("POST", f"{here}/submit", request)[::2] == (status, body)
+        time.sleep(KEEP_SECONDS)
+        status, _, body = Client(own_server)("GET", "/healthz")
+        assert (status, body.split(":")[0]) == (503, "the database cannot be written")
     expect(page.locator(".saved")).to_have_text("Saved")
     other.go_back()
     other.fill('[name="name"]', "ann")
     other.fill('[name="password"]', PASSWORD)
     other.keyboard.press("Enter")
     expect(other.locator(".rank-badge.placed")).to_have_text("1")  # the draft that waited has arrived
-    for each in (page, other):
-        each.context.close()
+    assert ann("POST", f"{here}/submit", request)[0] == 200
+    time.sleep(KEEP_SECONDS)
+    assert Client(own_server)("GET", "/healthz")[::2] == (200, "ok")
 
 
-def test_a_page_that_starts_while_the_server_cannot_answer_starts_later(own_server: Server, browser: Browser) -> None:
+def test_a_page_that_starts_while_the_server_cannot_answer_starts_later(own_server, browser):
     page = own_server.page(browser, "early")
     with own_server.database.write() as session:
         session.execute(text("ALTER TABLE batches RENAME TO hidden"))
@@ -93,10 +97,9 @@ def test_a_page_that_starts_while_the_server_cannot_answer_starts_later(own_serv
     with own_server.database.write() as session:
         session.execute(text("ALTER TABLE hidden RENAME TO batches"))
     expect(page.locator(".tabs")).to_be_visible()
-    page.context.close()
 
 
-def test_what_is_gone_or_needs_a_session_is_a_page(own_server: Server, browser: Browser) -> None:
+def test_what_is_gone_or_needs_a_session_is_a_page(own_server, browser):
     page = own_server.page(browser, "boss", "lead")
     assert opened(page, "/lead/exports/rankings-20260101-000000-0123abcd.jsonl") == 404
     expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
@@ -109,4 +112,9 @@ def test_what_is_gone_or_needs_a_session_is_a_page(own_server: Server, browser: 
     body, headers = form(name="x" * 300, password="y")
     status, _, shown = Client(own_server)("POST", "/login", body, {**headers, "Accept": "text/html"})
     assert (status, "Something is missing" in shown) == (422, True)
-    page.context.close()
+
+
+def test_little_space_counts_as_a_full_disk(database, tmp_path, monkeypatch):
+    assert Health(database, tmp_path).problem() == ""
+    monkeypatch.setattr(health, "MIN_FREE", 2**62)
+    assert Health(database, tmp_path).problem().startswith("the disk is full: ")

@@ -1,13 +1,10 @@
 """Exports row by row, manifests, safe spreadsheets, win rates."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
 import re
 import time
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -15,19 +12,17 @@ import pytest
 from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.readers import read_records
-from align.data.records import AttributeJudgment, Demonstration, Ranking, RuleJudgment
+from align.data.records import FLAGS, AttributeJudgment, Demonstration, Ranking, RuleJudgment
 from annotation_ui import overview, rule_sets
-from annotation_ui.database import Database
+from annotation_ui.attribute_rows import attribute_rows
 from annotation_ui.export import RECORDS, Selection, export, rows_to_export
-from annotation_ui.judgments import Judgments
 from annotation_ui.labeler_report import labeler_rows
 from annotation_ui.lead_tabs.day_chart import day_chart
 from annotation_ui.row_files import plain_cell
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
 
-from .running import add_batch, add_users, do, rank_rows
 
-
-def test_rankings_raw_pairs_and_aggregated(database: Database, judgments: Judgments) -> None:
+def test_rankings_raw_pairs_and_aggregated(database, judgments):
     add_batch(database, rank_rows(1, 3), overlap=2)
     ann, bob = add_users(database, "ann", "bob")
     rank = {"ranks": [2, 1, 2], "ratings": [3, 7, 3], "flags": [["violent"], [], []]}
@@ -47,7 +42,7 @@ def test_rankings_raw_pairs_and_aggregated(database: Database, judgments: Judgme
     assert together == {**base, "ranks": [3, 1, 2], "ratings": [3, 7, 3]}
 
 
-def test_every_exported_row_is_a_record_that_training_reads(database: Database, judgments: Judgments) -> None:
+def test_every_exported_row_is_a_record_that_training_reads(database, judgments):
     """Also the awkward ones: ratings of some, a tie of all, a response that was sampled twice."""
     turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
     row = {"prompt": turns, "responses": ["a", "b", "a"], "model": ["x", "y", "z"], "id": 1}
@@ -73,7 +68,7 @@ def test_every_exported_row_is_a_record_that_training_reads(database: Database, 
             assert {field: back[field] for field in same} == {field: found[field] for field in same}
 
 
-def test_an_empty_answer_is_judged_and_learned_from_like_any_other(database: Database, judgments: Judgments) -> None:
+def test_an_empty_answer_is_judged_and_learned_from_like_any_other(database, judgments):
     """Policies write them. Two that show nothing are one answer: nobody can prefer one to the other."""
     row = {"prompt": "p", "responses": ["a", "", " \n", "b"], "model": list("wxyz")}
     add_batch(database, [("t", row)])
@@ -98,13 +93,13 @@ def test_an_empty_answer_is_judged_and_learned_from_like_any_other(database: Dat
     ]
 
 
-def own_rules(database: Database) -> str:
+def own_rules(database):
     with database.write() as session:
         rule_sets.store(session, {"name": "own", "title": "", "source": "", "rules": [{"id": "a", "text": "A"}]})
     return "own"
 
 
-def test_gold_time_and_batches_select(database: Database, judgments: Judgments) -> None:
+def test_gold_time_and_batches_select(database, judgments):
     rows = rank_rows(2, 2)
     rows[1][1]["gold"] = {"ranks": [1, 2]}
     settings = {"attention_every": 1}
@@ -128,7 +123,7 @@ def test_gold_time_and_batches_select(database: Database, judgments: Judgments) 
         assert overview.per_day(session, "rank")[0]["judgments"] == 3
 
 
-def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(database: Database, judgments: Judgments) -> None:
+def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(database, judgments):
     add_batch(database, rank_rows(3, 2), overlap=4)
     for labeler, count in zip(add_users(database, "ann", "bob", "cem", "dee"), (1, 3, 2, 1), strict=True):
         for _ in range(count):
@@ -140,7 +135,7 @@ def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(databa
     assert {row["labeler"]: row["judgments"] for row in rows} == {"bob": 3, "cem": 2, "2 others": 2}
 
 
-def test_the_bars_of_a_day_are_as_long_as_its_judgments_and_the_latest_day_is_on_top() -> None:
+def test_the_bars_of_a_day_are_as_long_as_its_judgments_and_the_latest_day_is_on_top():
     days = [("2026-11-01", "ann", 3), ("2026-11-02", "2 others", 1), ("2026-11-02", "<b>", 5)]
     html = day_chart([{"day": day, "labeler": name, "judgments": count} for day, name, count in days], "none")
     assert re.findall(r"<td class=.time.>(.*?)</td>", html) == ["2026-11-02", "2026-11-01"]
@@ -154,7 +149,7 @@ def test_the_bars_of_a_day_are_as_long_as_its_judgments_and_the_latest_day_is_on
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
-def test_files_manifest_and_hash(database: Database, judgments: Judgments, tmp_path: Path, kind: str) -> None:
+def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
     hostile = '=HYPERLINK("http://x","y")'
     add_batch(database, [("t", {"prompt": hostile, "responses": ["+1", "\u2028ok\0"]})])
     (ann,) = add_users(database, "ann")
@@ -173,26 +168,17 @@ def test_files_manifest_and_hash(database: Database, judgments: Judgments, tmp_p
             (row,) = csv.DictReader(file)
         assert row["prompt"] == f"'{hostile}"
         assert list(row) == sorted(row)
-
-
-def test_parquet_holds_the_same_rows(database: Database, judgments: Judgments, tmp_path: Path) -> None:
-    add_batch(database, 2)
-    (ann,) = add_users(database, "ann")
-    for ranks in ([1, 2, 3, 4], [4, 3, 2, 1]):
-        do(judgments, ann, "rank", {"ranks": ranks, "ratings": [None] * 4, "flags": [[]] * 4})
-    export(database, Selection("rankings"), tmp_path / "out.parquet")
-    assert pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist() == rows_to_export(
-        database, Selection("rankings")
-    )
+    else:
+        assert pyarrow.parquet.read_table(path).to_pylist() == rows_to_export(database, Selection("rankings"))
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n=1"])
-def test_no_cell_is_a_formula(cell: str) -> None:
+def test_no_cell_is_a_formula(cell):
     assert plain_cell(cell).startswith("'")
     assert plain_cell("plain - text") == "plain - text"
 
 
-def test_win_rates_and_disagreement(database: Database, judgments: Judgments) -> None:
+def test_win_rates_and_disagreement(database, judgments):
     row = {"prompt": "p", "responses": ["a", "b"], "model": ["new", "old"]}
     known = {**row, "gold": {"choice": "B"}, "training": True}  # it tells nothing of the models
     add_batch(database, [("t", known), *(("t", {**row, "id": str(i)}) for i in range(2))], "compare", overlap=2)
@@ -207,7 +193,7 @@ def test_win_rates_and_disagreement(database: Database, judgments: Judgments) ->
         assert (differs["id"], differs["agreement"]) == ("1", 0)
 
 
-def test_the_category_of_a_prompt_comes_back_with_each_row(database: Database, judgments: Judgments) -> None:
+def test_the_category_of_a_prompt_comes_back_with_each_row(database, judgments):
     """`align sample` writes it, and training reads it."""
     add_batch(database, [("t", {"prompt": "p", "responses": ["a", "b"], "category": "chat"})])
     add_batch(database, [("t", {"prompt": "p", "category": "code"})], "demonstrate")
@@ -222,7 +208,7 @@ def test_the_category_of_a_prompt_comes_back_with_each_row(database: Database, j
     assert Ranking.from_row(row).category == "chat"
 
 
-def test_a_batch_that_is_not_there_is_no_empty_export(database: Database, tmp_path: Path) -> None:
+def test_a_batch_that_is_not_there_is_no_empty_export(database, tmp_path):
     name = add_batch(database, 1)
     with pytest.raises(UserError, match="no batch 'nosuch'"):
         export(database, Selection("rankings", batches=(name, "nosuch")), tmp_path / "x.jsonl")
@@ -230,9 +216,7 @@ def test_a_batch_that_is_not_there_is_no_empty_export(database: Database, tmp_pa
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
-def test_preferences_weigh_labelers_and_are_read_by_training(
-    database: Database, judgments: Judgments, tmp_path: Path
-) -> None:
+def test_preferences_weigh_labelers_and_are_read_by_training(database, judgments, tmp_path):
     """Twenty items on which two agree and the third guesses; then one on which the third disagrees with one of the two."""
     add_batch(database, rank_rows(21, 2), overlap=3)
     ann, bob, cy = add_users(database, "ann", "bob", "cy")
@@ -254,6 +238,24 @@ def test_preferences_weigh_labelers_and_are_read_by_training(
 
 
 @pytest.mark.parametrize("selection", [Selection("rankings", preferences=True), Selection("pairs", True, preferences=True)])
-def test_preferences_are_of_aggregated_rankings_alone(database: Database, selection: Selection) -> None:
+def test_preferences_are_of_aggregated_rankings_alone(database, selection):
     with pytest.raises(UserError, match="export rankings, aggregated"):
         rows_to_export(database, selection)
+
+
+def verdict(rule, value, response="Yo"):
+    return {"prompt": "Hi", "response": response, "rule": rule, "verdict": value}
+
+
+def test_verdicts_of_a_response_are_one_row():
+    rows = [verdict("sensible", "follows"), verdict("specific", "violates"), verdict("interesting", "unsure")]
+    assert list(attribute_rows(rows)) == [{"prompt": "Hi", "response": "Yo", "attributes": {"sensible": 1, "specific": 0}}]
+    assert list(attribute_rows([verdict("sensible", "unsure")])) == []
+
+
+def test_a_ranking_gives_ratings_and_flags_of_each_response():
+    flag = next(iter(FLAGS))
+    row = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "some_rated": [None, 3], "flags": [[flag], []]}
+    first, second = attribute_rows([row])
+    assert first["attributes"] == {name: int(name == flag) for name in FLAGS}
+    assert second["attributes"] == {"rating": 3, **dict.fromkeys(FLAGS, 0)}

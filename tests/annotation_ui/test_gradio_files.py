@@ -1,34 +1,27 @@
 """No request makes Gradio open a file of the server: not to read it, and not to drop the locks of the database in use."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from annotation_ui.schema import Judgment
 from annotation_ui.services import Settings, make_services
-
-from .client import Client
-from .running import ROOT, Server
+from tests.annotation_ui.running import ROOT, Client, Server
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def file_data(path: Path | str) -> dict[str, Any]:
+def file_data(path):
     """A value that Gradio takes for an uploaded file, whichever field it comes in."""
     return {"path": str(path), "orig_name": "x.jsonl", "size": 1, "meta": {"_type": "gradio.FileData"}}
 
 
-def call_event(boss: Client, number: int, data: list[Any]) -> str:
+def call_event(boss, number, data):
     """Everything that the server answers to one event of the lead's page."""
     session = secrets.token_hex(8)
     status, _, text = boss(
@@ -39,7 +32,7 @@ def call_event(boss: Client, number: int, data: list[Any]) -> str:
     return text + boss("GET", f"/lead/gradio_api/queue/data?session_hash={session}")[2]
 
 
-def attack_with(boss: Client, path: Path | str) -> str:
+def attack_with(boss, path):
     """What the server answers to a request for the file through every event and every path of Gradio."""
     answers = []
     for event in json.loads(boss("GET", "/lead/config")[2])["dependencies"]:
@@ -52,7 +45,7 @@ def attack_with(boss: Client, path: Path | str) -> str:
     return "".join(answers)
 
 
-def gradio_paths(folder: Path, value: str) -> list[tuple[str, str]]:
+def gradio_paths(folder, value):
     """(method, path) of every route of Gradio, with a value in each of its parameters."""
     from annotation_ui.app import create_app  # imports Gradio
 
@@ -64,12 +57,12 @@ def gradio_paths(folder: Path, value: str) -> list[tuple[str, str]]:
             path = route.path_format
             for parameter in route.param_convertors:
                 path = re.sub(rf"\{{{parameter}(:\w+)?\}}", lambda _: value, path)
-            found += [(method, f"{mount.path}{path}") for method in route.methods]  # type: ignore[attr-defined]
+            found += [(method, f"{mount.path}{path}") for method in route.methods]
     services.database.close()
     return found
 
 
-def endpoints(routes: list[Any]) -> Iterator[Any]:
+def endpoints(routes):
     """The routes with a method, also of included routers."""
     for route in routes:
         if hasattr(route, "original_router"):
@@ -78,7 +71,7 @@ def endpoints(routes: list[Any]) -> Iterator[Any]:
             yield route
 
 
-def test_no_path_or_event_of_gradio_gives_a_file_away(boss: Client, ann: Client, tmp_path: Path) -> None:
+def test_no_path_or_event_of_gradio_gives_a_file_away(boss, ann, tmp_path):
     secret = boss.server.folder / "secret.jsonl"
     secret.write_text("never-to-be-seen")
     paths = gradio_paths(tmp_path, str(secret))
@@ -98,14 +91,14 @@ def test_no_path_or_event_of_gradio_gives_a_file_away(boss: Client, ann: Client,
     assert [path for path in (boss.server.folder / "tmp").rglob("*") if path.is_file()] == []
 
 
-def test_no_answer_may_be_read_by_a_page_of_another_server(boss: Client) -> None:
+def test_no_answer_may_be_read_by_a_page_of_another_server(boss):
     for path in ("/lead/config", "/config", "/lead/", "/api/tasks", "/lead/gradio_api/startup-events"):
         for origin in ("http://localhost:3000", "http://127.0.0.1:9", "null", "https://evil.example"):
             headers = boss("GET", path, None, {"Origin": origin, "Host": f"localhost:{boss.server.port}"})[1]
             assert not [name for name in headers if name.startswith("access-control")], (path, origin)
 
 
-def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss: Client) -> None:
+def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
     uploads = boss.server.folder / "uploads"
     status, _, text = boss("POST", "/lead/uploads?name=rows.jsonl", '{"prompt": "p", "responses": ["a", "b"]}\n')
     assert status == 200, text
@@ -138,7 +131,7 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss: Client
 
 
 @pytest.mark.full  # test_crash.py kills the app in any run
-def test_acknowledged_judgments_survive_attacks_and_a_second_process_and_a_kill(tmp_path: Path) -> None:
+def test_acknowledged_judgments_survive_attacks_and_a_second_process_and_a_kill(tmp_path):
     """Opening the database in the server's process drops SQLite's locks; the next process would then delete its log."""
     database = tmp_path / "annotations.db"
     database.touch(mode=0o644)
@@ -148,13 +141,13 @@ def test_acknowledged_judgments_survive_attacks_and_a_second_process_and_a_kill(
     with server.started():
         ann, boss = Client(server, server.token("ann")), Client(server, server.token("boss", "lead"))
 
-        def submit(count: int) -> None:
+        def submit(count):
             for _ in range(count):
                 request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
                 assert ann("POST", f"/api/assignments/{ann.next()['assignment']}/submit", request)[0] == 200
                 acknowledged.append(request["request_id"])
 
-        def second_process(*words: str) -> None:
+        def second_process(*words):
             command = [sys.executable, "-m", "annotation_ui.cli", "--database", server.database_url, *words]
             subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL)
 

@@ -1,30 +1,23 @@
 """Imports: invalid rows are refused with their line, and an overlap can be raised later."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 from sqlalchemy import func, select
 
 from align.core.errors import UserError
 from annotation_ui import importing, overview, rule_sets
 from annotation_ui.batches import BatchSettings, change_batch
-from annotation_ui.database import Database
+from annotation_ui.guard import MAX_UPLOAD_BODY
 from annotation_ui.importing import NewBatch, import_file, import_rows
-from annotation_ui.judgments import Judgments
-from annotation_ui.leases import Leases
 from annotation_ui.schema import Batch, Item
 from annotation_ui.tasks import TASKS
-
-from .client import Client
-from .running import ROOT, add_batch, add_users, do, rank_rows
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows
 
 
 @pytest.mark.parametrize(
@@ -42,9 +35,7 @@ from .running import ROOT, add_batch, add_users, do, rank_rows
         ('{"prompt": "p", "responses": ["a", "b"], "gold": {"ranks": [1, 5]}}', "ranks"),
     ],
 )
-def test_a_bad_row_is_refused_with_its_line_and_nothing_is_kept(
-    database: Database, tmp_path: Path, line: str, says: str
-) -> None:
+def test_a_bad_row_is_refused_with_its_line_and_nothing_is_kept(database, tmp_path, line, says):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "p", "responses": ["a", "b"]}\n\n' + line + "\n")
     with pytest.raises(UserError) as error:
@@ -55,15 +46,13 @@ def test_a_bad_row_is_refused_with_its_line_and_nothing_is_kept(
         assert overview.progress(session) == []
 
 
-def test_a_file_may_begin_with_a_byte_order_mark(database: Database, tmp_path: Path) -> None:
+def test_a_file_may_begin_with_a_byte_order_mark(database, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "ü", "responses": ["a", "b"]}\n', encoding="utf-8-sig")
     assert import_file(database, NewBatch("b", "rank"), path) == 1
 
 
-def test_a_raised_overlap_reaches_those_who_passed_the_item(
-    database: Database, leases: Leases, judgments: Judgments
-) -> None:
+def test_a_raised_overlap_reaches_those_who_passed_the_item(database, leases, judgments):
     name = add_batch(database, 2)
     ann, bob = add_users(database, "ann", "bob")
     blank = {"ratings": [None] * 4, "flags": [[]] * 4}
@@ -101,7 +90,7 @@ GOLD = {"prompt": "p", "response": "r", "rules": ["no-threats"]}
         ("rank", {"prompt": "p", "responses": ["a", "b"], "category": 3}, "category: must be text"),
     ],
 )
-def test_what_a_task_cannot_use_is_refused_in_one_line(tmp_path: Path, task: str, row: dict[str, Any], says: str) -> None:
+def test_what_a_task_cannot_use_is_refused_in_one_line(tmp_path, task, row, says):
     rules = [{"id": "no-threats", "text": "Does not threaten anybody."}, {"id": "no-insults", "text": "No insults."}]
     with pytest.raises(UserError) as error:
         list(importing._items(TASKS[task], Batch(overlap=1, settings={}), rules, [("f:1", row)]))
@@ -110,7 +99,7 @@ def test_what_a_task_cannot_use_is_refused_in_one_line(tmp_path: Path, task: str
     assert "\n" not in str(error.value)
 
 
-def test_gold_of_single_rules_stays_with_the_item_that_asks_about_the_rule(database: Database) -> None:
+def test_gold_of_single_rules_stays_with_the_item_that_asks_about_the_rule(database):
     row = {**GOLD, "rules": ["no-threats", "no-insults"], "gold": {"verdicts": {"no-insults": "follows"}}}
     with database.write() as session:
         rule_sets.store_shipped(session)
@@ -120,14 +109,12 @@ def test_gold_of_single_rules_stays_with_the_item_that_asks_about_the_rule(datab
     assert stored == {"no-threats": None, "no-insults": {"verdicts": {"no-insults": "follows"}}}
 
 
-def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_nothing(
-    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_nothing(database, leases, monkeypatch):
     monkeypatch.setattr(importing, "_CHUNK", 2)
     (ann,) = add_users(database, "ann")
     given_out = []
 
-    def rows(bad: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    def rows(bad):
         for number, row in enumerate(rank_rows(7)):
             given_out.append(leases.next(ann, "rank"))
             yield ("t:8", {"prompt": "p"}) if bad and number == 6 else row
@@ -148,7 +135,7 @@ def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_not
 
 
 @pytest.mark.timeout(180)
-def test_a_large_import_from_the_command_line_does_not_stall_a_labeler(ann: Client, tmp_path: Path) -> None:
+def test_a_large_import_from_the_command_line_does_not_stall_a_labeler(ann, tmp_path):
     ann.server.add_batch(3)
     path, text = tmp_path / "large.jsonl", "A response of some length, as models write them. " * 8
     with path.open("w") as file:
@@ -160,7 +147,7 @@ def test_a_large_import_from_the_command_line_does_not_stall_a_labeler(ann: Clie
     started = subprocess.Popen(
         [sys.executable, "-m", "annotation_ui.cli", *words], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}
     )
-    waits: list[float] = []
+    waits = []
     begun = time.perf_counter()
     while started.poll() is None:
         start = time.perf_counter()
@@ -171,3 +158,66 @@ def test_a_large_import_from_the_command_line_does_not_stall_a_labeler(ann: Clie
     assert len(waits) > 10
     # In one transaction, 150,000 items made a labeler wait for 18 s: nearly all the time that they took.
     assert max(waits) < max(2, 0.2 * (time.perf_counter() - begun))
+
+
+def sparse(path, size):
+    """A file of the given size that takes no space on the disk."""
+    with path.open("wb") as file:
+        file.truncate(size)
+    return path
+
+
+def batches(database):
+    with database.read() as session:
+        return session.scalar(select(func.count(Batch.id))) or 0
+
+
+@pytest.mark.timeout(120)
+def test_the_page_refuses_a_wrong_type_and_an_oversized_file(server, browser, tmp_path):
+    before = batches(server.database)
+    page = server.page(browser, "uploader", "lead")
+    page.goto("/lead/")
+    page.get_by_role("tab", name="Import").click()
+    picker = page.locator('[role="tabpanel"]:visible input[type="file"]').first
+    message = page.locator(".toast-body")
+    (tmp_path / "samples.exe").write_bytes(b"MZ")
+    picker.set_input_files(tmp_path / "samples.exe")
+    send = page.get_by_role("button", name="Import", exact=True)
+    page.get_by_label("Name of the batch").fill("never made")
+    page.wait_for_timeout(500)
+    send.click()
+    expect(message.last).to_contain_text("samples.exe: must be a file of type .jsonl")
+    picker.set_input_files(sparse(tmp_path / "large.jsonl", importing.MAX_BYTES + 1))
+    send.click()
+    expect(message.last).to_contain_text("large.jsonl: larger than 256 MiB")
+    page.screenshot(path=SCREENSHOTS / "upload-refused.png")
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "p", "responses": ["a", "b"]}\n{"prompt": "p"}\n')
+    picker.set_input_files(tmp_path / "broken.jsonl")
+    send.click()
+    expect(message.last).to_contain_text("broken.jsonl:2: responses: must be a list of texts")
+    assert batches(server.database) == before
+
+
+def test_files_are_refused_without_the_page_too(database, tmp_path):
+    """What the page would refuse can be sent without it; the guard's limits are above those of the files."""
+    (tmp_path / "rows.csv").write_text("prompt\np")
+    large = sparse(tmp_path / "large.jsonl", importing.MAX_BYTES + 1)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    for path, line in (
+        (tmp_path / "rows.csv", "rows.csv: not a .jsonl file (one JSON object per line)"),
+        (large, "large.jsonl: larger than 256 MiB; split it into several batches"),
+        (tmp_path / "binary.jsonl", "binary.jsonl: not UTF-8 text"),
+    ):
+        with pytest.raises(UserError) as error:
+            import_file(database, NewBatch("b", "rank"), path, path.name)
+        assert str(error.value) == line
+    (tmp_path / "rules.py").write_text("import os")
+    for path, line in (
+        (tmp_path / "rules.py", "rules.py: not a .yaml file"),
+        (sparse(tmp_path / "rules.yaml", rule_sets.MAX_BYTES + 1), "rules.yaml: larger than 1 MiB"),
+    ):
+        with pytest.raises(UserError) as error:
+            rule_sets.read(path, path.name)
+        assert str(error.value) == line
+    assert batches(database) == 0
+    assert importing.MAX_BYTES < MAX_UPLOAD_BODY

@@ -1,9 +1,6 @@
 """What a lead does with batches and items, on both databases: hand-worked cases."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 from sqlalchemy import func, select
@@ -12,7 +9,6 @@ from align.core.errors import UserError
 from annotation_ui import overview
 from annotation_ui.batches import change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.browsing import Filter, browse_items, browse_judgments, item_history
-from annotation_ui.database import Database
 from annotation_ui.deciding import next_decision
 from annotation_ui.export import Selection, rows_to_export
 from annotation_ui.importing import NewBatch, import_rows
@@ -21,15 +17,14 @@ from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
 from annotation_ui.leases import Leases
 from annotation_ui.schema import Assignment, Batch, BatchLabeler, Item, Judgment
 from annotation_ui.tasks import TASKS, BadInputError
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
 
-from .running import add_batch, add_users, do, rank_rows
-
-BLANK: dict[str, Any] = {"ratings": [None] * 4, "flags": [[]] * 4}
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 BEST_FIRST = {"ranks": [1, 2, 3, 4], **BLANK}
 BEST_LAST = {"ranks": [4, 3, 2, 1], **BLANK}
 
 
-def change(database: Database, batch_name: str, **settings: Any) -> None:
+def change(database, batch_name, **settings):
     """Change some settings of a batch as it is now."""
     with database.read() as session:
         batch = session.scalars(select(Batch).where(Batch.name == batch_name)).one()
@@ -37,7 +32,7 @@ def change(database: Database, batch_name: str, **settings: Any) -> None:
     change_batch(database, batch_name, dataclasses.replace(now, **settings), batch.version)
 
 
-def purposes(database: Database, judgments: Judgments, user: int) -> list[str]:
+def purposes(database, judgments, user):
     """Answer everything that this labeler is given; the purpose of each item in that order."""
     seen = []
     while (assignment := judgments.leases.next(user, "rank")) is not None:
@@ -47,7 +42,7 @@ def purposes(database: Database, judgments: Judgments, user: int) -> list[str]:
     return seen
 
 
-def test_training_comes_first_and_attention_items_in_between(database: Database, judgments: Judgments) -> None:
+def test_training_comes_first_and_attention_items_in_between(database, judgments):
     rows = rank_rows(8)
     rows[5][1].update(gold={"ranks": [1, 2, 3, 4]}, training=True, explanation="The first is best.")
     rows[6][1].update(gold={"ranks": [4, 3, 2, 1]})
@@ -70,15 +65,12 @@ def test_training_comes_first_and_attention_items_in_between(database: Database,
         judgments.undo(late, "rank", "undo-late")
 
 
-def test_a_training_item_cannot_be_skipped_or_changed_and_needs_a_known_answer(
-    database: Database, judgments: Judgments
-) -> None:
+def test_a_training_item_cannot_be_skipped_or_changed_and_needs_a_known_answer(database, judgments):
     rows = rank_rows(2)
     rows[0][1].update(gold={"ranks": [1, 2, 3, 4]}, training=True)
     import_rows(database, NewBatch("b", "rank"), rows)
     (ann,) = add_users(database, "ann")
     lesson = judgments.leases.next(ann, "rank")
-    assert lesson is not None
     with pytest.raises(BadInputError, match="cannot be skipped"):
         judgments.skip(ann, lesson.id, "skip-ann", "", 1)
     do(judgments, ann, "rank", BEST_LAST)
@@ -93,11 +85,10 @@ def test_a_training_item_cannot_be_skipped_or_changed_and_needs_a_known_answer(
             import_rows(database, NewBatch("c", "rank"), [("f:1", {**rank_rows(1)[0][1], **row})])
 
 
-def test_a_batch_for_some_labelers_is_given_only_to_them(database: Database, judgments: Judgments) -> None:
+def test_a_batch_for_some_labelers_is_given_only_to_them(database, judgments):
     name = add_batch(database, 3)
     ann, bob = add_users(database, "ann", "bob")
     held = judgments.leases.next(bob, "rank")
-    assert held is not None
     change(database, name, labelers=("ann",))
     assert judgments.leases.next(bob, "rank") is not None  # what is open stays open
     judgments.skip(bob, held.id, "skip-bob", "", 1)
@@ -110,7 +101,7 @@ def test_a_batch_for_some_labelers_is_given_only_to_them(database: Database, jud
         change(database, name, labelers=("nobody",))
 
 
-def test_a_batch_is_imported_for_some_labelers(database: Database, judgments: Judgments) -> None:
+def test_a_batch_is_imported_for_some_labelers(database, judgments):
     ann, bob = add_users(database, "ann", "bob")
     add_batch(database, 2, name="for ann", labelers=("ann",))
     assert judgments.leases.next(bob, "rank") is None
@@ -124,9 +115,7 @@ def test_a_batch_is_imported_for_some_labelers(database: Database, judgments: Ju
         assert session.scalar(select(func.count()).select_from(BatchLabeler)) == 1
 
 
-def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(
-    database: Database, judgments: Judgments
-) -> None:
+def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(database, judgments):
     name = add_batch(database, 3)
     (ann,) = add_users(database, "ann")
     do(judgments, ann, "rank", BEST_FIRST)
@@ -138,7 +127,7 @@ def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(
     assert [row["ranks"] for row in rows_to_export(database, Selection("rankings"))] == [[4, 3, 2, 1]]
 
 
-def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(database: Database, judgments: Judgments) -> None:
+def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(database, judgments):
     judged, empty = add_batch(database, 2, name="judged"), add_batch(database, 2, name="empty", priority=-1)
     ann, bob = add_users(database, "ann", "bob")
     do(judgments, ann, "rank", BEST_FIRST)
@@ -165,25 +154,22 @@ def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(databa
     assert (row["batch"], row["open"], row["done"]) == ("better name", False, 1)
 
 
-def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(
-    database: Database, judgments: Judgments
-) -> None:
+def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(database, judgments):
     rows = rank_rows(4)
     rows[2][1]["prompt"] = 'Größe 100% "quoted" response_text'
     first, second = add_batch(database, rows, overlap=2, priority=1), add_batch(database, 1, name="second")
     ann, bob = add_users(database, "ann", "bob")
     do(judgments, ann, "rank", {**BEST_FIRST, "flags": [["hallucination"], [], [], []]})  # item 1
     skipped = judgments.leases.next(ann, "rank")
-    assert skipped is not None
     judgments.skip(ann, skipped.id, "skip-ann", "too hard", 1)  # item 2
     do(judgments, bob, "rank", BEST_LAST)  # item 1
     assert judgments.leases.next(bob, "rank") is not None  # item 2
 
-    def items(**wanted: str) -> list[int]:
+    def items(**wanted):
         with database.read() as session:
             return [row["item"] for row in browse_items(session, Filter(**wanted))[0]]
 
-    def kinds(**wanted: str) -> list[tuple[str, str]]:
+    def kinds(**wanted):
         with database.read() as session:
             return [(row["labeler"], row["kind"]) for row in browse_judgments(session, Filter(**wanted))[0]]
 
@@ -206,7 +192,6 @@ def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(
         assert (rows[0]["skipped"], rows[0]["open now"], rows[0]["judged"]) == (1, 1, 0)
         found = item_history(session, 1)
         assert item_history(session, 99) is None
-    assert found is not None
     assert [(row["labeler"], row["answer"], row["marks"]) for row in found[2]] == [
         ("ann", "A > B > C > D", "hallucination"),
         ("bob", "D > C > B > A", ""),
@@ -214,12 +199,12 @@ def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(
     assert second == "second"
 
 
-def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database: Database, judgments: Judgments) -> None:
+def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgments):
     name = add_batch(database, 2, overlap=2)
     (ann,) = add_users(database, "ann")
     add_users(database, "boss", role="lead")
 
-    def stuck() -> list[int]:
+    def stuck():
         with database.read() as session:
             (row,) = overview.progress(session)
             found = [each["item"] for each in browse_items(session, Filter(state="stuck"))[0]]
@@ -237,7 +222,7 @@ def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database: Databas
     assert stuck() == []
 
 
-def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(database: Database, judgments: Judgments) -> None:
+def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(database, judgments):
     add_batch(database, 3, overlap=2)
     ann, bob, boss = *add_users(database, "ann", "bob"), *add_users(database, "boss", role="lead")
     for user, orders in ((ann, [(1, 2, 3, 4)] * 3), (bob, [(1, 2, 3, 4), (2, 1, 3, 4), (4, 3, 2, 1)])):
@@ -246,7 +231,7 @@ def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(databas
     add_batch(database, 1, name="new work")
     leases = judgments.leases
 
-    def decide(item: int | None = None) -> tuple[int, int] | None:
+    def decide(item=None):
         decision = next_decision(leases, boss, "rank", item)
         return decision and (decision.assignment.item_id, decision.left)
 
@@ -255,6 +240,8 @@ def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(databas
     second = leases.adjudicate(boss, 2)
     judgments.submit(boss, second.id, "decide-2", TASKS["rank"].shown(BEST_FIRST, second.shown_order), 1)
     assert decide() == (3, 1)
+    decided = {row["id"]: row["ranks"] for row in rows_to_export(database, Selection("rankings", aggregated=True))}
+    assert decided["item-1"] == [1, 2, 3, 4]  # the decision counts, not the two that differ
     third = leases.adjudicate(boss, 3)
     judgments.skip(boss, third.id, "skip-3", "", 1)
     assert decide() is None  # skipped items do not come back by themselves
@@ -263,11 +250,10 @@ def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(databas
         assert session.scalar(select(Item.taken).where(Item.batch_id == 2)) == 0
         assert session.scalar(select(func.count()).where(Assignment.user_id == boss, ~Assignment.adjudication)) == 0
     own = leases.next(boss, "rank")  # work that the lead asks for is not the decision
-    assert own is not None
     assert not own.adjudication
 
 
-def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(database: Database, judgments: Judgments) -> None:
+def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(database, judgments):
     add_batch(database, 12, overlap=3)
     ann, bob, cy = add_users(database, "ann", "bob", "cy")
     for number in range(12):
@@ -285,7 +271,7 @@ def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(datab
     assert (items[0]["this labeler"], items[0]["others"]) == ("D > C > B > A", "A > B > C > D; A > B > C > D")
 
 
-def test_leases_of_deleted_batches_do_not_come_back(database: Database) -> None:
+def test_leases_of_deleted_batches_do_not_come_back(database):
     judgments = Judgments(Leases(database, seconds=-1))
     name = add_batch(database, 1)
     (ann,) = add_users(database, "ann")

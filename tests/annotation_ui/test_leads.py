@@ -1,7 +1,5 @@
 """What leads may do to each other and to the labelers: no slot taken, no silent overwriting, no lead shut out for good."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets
@@ -14,18 +12,15 @@ from align.core.errors import UserError
 from annotation_ui import guidelines
 from annotation_ui.auth import Auth
 from annotation_ui.batches import BatchSettings, change_batch
-from annotation_ui.database import Database
 from annotation_ui.guard import COOKIE
-from annotation_ui.schema import Assignment, Batch, Item, SignIn, User
-
-from .client import Client
-from .running import add_batch, add_users
+from annotation_ui.schema import Assignment, Batch, Item, Judgment, SignIn, User
+from tests.annotation_ui.running import add_batch, add_users, do
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = {"ranks": [1, 2, 3, 4]}
 
 
-def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann: Client, boss: Client) -> None:
+def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann, boss):
     ann.server.add_batch(2)
     assert boss("GET", "/")[0] == 200
     assert boss.next() is None
@@ -46,7 +41,7 @@ def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann: Client, bo
     assert ann.next() is not None  # the second item is still there for a labeler
 
 
-def test_two_leads_do_not_overwrite_each_others_settings(database: Database) -> None:
+def test_two_leads_do_not_overwrite_each_others_settings(database):
     name = add_batch(database, 3)
     assert change_batch(database, name, BatchSettings(name, 2, 5), version=1) == 2
     with pytest.raises(UserError, match="another lead has changed"):
@@ -68,7 +63,7 @@ def test_two_leads_do_not_overwrite_each_others_settings(database: Database) -> 
             guidelines.save(database, "compare", text, boss, edited=0)
 
 
-def test_a_lead_is_always_left(database: Database) -> None:
+def test_a_lead_is_always_left(database):
     auth = Auth(database)
     auth.create_user("ann", "labeler")  # a labeler may be added before the first start
     password = auth.first_lead()
@@ -88,7 +83,7 @@ def test_a_lead_is_always_left(database: Database) -> None:
         auth.first_lead()
 
 
-def test_the_cookie_lives_as_long_as_the_session(ann: Client) -> None:
+def test_the_cookie_lives_as_long_as_the_session(ann):
     assert "set-cookie" not in ann("GET", "/api/tasks")[1]
     with ann.server.database.write() as session:  # in the second half of its twelve hours
         mine = hashlib.sha256((ann.token or "").encode()).hexdigest()
@@ -100,7 +95,36 @@ def test_the_cookie_lives_as_long_as_the_session(ann: Client) -> None:
     assert ann("GET", "/api/tasks")[0] == 401
 
 
-def _id(client: Client) -> int:
+def _id(client):
     signed_in = Auth(client.server.database).signed_in(client.token)
-    assert signed_in is not None
     return signed_in.user.id
+
+
+def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database, judgments):
+    ann, boss = add_users(database, "ann", "boss")
+
+    def unread():
+        with database.read() as session:
+            newest = guidelines.unread(session, "rank", ann)
+            return newest.id if newest else None
+
+    assert unread() is None
+    first = guidelines.save(database, "rank", "Be kind.", boss, edited=0)
+    assert unread() == first
+    for _ in range(2):
+        guidelines.mark_read(database, first, ann)
+    guidelines.mark_read(database, 999, ann)
+    assert unread() is None
+    guidelines.save(database, "rules", "Other task.", boss, edited=0)
+    assert unread() is None
+    second = guidelines.save(database, "rank", "Be kind and brief.", boss, edited=first)
+    assert unread() == second
+    add_batch(database, 1)
+    do(judgments, ann, "rank", {**RANKS, "ratings": [None] * 4, "flags": [[]] * 4})
+    with database.read() as session:
+        assert session.scalars(select(Judgment)).one().guideline_id == second
+    with pytest.raises(UserError, match="nothing has changed"):
+        guidelines.save(database, "rank", "Be kind and brief.", boss, edited=second)
+    with database.read() as session:
+        listed = [(each.number, each.text, each.author, each.readers) for each in guidelines.versions(session, "rank")]
+    assert listed == [(2, "Be kind and brief.", "boss", 0), (1, "Be kind.", "boss", 1)]

@@ -1,49 +1,45 @@
 """Slots, overlap, expiry, drafts, undo: what the store promises whatever the browser does."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 from statistics import median
 
 import pytest
-from sqlalchemy import func, select, text
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import func, inspect, select, text
 from sqlalchemy.exc import DatabaseError
 
-from annotation_ui.database import Database
+from annotation_ui.counts import labeler_counts
+from annotation_ui.export import Selection, rows_to_export
 from annotation_ui.importing import NewBatch, import_rows
 from annotation_ui.judgments import AssignmentNotFoundError, ConflictError, Judgments
 from annotation_ui.leases import Leases
-from annotation_ui.schema import Assignment, Item, Judgment
+from annotation_ui.schema import Assignment, Base, Item, Judgment
 from annotation_ui.tasks import BadInputError
-
-from . import postgres
-from .running import add_batch, add_users, rank_rows
+from tests.annotation_ui import postgres
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
 
 ANSWER = {"ranks": [1, 2, 2, 3]}
 
 
-def submit(judgments: Judgments, user: int, assignment: Assignment, request: str, answer: dict | None = None) -> Judgment:
+def submit(judgments, user, assignment, request, answer=None):
     return judgments.submit(user, assignment.id, request, answer or ANSWER, 1.0)
 
 
-def test_a_refresh_gives_the_same_item_in_the_same_order(database: Database, leases: Leases) -> None:
+def test_a_refresh_gives_the_same_item_in_the_same_order(database, leases):
     add_batch(database)
     (ann,) = add_users(database, "ann")
     first, again = leases.next(ann, "rank"), leases.next(ann, "rank")
-    assert first is not None
-    assert again is not None
     assert (first.id, first.shown_order) == (again.id, again.shown_order)
     assert sorted(first.shown_order) == [0, 1, 2, 3]
 
 
-def test_two_labelers_never_share_a_slot_and_nobody_gets_an_item_twice(
-    database: Database, leases: Leases, judgments: Judgments
-) -> None:
+def test_two_labelers_never_share_a_slot_and_nobody_gets_an_item_twice(database, leases, judgments):
     add_batch(database, 3, overlap=2)
     users = add_users(database, "ann", "bob", "cy")
-    seen: dict[int, list[int]] = {user: [] for user in users}
+    seen = {user: [] for user in users}
     for turn in range(3):
         for user in users:
             assignment = leases.next(user, "rank")
@@ -55,15 +51,13 @@ def test_two_labelers_never_share_a_slot_and_nobody_gets_an_item_twice(
     assert sorted(everyone) == sorted([1, 2, 3] * 2)
 
 
-def test_an_expired_lease_goes_to_somebody_else_and_its_late_judgment_is_kept(database: Database) -> None:
+def test_an_expired_lease_goes_to_somebody_else_and_its_late_judgment_is_kept(database):
     leases = Leases(database, seconds=-1)
     judgments = Judgments(leases)
     add_batch(database, 1)
     ann, bob = add_users(database, "ann", "bob")
     mine = leases.next(ann, "rank")
     theirs = leases.next(bob, "rank")
-    assert mine is not None
-    assert theirs is not None
     assert mine.item_id == theirs.item_id
     assert submit(judgments, bob, theirs, "b").kind == "submit"
     assert submit(judgments, ann, mine, "a").kind == "late"
@@ -72,47 +66,38 @@ def test_an_expired_lease_goes_to_somebody_else_and_its_late_judgment_is_kept(da
         assert session.get_one(Assignment, mine.id).current_id is None
 
 
-def test_an_expired_lease_is_resumed_with_its_draft_while_the_slot_is_free(database: Database, leases: Leases) -> None:
+def test_an_expired_lease_is_resumed_with_its_draft_while_the_slot_is_free(database, leases):
     judgments = Judgments(leases)
     add_batch(database, 1)
     (ann,) = add_users(database, "ann")
     mine = leases.next(ann, "rank")
-    assert mine is not None
     judgments.save_draft(ann, mine.id, {"state": "half done"}, 1)
     with database.write() as session:
         session.get_one(Assignment, mine.id).expires_at = 0
     assert leases.collect_expired() == 1
     again = leases.next(ann, "rank")
-    assert again is not None
     assert (again.id, again.draft) == (mine.id, {"state": "half done"})
 
 
-def test_an_older_draft_never_replaces_a_newer_one(database: Database, leases: Leases, judgments: Judgments) -> None:
+def test_an_older_draft_never_replaces_a_newer_one(database, leases, judgments):
     add_batch(database)
     (ann,) = add_users(database, "ann")
     mine = leases.next(ann, "rank")
-    assert mine is not None
     judgments.save_draft(ann, mine.id, {"state": 2}, 2)
     judgments.save_draft(ann, mine.id, {"state": 1}, 1)
     assert judgments.load(ann, mine.id).assignment.draft == {"state": 2}
 
 
-def test_undo_reopens_the_last_judgment_as_it_was_and_all_rows_stay(
-    database: Database, leases: Leases, judgments: Judgments
-) -> None:
+def test_undo_reopens_the_last_judgment_as_it_was_and_all_rows_stay(database, leases, judgments):
     add_batch(database)
     (ann,) = add_users(database, "ann")
     first = leases.next(ann, "rank")
-    assert first is not None
     submit(judgments, ann, first, "one")
     leases.next(ann, "rank")
     undone = judgments.undo(ann, "rank", "two")
-    assert undone is not None
     assert undone.id == first.id
-    assert undone.draft is not None
     assert undone.draft["state"]["ranks"] == ANSWER["ranks"]
     reopened = leases.next(ann, "rank")
-    assert reopened is not None
     assert reopened.id == first.id
     assert submit(judgments, ann, first, "three", {"ranks": [4, 3, 2, 1]}).kind == "edit"
     with database.read() as session:
@@ -124,13 +109,12 @@ def test_undo_reopens_the_last_judgment_as_it_was_and_all_rows_stay(
     ]
 
 
-def test_a_change_that_is_never_made_leaves_the_judgment_and_its_slot(database: Database) -> None:
+def test_a_change_that_is_never_made_leaves_the_judgment_and_its_slot(database):
     leases = Leases(database)
     judgments = Judgments(leases)
     add_batch(database, 1)
     ann, bob = add_users(database, "ann", "bob")
     mine = leases.next(ann, "rank")
-    assert mine is not None
     with pytest.raises(ConflictError, match="no answer"):
         judgments.reopen(ann, mine.id)
     done = submit(judgments, ann, mine, "one")
@@ -146,11 +130,11 @@ def test_a_change_that_is_never_made_leaves_the_judgment_and_its_slot(database: 
     judgments.reopen(ann, mine.id)
     assert judgments.load(ann, mine.id).assignment.draft == {"state": "half done"}
     assert submit(judgments, ann, mine, "two", {"ranks": [4, 3, 2, 1]}).kind == "edit"
-    assert [judgment.answer["ranks"] for judgment, *_ in judgments.history(ann)] == [[4, 3, 2, 1]]  # type: ignore[index]
+    assert [judgment.answer["ranks"] for judgment, *_ in judgments.history(ann)] == [[4, 3, 2, 1]]
     assert judgments.history(bob) == []
 
 
-def test_the_same_request_twice_is_one_judgment(database: Database, leases: Leases, judgments: Judgments) -> None:
+def test_the_same_request_twice_is_one_judgment(database, leases, judgments):
     add_batch(database)
     ann, bob = add_users(database, "ann", "bob")
     mine = leases.next(ann, "rank")
@@ -164,30 +148,25 @@ def test_the_same_request_twice_is_one_judgment(database: Database, leases: Leas
         submit(judgments, bob, theirs, "same")
 
 
-def test_a_skipped_item_goes_to_somebody_else_and_can_be_taken_back(
-    database: Database, leases: Leases, judgments: Judgments
-) -> None:
+def test_a_skipped_item_goes_to_somebody_else_and_can_be_taken_back(database, leases, judgments):
     add_batch(database, 1)
     ann, bob = add_users(database, "ann", "bob")
     mine = leases.next(ann, "rank")
-    assert mine is not None
     judgments.skip(ann, mine.id, "skip", "unclear", 1)
     assert leases.next(ann, "rank") is None
     back = judgments.undo(ann, "rank", "undo")
     assert back is not None
     judgments.skip(ann, mine.id, "skip again", "", 1)
     theirs = leases.next(bob, "rank")
-    assert theirs is not None
     assert theirs.item_id == mine.item_id
     with pytest.raises(ConflictError, match="somebody else"):
         judgments.undo(ann, "rank", "undo again")
 
 
-def test_nobody_reads_or_changes_anothers_assignment(database: Database, leases: Leases, judgments: Judgments) -> None:
+def test_nobody_reads_or_changes_anothers_assignment(database, leases, judgments):
     add_batch(database)
     ann, bob = add_users(database, "ann", "bob")
     mine = leases.next(ann, "rank")
-    assert mine is not None
     for attempt in (
         lambda: judgments.load(bob, mine.id),
         lambda: judgments.save_draft(bob, mine.id, {}, 9),
@@ -200,9 +179,7 @@ def test_nobody_reads_or_changes_anothers_assignment(database: Database, leases:
 
 
 @pytest.mark.parametrize("statement", ["UPDATE judgments SET seconds = 0", "DELETE FROM judgments"])
-def test_the_database_refuses_to_change_a_judgment(
-    database: Database, leases: Leases, judgments: Judgments, statement: str
-) -> None:
+def test_the_database_refuses_to_change_a_judgment(database, leases, judgments, statement):
     add_batch(database)
     (ann,) = add_users(database, "ann")
     mine = leases.next(ann, "rank")
@@ -212,25 +189,24 @@ def test_the_database_refuses_to_change_a_judgment(
         session.execute(text(statement))
 
 
-def test_priority_goes_first_and_gold_goes_to_everyone(database: Database, leases: Leases, judgments: Judgments) -> None:
+def test_priority_goes_first_and_gold_goes_to_everyone(database, leases, judgments):
     add_batch(database, 1, name="later")
     rows = rank_rows(2)
     rows[0][1]["gold"] = {"ranks": [1, 2, 3, 4]}
     import_rows(database, NewBatch("first", "rank", overlap=3, priority=5, settings={"attention_every": 1}), rows)
     for user in add_users(database, "ann", "bob", "cy"):
         gold = leases.next(user, "rank")
-        assert gold is not None
         with database.read() as session:
             assert session.get_one(Item, gold.item_id).gold == {"ranks": [1, 2, 3, 4]}
         submit(judgments, user, gold, f"gold-{user}")
 
 
-def test_many_threads_take_each_slot_once(database: Database, leases: Leases, judgments: Judgments) -> None:
+def test_many_threads_take_each_slot_once(database, leases, judgments):
     add_batch(database, 20, overlap=2)
     users = add_users(database, *(f"user{i}" for i in range(8)))
-    failures: list[BaseException] = []
+    failures = []
 
-    def work(user: int) -> None:
+    def work(user):
         try:
             while (assignment := leases.next(user, "rank")) is not None:
                 submit(judgments, user, assignment, f"{user}-{assignment.id}")
@@ -249,7 +225,7 @@ def test_many_threads_take_each_slot_once(database: Database, leases: Leases, ju
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
-def test_the_next_of_many_items_comes_in_under_50_ms(database: Database, leases: Leases, judgments: Judgments) -> None:
+def test_the_next_of_many_items_comes_in_under_50_ms(database, leases, judgments):
     """Also for the labeler who has done half of them while every one still has a free slot. 100,000 with ALIGN_FULL=1."""
     count = 100_000 if os.environ.get("ALIGN_FULL") == "1" else 20_000
     add_batch(database, count, overlap=2)
@@ -278,3 +254,82 @@ def test_the_next_of_many_items_comes_in_under_50_ms(database: Database, leases:
         assert min(medians) < 0.05, medians  # what else runs makes some parts slow; a slow queue all of them
         if not database.is_sqlite:
             assert postgres.rows_read(database, lambda user=user: leases.next(user, "rank")) < 100
+
+
+FULL_ANSWER = {"ranks": [2, 1, 3, 3], "ratings": [None] * 4, "flags": [[], ["hallucination"], [], []]}
+
+
+def counted(database, user, midnight=0):
+    with database.read() as session:
+        counts = labeler_counts(session, user, "rank", midnight)
+    return counts.done, counts.done_of_open, counts.left, counts.today
+
+
+def test_comments_are_exported_and_aggregated(database, judgments):
+    ann, bob, eve = add_users(database, "ann", "bob", "eve")
+    add_batch(database, 1, overlap=3)
+    for user, comment in ((ann, "close"), (bob, "  too long \n"), (eve, " ")):
+        do(judgments, user, "rank", {**FULL_ANSWER, "comment": comment})
+    rows = rows_to_export(database, Selection("rankings"))
+    assert [row.get("comment") for row in rows] == ["close", "too long", None]
+    assert [row["ranks"] for row in rows] == [FULL_ANSWER["ranks"]] * 3
+    (row,) = rows_to_export(database, Selection("rankings", aggregated=True))
+    assert (row["ranks"], row["comment"]) == (FULL_ANSWER["ranks"], "close; too long")
+    add_batch(database, [("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
+    do(judgments, ann, "compare", {"choice": "B", "comment": "shorter"})
+    assert rows_to_export(database, Selection("rankings"))[-1]["comment"] == "shorter"
+
+
+def test_counts_follow_what_a_labeler_does(database, judgments):
+    ann, bob = add_users(database, "ann", "bob")
+    add_batch(database, 5, overlap=1)
+    work = {"prompt": "G", "responses": ["a", "b"]}
+    add_batch(database, [("g", {**work, "gold": {"ranks": [1, 2]}}), ("w", work)])  # the attention item counts like work
+    now = time.time()
+    assert counted(database, ann) == (0, 0, 7, 0)
+    do(judgments, ann, "rank", FULL_ANSWER)
+    assert counted(database, ann, now) == (1, 1, 6, 1)
+    assert counted(database, ann, now + 1000) == (1, 1, 6, 0)  # tomorrow
+    opened = judgments.leases.next(bob, "rank")
+    assert counted(database, bob) == (0, 0, 6, 0)  # the open one is left, ann's is not
+    assert counted(database, ann) == (1, 1, 5, 1)
+    judgments.skip(bob, opened.id, "skip-of-bob", "unclear", 1.0)
+    assert counted(database, bob) == (0, 0, 5, 0)
+    assert counted(database, ann) == (1, 1, 6, 1)
+    assert [row["reason"] for row in rows_to_export(database, Selection("skips"))] == ["unclear"]
+    judgments.undo(bob, "rank", "undo-of-bob")
+    assert rows_to_export(database, Selection("skips")) == []
+    add_batch(database, 1200)
+    with database.read() as session:
+        counts = labeler_counts(session, ann, "rank", 0)
+    assert (counts.left, counts.more_left) == (1000, True)
+
+
+def test_a_window_does_not_overwrite_what_it_has_not_seen(database, judgments):
+    (ann,) = add_users(database, "ann")
+    add_batch(database, 1)
+    opened = judgments.leases.next(ann, "rank")
+
+    def save(window, sequence, seen):
+        saved = judgments.save_draft(ann, opened.id, {"state": {}, "window": window}, sequence, seen)
+        assert saved.held
+        return saved.stored, saved.sequence
+
+    assert save("one", 1, 0) == (True, 1)
+    assert save("one", 2, 0) == (True, 2)  # its own draft, even if the answer to the first was lost
+    assert save("two", 1, 0) == (False, 2)
+    assert save("two", 3, 0) == (False, 2)
+    assert save("two", 3, 2) == (True, 3)  # after the labeler chose this window
+    assert save("one", 4, 0) == (False, 3)
+    assert save("one", 0, 0) == (False, 3)  # only renews the lease
+
+
+def test_migrations_go_up_and_down_and_match_the_models(database):
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    assert database.revisions()[0] == database.revisions()[1]
+    database.downgrade("base")
+    with database.engine.connect() as connection:
+        assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
+    database.upgrade()
+    add_batch(database, 1)

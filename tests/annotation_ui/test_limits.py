@@ -1,7 +1,5 @@
 """Nobody can wear the server down or lock the others out: wrong passwords, costly texts, values that cannot be stored."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets
@@ -13,22 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotation_ui.auth import FAILURES, NAME_FAILURES, Auth, TooManyAttemptsError
-from annotation_ui.database import Database
 from annotation_ui.markdown import to_html
 from annotation_ui.render_limits import MAX_HTML, MAX_MARKDOWN, MAX_SECONDS
 from annotation_ui.tasks import TASKS, BadInputError
-
-from .client import Client, form
-from .running import Server
+from tests.annotation_ui.running import Client, form
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_of_many_guesses_at_once_only_five_are_tried_whatever_address_they_claim(any_server: Server) -> None:
+def test_of_many_guesses_at_once_only_five_are_tried_whatever_address_they_claim(any_server):
     name, nobody = f"guessed-{secrets.token_hex(3)}", Client(any_server)
     Auth(any_server.database).create_user(name, "labeler", "right-password")
 
-    def guess(number: int) -> int:
+    def guess(number):
         headers = {"X-Forwarded-For": f"10.0.0.{number}"}
         body, kind = form(name=name, password=f"wrong-{number}")
         return nobody("POST", "/login", body, {**kind, **headers})[0]
@@ -41,7 +36,7 @@ def test_of_many_guesses_at_once_only_five_are_tried_whatever_address_they_claim
     assert nobody("POST", "/login", *form(name=name, password="right-password"))[0] == 303
 
 
-def test_wrong_names_lock_nobody_out(any_server: Server) -> None:
+def test_wrong_names_lock_nobody_out(any_server):
     name, nobody = f"innocent-{secrets.token_hex(3)}", Client(any_server)
     Auth(any_server.database).create_user(name, "labeler", "right-password")
     for number in range(60):
@@ -52,7 +47,7 @@ def test_wrong_names_lock_nobody_out(any_server: Server) -> None:
     assert nobody("POST", "/login", *form(name=name, password="right-password"))[0] == 303
 
 
-def test_a_name_is_guessed_at_from_many_addresses_for_a_while_only(database: Database) -> None:
+def test_a_name_is_guessed_at_from_many_addresses_for_a_while_only(database):
     auth = Auth(database)
     auth.create_user("ann", "labeler", "right-password")
     for number in range(NAME_FAILURES):
@@ -74,7 +69,7 @@ COSTLY = {
 
 @pytest.mark.parametrize("kind", COSTLY)
 @pytest.mark.slow
-def test_a_costly_text_is_shown_as_it_was_written_soon_and_only_rendered_once(kind: str) -> None:
+def test_a_costly_text_is_shown_as_it_was_written_soon_and_only_rendered_once(kind):
     text = COSTLY[kind]
     start = time.thread_time()
     html = to_html(text)
@@ -85,12 +80,12 @@ def test_a_costly_text_is_shown_as_it_was_written_soon_and_only_rendered_once(ki
     assert to_html(text) is html
 
 
-def test_usual_texts_are_far_from_the_limits() -> None:
+def test_usual_texts_are_far_from_the_limits():
     text = "Some *usual* text with `code`, a [link](https://example.org) and\n\n- a list\n- of **things**\n\n"
     assert "<em>usual</em>" in to_html((text * (MAX_MARKDOWN // len(text)))[:MAX_MARKDOWN])
 
 
-def test_a_flood_of_costly_previews_stalls_nobody_who_labels(ann: Client, bob: Client) -> None:
+def test_a_flood_of_costly_previews_stalls_nobody_who_labels(ann, bob):
     ann.server.add_batch(3)
     with ThreadPoolExecutor(8) as pool:
         previews = [pool.submit(bob, "POST", "/api/preview", {"text": f"{n}{'![' * 24_000}"}) for n in range(8)]
@@ -102,12 +97,12 @@ def test_a_flood_of_costly_previews_stalls_nobody_who_labels(ann: Client, bob: C
     assert waited < 0.5 * everything
 
 
-def test_what_cannot_be_stored_is_refused_with_one_line(any_server: Server) -> None:
+def test_what_cannot_be_stored_is_refused_with_one_line(any_server):
     ann = Client(any_server, any_server.token(f"odd-{secrets.token_hex(3)}"))
     any_server.add_batch(1)
     here = f"/api/assignments/{ann.next()['assignment']}"
     good = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
-    deep: list[object] = []
+    deep = []
     for _ in range(100):
         deep = [deep]
     for method, path, body in (
@@ -147,7 +142,7 @@ FIELDS = st.sampled_from(["prompt", "responses", "response", "rules", "rule", "m
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(TASKS)), st.dictionaries(FIELDS, JSON, max_size=6))
-def test_whatever_json_a_row_or_an_answer_is_it_is_valid_or_refused(task: str, fields: dict[str, object]) -> None:
+def test_whatever_json_a_row_or_an_answer_is_it_is_valid_or_refused(task, fields):
     rules = [{"id": "a", "text": "A."}, {"id": "b", "text": "B."}]
     contents = {
         "rank": {"prompt": "p", "responses": ["x", "y"]},

@@ -1,24 +1,17 @@
 """Rule files: the shipped ones, bad ones refused by line, versions kept with judgments."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from align.core.errors import UserError
 from annotation_ui import guidelines, overview, rule_sets
 from annotation_ui.aggregate import aggregate_answers
-from annotation_ui.database import Database
 from annotation_ui.export import Selection, rows_to_export
 from annotation_ui.importing import NewBatch, import_rows
-from annotation_ui.judgments import Judgments
 from annotation_ui.tasks import TASKS, BadInputError
+from tests.annotation_ui.running import add_users, do
 
-from .running import add_users, do
 
-
-def test_shipped_rule_sets_are_whole() -> None:
+def test_shipped_rule_sets_are_whole():
     sets = {path.stem: rule_sets.read(path) for path in rule_sets.SHIPPED.glob("*.yaml")}
     assert {name: len(each["rules"]) for name, each in sets.items()} == {
         "sparrow-dialogue": 23,
@@ -52,21 +45,20 @@ def test_shipped_rule_sets_are_whole() -> None:
         ("name: !!python/object:os.system x\nrules:\n  - bad", 3, "must be a mapping"),
     ],
 )
-def test_a_bad_rule_file_is_refused_with_its_line(text: str, line: int, says: str) -> None:
+def test_a_bad_rule_file_is_refused_with_its_line(text, line, says):
     with pytest.raises(UserError) as error:
         rule_sets.parse(text, "own.yaml")
     assert str(error.value).startswith(f"own.yaml:{line}: "), error.value
     assert says in str(error.value)
 
 
-def test_the_version_of_the_rules_goes_with_the_judgment(database: Database, judgments: Judgments) -> None:
+def test_the_version_of_the_rules_goes_with_the_judgment(database, judgments):
     with database.write() as session:
         for text in ("old", "new"):
             rule_sets.store(session, {"name": "own", "title": "", "source": "", "rules": [{"id": "a", "text": text}]})
             if text == "old":
                 session.flush()
         newest = rule_sets.newest(session, "own")
-        assert newest is not None
         digest = newest.digest
     import_rows(database, NewBatch("b", "rules", rule_set="own"), [("t", {"prompt": "p", "response": "r"})])
     (ann,) = add_users(database, "ann")
@@ -83,11 +75,11 @@ def test_the_version_of_the_rules_goes_with_the_judgment(database: Database, jud
 # --------------------------------------------------------------------------------------------------------------- forms
 
 
-def verdicts(**given: str) -> dict[str, Any]:
+def verdicts(**given):
     return {"verdicts": {rule.replace("_", "-"): {"verdict": verdict, "note": ""} for rule, verdict in given.items()}}
 
 
-def test_a_form_names_its_buttons_in_its_own_order() -> None:
+def test_a_form_names_its_buttons_in_its_own_order():
     rules = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
     (content,) = TASKS["rules"].contents({"prompt": "p", "response": "r"}, {}, rules)
     shown = TASKS["rules"].view(content, [], {}, rules)["rules"]
@@ -98,7 +90,7 @@ def test_a_form_names_its_buttons_in_its_own_order() -> None:
     assert set(TASKS["rules"].view({**content, "rules": [plain[0]["id"]]}, [], {}, plain)["rules"][0]) == {"id", "text"}
 
 
-def test_what_a_labeler_said_is_told_in_the_words_of_the_form() -> None:
+def test_what_a_labeler_said_is_told_in_the_words_of_the_form():
     form, task = rule_sets.read(rule_sets.SHIPPED / "authorship.yaml")["rules"], TASKS["rules"]
     assert task.summary(verdicts(written_by_person="violates"), form) == "A model"
     assert task.known({"verdicts": {"written-by-person": "follows"}}, form) == "written-by-person: A person"
@@ -108,7 +100,7 @@ def test_what_a_labeler_said_is_told_in_the_words_of_the_form() -> None:
     assert task.summary(several, named) == "2 Yes, 1 No"
 
 
-def test_behind_a_gate_that_is_violated_nothing_is_asked() -> None:
+def test_behind_a_gate_that_is_violated_nothing_is_asked():
     rules = rule_sets.read(rule_sets.SHIPPED / "grounding.yaml")["rules"]
     task = TASKS["rules"]
     (content,) = task.contents({"prompt": "p", "response": "r"}, {}, rules)
@@ -122,7 +114,7 @@ def test_behind_a_gate_that_is_violated_nothing_is_asked() -> None:
     assert task.rows(content, stopped) == [{"prompt": "p", "response": "r", "rule": "makes-claim", "verdict": "violates"}]
 
 
-def test_lamdas_eleven_harms_are_asked_only_where_all_three_gates_are_passed() -> None:
+def test_lamdas_eleven_harms_are_asked_only_where_all_three_gates_are_passed():
     rules = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
     task, gates = TASKS["rules"], [rule["id"] for rule in rules[:3]]
     (content,) = task.contents({"prompt": "p", "response": "r"}, {}, rules)
@@ -133,14 +125,14 @@ def test_lamdas_eleven_harms_are_asked_only_where_all_three_gates_are_passed() -
         assert list(task.check(answer, content, rules)["verdicts"]) == gates
 
 
-def test_the_note_starts_with_the_addresses_in_the_response() -> None:
+def test_the_note_starts_with_the_addresses_in_the_response():
     rules = rule_sets.read(rule_sets.SHIPPED / "grounding.yaml")["rules"]
     response = "See https://a.example/x?y=1, (https://b.example/z) and again https://a.example/x?y=1."
     view = TASKS["rules"].view({"prompt": "p", "response": response, "rules": ["supported", "cites"]}, [], {}, rules)
     assert [rule.get("note") for rule in view["rules"]] == [None, "https://a.example/x?y=1 https://b.example/z"]
 
 
-def test_labelers_who_stop_at_different_gates_differ_and_the_majority_counts_who_was_asked() -> None:
+def test_labelers_who_stop_at_different_gates_differ_and_the_majority_counts_who_was_asked():
     going, stopping = verdicts(makes_claim="follows", supported="violates"), verdicts(makes_claim="violates")
     assert overview.similarity("rules")(going, stopping) == overview.similarity("rules")(stopping, going) == 0
     (combined,) = aggregate_answers("rules", [stopping, going, going])
@@ -150,7 +142,7 @@ def test_labelers_who_stop_at_different_gates_differ_and_the_majority_counts_who
     }
 
 
-def test_a_draft_of_guidelines_is_there_for_each_task() -> None:
+def test_a_draft_of_guidelines_is_there_for_each_task():
     for task in TASKS:
         assert guidelines.draft(task).startswith("# ")
     assert "that you have learned to recognize." in guidelines.draft("compare")  # lines of a file are no line breaks

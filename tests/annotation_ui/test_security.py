@@ -1,7 +1,5 @@
 """Each attack on the app as a test, through HTTP against a running server."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import secrets
@@ -10,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from annotation_ui.guard import COOKIE, MAX_BODY
-
-from .client import Client
-from .running import ROOT
+from tests.annotation_ui.running import ROOT, Client
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_nobody_reads_or_changes_anothers_work_through_any_route(ann: Client, bob: Client) -> None:
+def test_nobody_reads_or_changes_anothers_work_through_any_route(ann, bob):
     ann.server.add_batch(3)
     mine = ann.next()["assignment"]
     assert ann("PUT", f"/api/assignments/{mine}/draft", {"draft": {"state": {}}, "sequence": 1})[0] == 200
@@ -46,7 +42,7 @@ def test_nobody_reads_or_changes_anothers_work_through_any_route(ann: Client, bo
     assert bob("POST", f"/api/assignments/{bob.next()['assignment']}/submit", handed)[0] == 422  # ann's request id
 
 
-def test_gradio_offers_a_labeler_nothing(ann: Client) -> None:
+def test_gradio_offers_a_labeler_nothing(ann):
     for path in ("/lead", "/lead/", "/lead/config", "/lead/gradio_api/info",
                  "/lead/gradio_api/queue/data?session_hash=x",
                  "/lead/gradio_api/file=/etc/passwd", "/lead/monitoring", "/lead/gradio_api/runs"):  # fmt: skip
@@ -70,21 +66,21 @@ def test_gradio_offers_a_labeler_nothing(ann: Client) -> None:
              "/lead/./config", "/assets/..%2f..%2flead/config", "/LEAD/config", "/ui//lead/config",
              "/login/../lead/config", "/static/%5c..%5clead", "/gradio_api/heartbeat/../../lead/config"],
 )  # fmt: skip
-def test_odd_paths_lead_nowhere(ann: Client, path: str) -> None:
+def test_odd_paths_lead_nowhere(ann, path):
     for client in (ann, Client(ann.server)):
         status, _, text = client("GET", path)
         assert status in (303, 400, 401, 403, 404, 405), (status, text[:200])
         assert '"components"' not in text
 
 
-def test_a_request_from_another_site_is_refused(ann: Client) -> None:
+def test_a_request_from_another_site_is_refused(ann):
     for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
         assert ann("POST", "/api/tasks/rank/next", {}, headers)[0] == 403
     same = {"Origin": ann.server.url, "Sec-Fetch-Site": "same-origin"}
     assert ann("POST", "/api/tasks/rank/next", {}, same)[0] == 200
 
 
-def test_too_much_is_refused(ann: Client, boss: Client) -> None:
+def test_too_much_is_refused(ann, boss):
     assert ann("POST", "/api/preview", {"text": "x" * (MAX_BODY + 10)})[0] == 413
     assert ann("POST", "/api/preview", {"text": "x" * 300_000})[0] == 422
     connection = http.client.HTTPConnection("127.0.0.1", ann.server.port, timeout=30)
@@ -99,7 +95,7 @@ def test_too_much_is_refused(ann: Client, boss: Client) -> None:
     assert boss("POST", "/lead/gradio_api/queue/join", b"", {"Content-Length": str(MAX_BODY + 1)})[0] == 413
 
 
-def test_answers_out_of_bounds_are_refused(ann: Client) -> None:
+def test_answers_out_of_bounds_are_refused(ann):
     ann.server.add_batch(1)
     here = f"/api/assignments/{ann.next()['assignment']}/submit"
     request = {"request_id": secrets.token_hex(8), "seconds": 1}
@@ -113,7 +109,7 @@ def test_answers_out_of_bounds_are_refused(ann: Client) -> None:
     assert ann("POST", "/api/tasks/nothing/next", {})[0] == 422
 
 
-def test_a_probes_conversation_cannot_be_forged(ann: Client) -> None:
+def test_a_probes_conversation_cannot_be_forged(ann):
     ann.server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
     here = f"/api/assignments/{ann.next('probe')['assignment']}/submit"
     forged = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I will hurt you"}]
@@ -123,7 +119,7 @@ def test_a_probes_conversation_cannot_be_forged(ann: Client) -> None:
     assert "talk to the model first" in text
 
 
-def test_the_leads_page_serves_no_file_but_its_exports(boss: Client) -> None:
+def test_the_leads_page_serves_no_file_but_its_exports(boss):
     secret = boss.server.folder / "annotations.db"
     for path in (
         secret,
@@ -134,7 +130,7 @@ def test_the_leads_page_serves_no_file_but_its_exports(boss: Client) -> None:
         assert boss("GET", f"/lead/gradio_api/file={path}")[0] in (400, 403, 404), path
 
 
-def test_every_answer_carries_the_protecting_headers(ann: Client) -> None:
+def test_every_answer_carries_the_protecting_headers(ann):
     for path in ("/", "/api/tasks", "/login", "/ui/workbench.js", "/lead/", "/nosuch", "/api/history?before=x"):
         headers = ann("GET", path)[1]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]

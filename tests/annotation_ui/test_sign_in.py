@@ -1,10 +1,7 @@
 """Signing in: passwords, sessions, cookies, limits, the first start."""
 
-from __future__ import annotations
-
 import re
 import time
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -14,14 +11,12 @@ from annotation_ui import cli
 from annotation_ui.auth import FAILURES, Auth
 from annotation_ui.database import Database
 from annotation_ui.schema import SignIn
-
-from .client import Client, form
-from .running import Server, add_users
+from tests.annotation_ui.running import Client, Server, add_users, form
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_without_a_session_there_is_nothing(server: Server) -> None:
+def test_without_a_session_there_is_nothing(server):
     nobody = Client(server)
     for method, path in (("GET", "/"), ("GET", "/config"), ("GET", "/api/tasks"), ("POST", "/api/tasks/rank/next"),
                          ("GET", "/lead/"), ("GET", "/lead/config"), ("POST", "/lead/gradio_api/queue/join"),
@@ -34,7 +29,7 @@ def test_without_a_session_there_is_nothing(server: Server) -> None:
         assert Client(server, token)("GET", "/api/tasks")[0] == 401
 
 
-def test_signing_in_is_rate_limited_and_tells_nothing(server: Server) -> None:
+def test_signing_in_is_rate_limited_and_tells_nothing(server):
     Auth(server.database).create_user("sec-limited", "labeler", "right-password")
     nobody = Client(server)
     answers = [nobody("POST", "/login", *form(name="sec-limited", password="wrong")) for _ in range(FAILURES)]
@@ -44,7 +39,7 @@ def test_signing_in_is_rate_limited_and_tells_nothing(server: Server) -> None:
     assert nobody("POST", "/login", *form(name="sec-limited", password="right-password"))[0] == 429
 
 
-def test_the_cookie_is_out_of_reach_and_next_stays_here(server: Server) -> None:
+def test_the_cookie_is_out_of_reach_and_next_stays_here(server):
     Auth(server.database).create_user("sec-cookie", "labeler", "right-password")
     nobody = Client(server)
     for target, lands in (("/?task=rank", "/?task=rank"), ("https://evil.example", "/"), ("//evil.example", "/"),
@@ -56,12 +51,12 @@ def test_the_cookie_is_out_of_reach_and_next_stays_here(server: Server) -> None:
         assert "samesite=lax" in answer["set-cookie"].lower()
 
 
-def test_sessions_expire_and_end_with_sign_out_a_new_password_or_a_shut_door(server: Server) -> None:
+def test_sessions_expire_and_end_with_sign_out_a_new_password_or_a_shut_door(server):
     auth = Auth(server.database)
     auth.create_user("sec-session", "labeler", "first-password")
-    (user_id,) = [auth.signed_in(auth.sign_in("sec-session", "first-password", "test")).user.id]  # type: ignore[union-attr]
+    (user_id,) = [auth.signed_in(auth.sign_in("sec-session", "first-password", "test")).user.id]
 
-    def works(token: str) -> bool:
+    def works(token):
         return Client(server, token)("GET", "/api/tasks")[0] == 200
 
     token = auth.start_session(user_id)
@@ -81,7 +76,7 @@ def test_sessions_expire_and_end_with_sign_out_a_new_password_or_a_shut_door(ser
     assert auth.sign_in("sec-session", "second-password", "test") is None
 
 
-def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path, capsys):
     server = Server(f"sqlite:///{tmp_path / 'new.db'}", tmp_path)
     add_users(server.database, "ann")  # as the quick start does, before there is a lead
     with server.started("--https"):
