@@ -34,6 +34,14 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
 
 
+def _of_first_order(name: str, value: float) -> float:
+    """A figure in the order of the values that it comes from.
+
+    1 - explained variance is a ratio of squares, whose relative error is twice that of the values: its root is compared.
+    """
+    return math.sqrt(max(0.0, 1 - value)) if name.endswith("explained_variance") else value
+
+
 def compare(one: Path, several: Path) -> Apart:
     """Compare two runs of the same settings.
 
@@ -54,8 +62,9 @@ def compare(one: Path, several: Path) -> Apart:
                 raise ValueError(f"update {row['update']:.0f}: {name} is {twin[name]}, not {value}: rows lost or read twice")
             if math.isnan(twin[name]) or math.isnan(value):
                 raise ValueError(f"update {row['update']:.0f}: {name} is {twin[name]}, not {value}")
-            size = max(1.0, abs(value), abs(twin[name]))
-            figure = max(figure, (abs(value - twin[name]) / size, f"update {row['update']:.0f}: {name}"))
+            ours, theirs = _of_first_order(name, value), _of_first_order(name, twin[name])
+            size = max(1.0, abs(ours), abs(theirs))
+            figure = max(figure, (abs(ours - theirs) / size, f"update {row['update']:.0f}: {name}"))
     (path,) = (one / "model").glob("*model.safetensors")
     ours, theirs = load_file(path), load_file(several / "model" / path.name)
     if {name: value.shape for name, value in ours.items()} != {name: value.shape for name, value in theirs.items()}:

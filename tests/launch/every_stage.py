@@ -36,7 +36,7 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
         "dtype": "float32",
         "log_to": ["none"],
         "overlong": "truncate",
-        "max_prompt_tokens": 48 if stage == "ppo" else 64,  # truncation keeps a system turn, which some records have
+        "max_prompt_tokens": 64,  # truncation keeps a system turn, which some records have
         "learning_rate": 1e-3,
         "adam_epsilon": ADAM_EPSILON,
         "micro_batch_tokens": 400,

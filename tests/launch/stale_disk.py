@@ -1,11 +1,14 @@
 """PPO in two processes on a shared disk that does not show the second one what was just written, as NFS may for a minute.
 
-Usage: stale_disk.py FOLDER: each process writes to RANK.json whether its reference is the one of the checkpoint.
+Usage: stale_disk.py FOLDER: each process writes to RANK.json whether its reference is the one of the checkpoint, and the
+code and line with which a resumed run ends that cannot see the checkpoint's reference.
 """
 
+import io
 import json
 import os
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from align import cli
@@ -13,12 +16,12 @@ from align.ppo.setup import REFERENCE_FILE, ReferenceRefresh
 from tests.launch.test_launch import checkpoint_words
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
-HIDDEN = ("model", REFERENCE_FILE)
-exists, load, moved = Path.exists, ReferenceRefresh.load, []
+hidden: set[str] = set()
+exists, load, moved, ended, told = Path.exists, ReferenceRefresh.load, [], [], io.StringIO()
 
 
 def stale(path: Path, **more: bool) -> bool:
-    return exists(path, **more) and not (rank == "1" and path.name in HIDDEN and folder in path.parents)
+    return exists(path, **more) and not (rank == "1" and path.name in hidden and folder in path.parents)
 
 
 def load_and_note(refresh: ReferenceRefresh, *arguments: object) -> None:
@@ -28,8 +31,14 @@ def load_and_note(refresh: ReferenceRefresh, *arguments: object) -> None:
 
 more = ["--validation_prompts", "data/prompts_validation.jsonl", "--reference_refresh", "1", "--collective_timeout", "60"]
 ReferenceRefresh.load = load_and_note
-for updates, resume in (("1", "false"), ("2", "true")):
-    if resume == "true":  # the first run has written its model on both
-        Path.exists = stale
-    cli.main(["ppo", *checkpoint_words("tiny-gpt2", folder / "run", int(updates), "--resume", resume, *more)])
-(folder / f"{rank}.json").write_text(json.dumps(moved))
+Path.exists = stale
+for updates, resume, names in (("1", "false", set()), ("2", "true", {REFERENCE_FILE}), ("2", "true", {"model"})):
+    hidden = names
+    words = checkpoint_words("tiny-gpt2", folder / "run", int(updates), "--resume", resume, *more)
+    try:
+        with redirect_stderr(told):
+            cli.main(["ppo", *words])
+        ended.append(0)
+    except SystemExit as error:
+        ended += [error.code, told.getvalue().splitlines()[-1]]
+(folder / f"{rank}.json").write_text(json.dumps([moved, ended]))

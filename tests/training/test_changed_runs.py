@@ -17,7 +17,7 @@ STAGES = {
     "reward": "--train_data data/rankings_heldout.jsonl --batch_size 30 --max_response_tokens 16",
     "dpo": "--train_data data/rankings_heldout.jsonl --batch_size 30 --max_response_tokens 16",
     "rules": "--train_data data/rule_judgments.jsonl --held_out_share 0.9 --batch_size 10 --max_response_tokens 16 --rules "
-    "configs/rules/plain-style.yaml configs/rules/sparrow-dialogue.yaml",
+    "forms/rules/plain-style.yaml forms/rules/sparrow-dialogue.yaml",
     "attributes": "--train_data data/attributes_heldout.jsonl --held_out_share 0.5 --batch_size 30 --max_response_tokens 16",
     "distill": "--train_data data/demonstrations_heldout.jsonl --batch_size 10 --max_response_tokens 16",
 }
