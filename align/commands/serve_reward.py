@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from align.core.errors import UserError
-from align.core.settings import Settings, option, require_setting
+from align.core.settings import Settings, option
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardService
 from align.tokenization.encoded import SampledResponse
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 class ServeRewardConfig(Settings):
     """Settings of `align serve-reward`."""
 
-    reward_model: str = option("", "folder of a reward model, or of any transformers classifier with one label")
+    reward_model: str = option(
+        "", "folder of a reward model, or of any transformers classifier with one label", required=True
+    )
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every network of this machine, without a password")
-    port: int = option(8300, "port to listen on")
+    port: int = option(8300, "port to listen on", gt=0, lt=65536)
     dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "number format that the model computes in")
-    batch_tokens: int = option(8192, "padded tokens that are read at once")
-
-    def __post_init__(self) -> None:
-        require_setting(self, "reward_model", bool(self.reward_model), "given")
-        require_setting(self, "port", 0 < self.port < 65536, "from 1 to 65535")
-        require_setting(self, "batch_tokens", self.batch_tokens > 0, "above 0")
+    batch_tokens: int = option(8192, "padded tokens that are read at once", gt=0)
 
 
 def run_serve_reward(config: ServeRewardConfig) -> None:

@@ -1,13 +1,14 @@
-"""Settings: one dataclass per stage, made of the groups here; each option has a default and a text for `--help`."""
+"""Settings: one dataclass per stage, made of the groups here; each option declares its default, help text and limits."""
 
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -17,37 +18,97 @@ from align.core.signals import GRACE_SECONDS
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 ReadLayers = Literal["last", "last_four", "mix"]
 Overlong = Literal["error", "drop", "truncate"]
-
-
-def option(default: Any, help: str) -> Any:
-    """A field of a settings dataclass with its text for `--help`: what it is, its unit, where the default comes from."""
-    text = help.replace("%", "%%")
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": text})
-    return field(default=default, metadata={"help": text})
-
-
 TEXTS = ("instruction", "task_prefixes", "scorer_prompt", "fallback")
 """Settings that hold text for a model, in which ~ is a character."""
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
 
 
+class Limits(NamedTuple):
+    """The valid values of a setting: numbers greater than, at least, less than or at most a bound; texts of a list."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    off: float | None = None
+    """A number outside the bounds that is valid too: it switches the setting off."""
+    choices: Sequence[str] = ()
+    required: bool = False
+    """Whether an empty value is refused."""
+
+    def allow(self, value: Any) -> bool:
+        """Whether a value, or each item of a list, is within the limits; NaN and infinity never are."""
+        if self.required and value in ("", []):
+            return False
+        return all(self._allow_one(item) for item in (value if isinstance(value, list) else [value]))
+
+    def _allow_one(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return not self.choices or value in self.choices
+        if not math.isfinite(value):
+            return False
+        if value == self.off:
+            return True
+        low = (self.gt is None or value > self.gt) and (self.ge is None or value >= self.ge)
+        return low and (self.lt is None or value < self.lt) and (self.le is None or value <= self.le)
+
+    def __str__(self) -> str:
+        """The valid values in words, for a message."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.required:
+            return "given"
+        bounds = {"above": self.gt, "at least": self.ge, "below": self.lt, "at most": self.le}
+        parts = [f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None]
+        if self.ge is not None and len(parts) == 1:
+            parts = [f"{self.ge:,} or more"]
+        elif self.ge is not None and self.le is not None:
+            parts = [f"from {self.ge:,} to {self.le:,}"]
+        return (" and ".join(parts) or "a finite number") + ("" if self.off is None else f", or {self.off:,}")
+
+
+def option(default: Any, help: str, **limits: Any) -> Any:
+    """Declare a field of a settings dataclass.
+
+    Args:
+        help: the text for `--help`: what it is, its unit, where the default comes from.
+        limits: the fields of `Limits`; a subclass that changes a default inherits them.
+    """
+    text = f"{help} ({', '.join(limits['choices'])})" if "choices" in limits else help
+    metadata = {"help": text.replace("%", "%%"), "limits": Limits(**limits)}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 class Settings:
-    """Base of all settings: checks the type of a value when it is set.
+    """Base of all settings: checks type and limits of a value when it is set.
 
     Paths may be `pathlib.Path` objects, and ~ at the beginning of a text becomes the user's home folder. A single value of a
     list may stand alone.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        hint = _field_types(type(self)).get(name)  # type: ignore[arg-type]
-        super().__setattr__(name, value if hint is None else _converted(name, value, hint))
+        if name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
+            hint, limits = declared[name]
+            value = _converted(name, value, hint)
+            if not limits.allow(value):
+                raise UserError(f"{name} is {value!r}, but must be {limits}")
+        super().__setattr__(name, value)
+
+    def __post_init__(self) -> None:
+        """Check settings that depend on each other; a subclass extends this and calls `super()`."""
 
 
 @cache
-def _field_types(settings: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(settings)
-    return {item.name: hints[item.name] for item in fields(settings)}
+def _declarations(settings: type[Any]) -> dict[str, tuple[Any, Limits]]:
+    """The type and the limits of each setting; of several declarations in base classes the nearest with limits counts."""
+    hints, limits = get_type_hints(settings), {item.name: Limits() for item in fields(settings)}
+    for base in reversed(settings.__mro__):
+        for item in base.__dict__.get("__dataclass_fields__", {}).values():
+            declared = item.metadata.get("limits", Limits())
+            limits[item.name] = limits.get(item.name, Limits()) if declared == Limits() else declared
+    return {name: (hints[name], found) for name, found in limits.items()}
 
 
 def _converted(name: str, value: object, hint: Any) -> object:
@@ -101,7 +162,7 @@ class ModelConfig(Settings):
         "number format that the model computes in; trained weights keep a float32 master. auto: bfloat16 where the "
         "hardware multiplies it, else float32",
     )
-    lora_rank: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)")
+    lora_rank: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)", ge=0)
     lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
     lora_targets: str = option("all-linear", "modules that get an adapter: all-linear, or names separated by commas")
     prefix_lm: bool = option(
@@ -117,15 +178,6 @@ class ModelConfig(Settings):
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"
     )
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            require_setting(self, item.name, not isinstance(value, float) or math.isfinite(value), "a finite number")
-        require_setting(self, "lora_rank", self.lora_rank >= 0, "0 or more")
-        next_check = getattr(super(), "__post_init__", None)
-        if next_check is not None:  # RunConfig's, in a stage's settings
-            next_check()
 
 
 @dataclass(kw_only=True)
@@ -144,46 +196,56 @@ class RunConfig(Settings):
     """Where a run writes, and how its weights are optimized."""
 
     output_dir: str = option("runs/run", "folder of the run: config, metrics, checkpoints and the final model")
-    seed: int = option(0, "seed of all random numbers; the same seed gives the same run")
+    seed: int = option(0, "seed of all random numbers; the same seed gives the same run", ge=0, lt=2**32)
     resume: bool = option(
         False, "continue from the last whole checkpoint in output_dir; true and auto start anew where there is none"
     )
-    log_to: list[str] = option(["tensorboard"], "trackers in addition to metrics.jsonl: tensorboard, wandb, trackio, none")
-    learning_rate: float = option(1e-5, "peak learning rate")
+    log_to: list[str] = option(
+        ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
+    )
+    learning_rate: float = option(1e-5, "peak learning rate", gt=0)
     layer_decay: float = option(
         1.0,
         "rate of a layer as a share of that of the layer above it, and of the last layer as a share of learning_rate, which "
         "is that of heads (ULMFiT: 0.385, that is 1 / 2.6); 1: all the same",
+        gt=0,
+        le=1,
     )
     schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
-    warmup: float = option(0.03, "share of all updates during which the learning rate rises from 0")
+    warmup: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
     optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor keeps less state (T5 paper)")
-    weight_decay: float = option(0.0, "decoupled weight decay of matrices")
-    adam_beta1: float = option(0.9, "decay of AdamW's mean of gradients")
-    adam_beta2: float = option(0.999, "decay of AdamW's mean of squared gradients (InstructGPT: 0.95, RoBERTa: 0.98)")
-    adam_epsilon: float = option(1e-8, "epsilon of AdamW")
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never")
+    weight_decay: float = option(0.0, "decoupled weight decay of matrices", ge=0)
+    adam_beta1: float = option(0.9, "decay of AdamW's mean of gradients", ge=0, lt=1)
+    adam_beta2: float = option(
+        0.999, "decay of AdamW's mean of squared gradients (InstructGPT: 0.95, RoBERTa: 0.98)", ge=0, lt=1
+    )
+    adam_epsilon: float = option(1e-8, "epsilon of AdamW", ge=0)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never", ge=0)
     micro_batch_tokens: int = option(
         4096,
         "padded tokens in memory for one forward and backward pass; the result does not depend on it",
+        gt=0,
     )
     memory_limit: float = option(
         0.0,
         "GiB that the estimate before the start allows a process, on its GPU or in main memory; 0: what is free",
+        ge=0,
     )
     peak_flops: float = option(
-        0.0, "peak FLOP/s of one device, for MFU; 0: known for a GPU in bfloat16 by its name, else measured"
+        0.0, "peak FLOP/s of one device, for MFU; 0: known for a GPU in bfloat16 by its name, else measured", ge=0
     )
     router_loss_weight: float = option(
         0.0,
         "weight of the loss that keeps a mixture's experts evenly used, 1 where they are (Switch Transformers: 0.01)",
+        ge=0,
     )
     save_every: int = option(
-        0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop"
+        0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop", ge=0
     )
     keep_checkpoints: int = option(
         2,
         "newest checkpoints that are kept, of which an older one serves if the newest is damaged; 0: all",
+        ge=0,
     )
     checkpoint_in_background: bool = option(
         False,
@@ -194,14 +256,21 @@ class RunConfig(Settings):
         45.0,
         "seconds without a sign of life from another process's machine after which the run ends with a line that names the "
         "process; 0: only collective_timeout ends it",
+        ge=5,
+        off=0,
     )
     collective_timeout: float = option(
-        1800.0, "seconds that a process waits for the others in one exchange before the run ends (gloo's default: 1800)"
+        1800.0,
+        "seconds that a process waits for the others in one exchange before the run ends (gloo's default: 1800)",
+        ge=1,
+        le=86_400,
     )
     stop_grace: float = option(
         GRACE_SECONDS,
         "seconds that a run may take to save and end after a request to stop, then it ends without saving; set it below the "
         "time after which your cluster kills (align launch gives its processes 5 s more than this)",
+        ge=1,
+        le=86_400,
     )
     template_date: str = option(
         "",
@@ -212,24 +281,8 @@ class RunConfig(Settings):
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
 
     def __post_init__(self) -> None:
-        require_setting(self, "seed", 0 <= self.seed < 2**32, "0 or more and below 2**32")
-        require_setting(self, "learning_rate", self.learning_rate > 0, "above 0")
-        require_setting(self, "layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1")
-        require_setting(self, "warmup", 0 <= self.warmup < 1, "at least 0 and below 1")
-        for name in ("adam_beta1", "adam_beta2"):
-            require_setting(self, name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
-        require_setting(self, "micro_batch_tokens", self.micro_batch_tokens > 0, "above 0")
-        counts = ("save_every", "keep_checkpoints")
-        weights = ("max_grad_norm", "weight_decay", "adam_epsilon", "router_loss_weight")
+        super().__post_init__()
         require_setting(self, "template_date", not self.template_date or is_date(self.template_date), "a date as 2026-11-25")
-        lost = self.lost_after == 0 or self.lost_after >= 5
-        require_setting(self, "lost_after", lost, "0, or 5 or more: the probes that find out take whole seconds")
-        require_setting(self, "collective_timeout", 1 <= self.collective_timeout <= 86_400, "1 to 86,400 (a day)")
-        require_setting(self, "stop_grace", 1 <= self.stop_grace <= 86_400, "1 to 86,400 (a day)")
-        for name in (*counts, *weights, "memory_limit", "peak_flops"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        unknown = set(self.log_to) - {"tensorboard", "wandb", "trackio", "none"}
-        require_setting(self, "log_to", not unknown, "tensorboard, wandb, trackio or none")
 
 
 @dataclass(kw_only=True)
@@ -237,10 +290,12 @@ class MixtureConfig(Settings):
     """How several sources of training data are mixed, see `align.training.epochs.Epochs`."""
 
     mixing_cap: int = option(
-        0, "with several sources of train_data: examples above which a larger source gets no larger share (T5's K); 0: none"
+        0,
+        "with several sources of train_data: examples above which a larger source gets no larger share (T5's K); 0: none",
+        ge=0,
     )
     mixing_temperature: float = option(
-        1.0, "their shares to the power 1 / this (T5's T): 1 as large as the sources are, 1000 nearly equal shares"
+        1.0, "their shares to the power 1 / this (T5's T): 1 as large as the sources are, 1000 nearly equal shares", ge=1
     )
     task_prefixes: list[str] = option(
         [],
@@ -249,13 +304,9 @@ class MixtureConfig(Settings):
     )
 
     def __post_init__(self) -> None:
-        require_setting(self, "mixing_cap", self.mixing_cap >= 0, "0 or more")
-        require_setting(self, "mixing_temperature", self.mixing_temperature >= 1, "1 or more")
+        super().__post_init__()
         cut_off = getattr(self, "overlong", "error") == "truncate"  # which keeps the end of a prompt
         require_setting(self, "task_prefixes", not (self.task_prefixes and cut_off), "empty with overlong truncate")
-        next_check = getattr(super(), "__post_init__", None)
-        if next_check is not None:
-            next_check()
 
 
 @dataclass(kw_only=True)
@@ -266,13 +317,8 @@ class SequenceConfig(Settings):
         1,
         "processes that share each row: for rows that are too long for one of them (DeepSpeed Ulysses); decoders only, and "
         "a divisor of their heads and of the number of processes",
+        ge=1,
     )
-
-    def __post_init__(self) -> None:
-        require_setting(self, "sequence_parallel", self.sequence_parallel >= 1, "1 or more")
-        next_check = getattr(super(), "__post_init__", None)
-        if next_check is not None:
-            next_check()
 
 
 def require_setting(config: object, name: str, valid: bool, expected: str) -> None:

@@ -1,12 +1,13 @@
 """Reads a YAML file plus `--key value` into a stage's settings; a wrong key gets the nearest valid one."""
 
 import re
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
-from dataclasses import fields
+from copy import copy
+from dataclasses import Field, fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_origin
 
 import yaml
 from transformers.hf_argparser import string_to_bool
@@ -25,6 +26,12 @@ YAML_TAG = "tag:yaml.org,2002:"  # the prefix of the tags of YAML's own types
 class _Parser(TrlParser):
     """TrlParser that raises a one-line error instead of printing it with the usage of 40 options."""
 
+    @staticmethod
+    def _parse_dataclass_field(parser: ArgumentParser, field: Field[Any]) -> None:
+        plain = copy(field)  # whose metadata become arguments of argparse
+        plain.metadata = {"help": field.metadata.get("help")}  # type: ignore[assignment]
+        TrlParser._parse_dataclass_field(parser, plain)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(re.sub(r"^argument --(\w+)(/--[\w-]+)*", r"\1", message))
 
@@ -42,6 +49,7 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     """
     words, names = list(arguments), [item.name for item in fields(config_class)]
     parser = _Parser(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # argparse itself takes -1e-5 for an option
     for action in parser._actions:
         if action.dest == "resume":
             action.type = _resume
@@ -54,11 +62,10 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
             raise UserError(_unknown_name(f"option {name}", name[2:].replace("-", "_"), names, "--"))
     # No command-line words stand for an empty list.
     parser.set_defaults(**{key: [] for key, values in from_files.items() if not values})
-    given = _as_argparse_reads(words)
-    read = [*chain.from_iterable(from_files.values()), *given]
+    read = [*chain.from_iterable(from_files.values()), *map(_with_underscores, words)]
     _, left_over = parser.parse_known_args(read)
     if left_over:
-        raise UserError(_unexpected_word(left_over[0], given))
+        raise UserError(_unexpected_word(left_over[0], words))
     (config,) = parser.parse_args_and_config(read)
     return config
 
@@ -92,28 +99,9 @@ def _take_config_files(words: list[str]) -> list[Path]:
     return files[::-1]
 
 
-def _as_argparse_reads(words: Sequence[str]) -> list[str]:
-    """Write words as argparse understands them.
-
-    `--a-b` becomes `--a_b`; a value such as `-1e-5`, which argparse would take for an option, is joined to its option.
-    """
-    result: list[str] = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            result.append("--" + name[2:].replace("-", "_") + equals + value)
-        elif result and result[-1].startswith("--") and "=" not in result[-1] and _is_negative_number(word):
-            result[-1] += f"={word}"
-        else:
-            result.append(word)
-    return result
-
-
-def _is_negative_number(word: str) -> bool:
-    try:
-        return word.startswith("-") and float(word) <= 0
-    except ValueError:
-        return False
+def _with_underscores(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name[:2] + name[2:].replace("-", "_") + equals + value if name.startswith("--") else word
 
 
 def _unknown_name(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
@@ -138,9 +126,7 @@ def _file_words(path: Path, config_class: type[Settings], parser: _Parser) -> di
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if not all(isinstance(item, yaml.ScalarNode) and item.tag.startswith(YAML_TAG) for item in items):
             raise UserError(f"{where}: key '{key}': a nested mapping, a nested list or a tag is not a value")
-        if (
-            value.tag == f"{YAML_TAG}bool" and types[key] is bool
-        ):  # YAML has more words for it (on, off) than the command line
+        if value.tag == f"{YAML_TAG}bool" and types[key] is bool:  # YAML has more words (on, off) than the command line
             words[key] = [f"--{key}={yaml.safe_load(value.value)}"]
         elif isinstance(value, yaml.SequenceNode):
             words[key] = [f"--{key}", *(item.value for item in items)] if items else []

@@ -14,7 +14,7 @@ class DistillConfig(MixtureConfig, EpochConfig):
     model: str = option("smollm2-135m", "the teacher: a folder, a LoRA adapter, a hub name or a built-in model")
     student: str = option("", "model to start the student from, with the teacher's tokenizer; empty: layers of the teacher")
     layer_step: int = option(
-        2, "without a student: it has the teacher's first layer and every layer_step-th after it (DistilBERT: 2)"
+        2, "without a student: it has the teacher's first layer and every layer_step-th after it (DistilBERT: 2)", ge=2
     )
     learning_rate: float = option(1e-4, "peak learning rate")
     train_data: str = option(
@@ -31,10 +31,12 @@ class DistillConfig(MixtureConfig, EpochConfig):
         0.0,
         "share of examples whose response the student writes itself in each update (on-policy; lambda of GKD, Agarwal et "
         "al. 2023)",
+        ge=0,
+        le=1,
     )
     batch_size: int = option(32, "examples in one update, over all processes")
     max_response_tokens: int = option(256, "longest response, in tokens; also of those that are written")
-    temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)")
+    temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)", gt=0)
     ce_weight: float = option(
         5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)"
     )
@@ -48,9 +50,6 @@ class DistillConfig(MixtureConfig, EpochConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "lora_rank", self.lora_rank == 0, "0: all weights of a student are trained")
-        require_setting(self, "layer_step", self.layer_step >= 2, "2 or more")
-        require_setting(self, "student_share", 0 <= self.student_share <= 1, "from 0 to 1")
-        require_setting(self, "temperature", self.temperature > 0, "above 0")
         weights = ("ce_weight", "lm_weight", "cosine_weight")
         for name in weights:
             require_setting(self, name, getattr(self, name) >= 0, "0 or more")

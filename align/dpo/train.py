@@ -57,16 +57,17 @@ class DPOConfig(MixtureConfig, EpochConfig):
     validation_data: str = option("", "held-out rankings: metrics, and the choice of the best policy; empty: none")
     epochs: int = option(1, "passes over the rankings")
     batch_size: int = option(32, "rankings in one update, over all processes (DPO: 64 pairs)")
-    beta: float = option(0.1, "how strongly the policy is held near the reference (DPO: 0.1)")
+    beta: float = option(0.1, "how strongly the policy is held near the reference (DPO: 0.1)", gt=0)
     loss: Literal["dpo", "ipo"] = option("dpo", "dpo, or ipo (Azar et al. 2023), which pulls pairs apart only so far")
     label_smoothing: float = option(
-        0.0, "probability that a pair is labeled the wrong way round, for dpo (cDPO, Mitchell 2023); 0: plain DPO"
+        0.0,
+        "probability that a pair is labeled the wrong way round, for dpo (cDPO, Mitchell 2023); 0: plain DPO",
+        ge=0,
+        lt=0.5,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "beta", self.beta > 0, "above 0")
-        require_setting(self, "label_smoothing", 0 <= self.label_smoothing < 0.5, "at least 0 and below 0.5")
         smooth = self.loss == "dpo" or not self.label_smoothing
         require_setting(self, "label_smoothing", smooth, "0 for ipo")
 

@@ -24,11 +24,10 @@ class AllConfig(EvalConfig):
     toxicity: str = option("configs/eval/toxicity.yaml", "settings of toxicity; empty: leave the task out")
     reward: str = option("configs/eval/reward.yaml", "settings of reward, which runs where reward_model is given")
     reward_model: str = option("", "reward model that scores the models' answers, and is evaluated itself; empty: none")
-    limit: int = option(0, "take only this many prompts or questions in each task; 0: as the task's file says")
+    limit: int = option(0, "take only this many prompts or questions in each task; 0: as the task's file says", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "limit", self.limit >= 0, "0 or more")
         require_setting(self, "models", bool(self.models), "given")
         given = bool(self.truthfulness or self.toxicity or self.reward_model)
         require_setting(self, "truthfulness", given, "given, unless toxicity or reward_model is")

@@ -10,16 +10,6 @@ from align.sampling.settings import EngineConfig
 
 EnsembleRule = Literal["mean", "wco", "uwo"]
 
-ABOVE_0 = (
-    *("updates", "rollout_size", "samples_per_prompt", "epochs", "minibatches", "max_new_tokens", "max_prompt_tokens"),
-    *("temperature", "kl_horizon", "max_kl", "evaluate_every", "rollout_rows", "ptx_per_response"),
-)
-AT_LEAST_0 = (
-    *("kl_beta", "kl_target", "clip", "clip_high", "value_clip", "value_weight", "value_learning_rate", "entropy_weight"),
-    *("length_limit", "length_penalty", "score_clip", "judge_patience", "uncertainty_weight", "reward_timeout"),
-    *("ptx_weight", "ptx_stream_block", "reference_refresh", "rollout_updates", "rule_weight", "rule_multiplier_rate"),
-)
-
 
 @dataclass(kw_only=True)
 class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
@@ -39,19 +29,19 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "how several reward models are combined: mean, wco (the lowest: worst case), uwo (mean minus uncertainty_weight "
         "times their variance)",
     )
-    uncertainty_weight: float = option(0.1, "see reward_ensemble; rewards must be on one scale")
+    uncertainty_weight: float = option(0.1, "see reward_ensemble; rewards must be on one scale", ge=0)
     reward_functions: list[str] = option(
         [], "own rewards, each module:function or module:function=weight; added to the reward model's"
     )
     reward_timeout: float = option(
-        0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit"
+        0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit", ge=0
     )
     rule_model: str = option("", "folder of a rule model (`align rules`) that judges responses too; empty: none")
     rules: list[str] = option(
         [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
     )
     rule_weight: float = option(
-        1.0, "weight of the mean over rules of P(follows) relative to the preference reward, both normalized (Sparrow)"
+        1.0, "weight of the mean over rules of P(follows) relative to the preference reward, both normalized (Sparrow)", ge=0
     )
     rule_budgets: list[str] = option(
         [],
@@ -59,15 +49,17 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "Lagrange multiplier (Safe RLHF); empty: none",
     )
     rule_multiplier: float = option(
-        1.0, "initial value of each multiplier, in standard deviations of the preference per violation"
+        1.0, "initial value of each multiplier, in standard deviations of the preference per violation", gt=0
     )
     rule_multiplier_rate: float = option(
-        0.2, "step size of the multipliers, which follow how far their rules exceed the budgets"
+        0.2, "step size of the multipliers, which follow how far their rules exceed the budgets", ge=0
     )
     rule_multiplier_damping: float = option(
         5.0,
         "a rollout's scores take each multiplier times e^(this x what the rollout exceeds the budget by), which keeps "
         "multipliers and violations from swinging; 0: as Safe RLHF",
+        ge=0,
+        le=100,
     )
     rule_multiplier_limit: float = option(
         10.0, "largest multiplier; also the penalty in evaluations per share of responses beyond a budget"
@@ -78,57 +70,61 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     attribute_reward: str = option(
         "", "reward from its attributes, such as 3*sensible+specific+interesting-5*unsafe; added to the other rewards"
     )
-    updates: int = option(100, "rollouts to sample and learn from")
-    rollout_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)")
-    samples_per_prompt: int = option(1, "responses to each prompt of a rollout")
-    epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)")
-    minibatches: int = option(1, "optimizer steps in one pass over a rollout")
-    max_new_tokens: int = option(64, "longest response, in tokens")
-    max_prompt_tokens: int = option(512, "longest prompt, in tokens")
-    temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it")
-    kl_beta: float = option(0.05, "coefficient of the KL penalty (InstructGPT: 0.02); the first one if kl_target is set")
+    updates: int = option(100, "rollouts to sample and learn from", gt=0)
+    rollout_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
+    samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
+    epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
+    minibatches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
+    max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
+    max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
+    temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
+    kl_beta: float = option(
+        0.05, "coefficient of the KL penalty (InstructGPT: 0.02); the first one if kl_target is set", ge=0
+    )
     kl_target: float = option(
-        0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed"
+        0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed", ge=0
     )
     reference_refresh: int = option(
-        0, "updates between two copies of the policy into the reference; 0: the reference stays the starting model"
+        0, "updates between two copies of the policy into the reference; 0: the reference stays the starting model", ge=0
     )
-    kl_horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)")
+    kl_horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)", gt=0)
     kl_penalty: Literal["reward", "k1", "k2", "k3"] = option(
         "reward",
         "where the KL penalty is: on the reward of each token, or in the loss by the estimator k1, k2 or k3 (GRPO: k3)",
     )
-    clip: float = option(0.2, "epsilon of the policy's ratio clip")
-    clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip")
+    clip: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
+    clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip", ge=0)
     dual_clip: float = option(
-        0.0, "largest ratio for a token with a negative advantage, above 1 (Ye et al. 2020: 3); 0: no limit"
+        0.0, "largest ratio for a token with a negative advantage, above 1 (Ye et al. 2020: 3); 0: no limit", gt=1, off=0
     )
     importance_cap: float = option(
         0.0,
         "with a separate engine (vLLM): weight each token's policy loss by min(p(policy) / p(engine), importance_cap) "
         "and continue despite any mismatch (Yao et al. 2025: 2); 0: no weights",
     )
-    entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized")
-    value_clip: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit")
-    value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)")
+    entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized", ge=0)
+    value_clip: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
+    value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)", ge=0)
     advantages: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
         "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
     )
-    gamma: float = option(1.0, "discount of later rewards")
-    lam: float = option(0.95, "lambda of generalized advantage estimation")
-    value_lam: float = option(-1.0, "lambda of the returns that values learn (VAPO: 1); -1: lam")
+    gamma: float = option(1.0, "discount of later rewards", ge=0, le=1)
+    lam: float = option(0.95, "lambda of generalized advantage estimation", ge=0, le=1)
+    value_lam: float = option(-1.0, "lambda of the returns that values learn (VAPO: 1); -1: lam", ge=0, le=1, off=-1)
     whiten_rewards: bool = option(False, "scale rewards to unit variance, keeping their mean; only with advantages gae")
     missing_eos: Literal["replace", "lower", "keep"] = option(
         "replace",
         "score of a response that did not end: replace it by missing_eos_score, lower it by that much, keep it",
     )
     missing_eos_score: float = option(-1.0, "see missing_eos (summarize_from_feedback_details: -1)")
-    length_limit: int = option(0, "response tokens without a penalty; see length_penalty")
-    length_penalty: float = option(0.0, "subtracted from the score for each token beyond length_limit; 0: none")
+    length_limit: int = option(0, "response tokens without a penalty; see length_penalty", ge=0)
+    length_penalty: float = option(0.0, "subtracted from the score for each token beyond length_limit; 0: none", ge=0)
     length_adjustment: float = option(
         0.0,
         "share of what length explains of the scores, by linear regression among answers to the same prompt, that is taken "
         "out of what the policy learns from; needs samples_per_prompt above 1; 0: none",
+        ge=0,
+        le=1,
     )
     normalize_scores: Literal["none", "scale", "standardize"] = option(
         "none",
@@ -136,7 +132,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "deviation (scale), or subtract the mean first (standardize)",
     )
     score_clip: float = option(
-        0.0, "clip the scores that are learned from to this distance from 0, after normalize_scores; 0: no clip"
+        0.0, "clip the scores that are learned from to this distance from 0, after normalize_scores; 0: no clip", ge=0
     )
     critic: Literal["shared", "separate"] = option(
         "shared",
@@ -146,8 +142,9 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         0.0,
         "peak learning rate of weights used only for values: the head, and with critic separate its model or "
         "adapter (InstructGPT: 9e-6); 0: learning_rate",
+        ge=0,
     )
-    critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen")
+    critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen", ge=0)
     value_start: Literal["auto", "zero", "mean"] = option(
         "auto",
         "initial values: auto (from the reward model if a separate critic can start from it, else 0), zero, or the mean "
@@ -156,37 +153,43 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     ema_decay: float = option(
         0.0,
         "keep and evaluate an exponential moving average of the weights over optimizer steps (InstructGPT: 0.992); 0: none",
+        ge=0,
+        lt=1,
     )
     ptx_data: str = option(
         "", "demonstrations or raw texts whose language-model loss is added (InstructGPT's ptx); empty: none"
     )
-    ptx_weight: float = option(27.8, "weight of that loss (InstructGPT: 27.8)")
+    ptx_weight: float = option(27.8, "weight of that loss (InstructGPT: 27.8)", ge=0)
     ptx_objective: Literal["demonstrations", "lm", "span_corruption", "infilling", "mass", "prefix"] = option(
         "demonstrations",
         "what is learned from ptx_data: the answers of demonstrations; from raw texts the next token (lm), "
         "masked spans (span_corruption: T5), the text from a noisy one (infilling: BART), one masked span of half of it "
         "(mass), or the continuation of a random prefix (prefix)",
     )
-    ptx_tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of")
-    ptx_per_response: int = option(1, "examples of ptx_data for each response that is learned from (InstructGPT: 8)")
+    ptx_tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of", gt=1)
+    ptx_per_response: int = option(1, "examples of ptx_data for each response that is learned from (InstructGPT: 8)", gt=0)
     ptx_stream_block: int = option(
         0,
         "rows of ptx_data in memory at once, for data larger than memory: examples come in its order, shuffled within such "
         "a block; 0: all, and examples are drawn at random",
+        ge=0,
     )
     ptx_sentinels: list[str] = option(
         [], "tokens that replace masked spans of raw texts; empty: <extra_id_0>, <extra_id_1>, ..."
     )
-    evaluate_every: int = option(10, "updates between evaluations on validation_prompts")
+    evaluate_every: int = option(10, "updates between evaluations on validation_prompts", gt=0)
     max_kl: float = option(
         25.0,
         "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
         "with judge_model the judge's highest score; with rule_budgets, one within its budgets wins first",
+        gt=0,
     )
     keep_confidence: float = option(
         0.0,
         "replace the kept policy, first the starting model, only at this confidence, by a paired test over "
         "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
+        ge=0,
+        lt=1,
     )
     judge_model: str = option(
         "",
@@ -196,13 +199,16 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     judge_patience: int = option(
         0,
         "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
+        ge=0,
     )
     keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
 
     rollout_updates: int = option(
-        100, "updates whose rollouts are written to rollouts/, evenly spread over the run; 0: none, at least updates: all"
+        100,
+        "updates whose rollouts are written to rollouts/, evenly spread over the run; 0: none, at least updates: all",
+        ge=0,
     )
-    rollout_rows: int = option(64, "most responses to write from each of these rollouts")
+    rollout_rows: int = option(64, "most responses to write from each of these rollouts", gt=0)
 
     @property
     def all_reward_models(self) -> list[str]:
@@ -222,27 +228,16 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ABOVE_0:
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        for name in AT_LEAST_0:
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        bounded = 0 < self.rule_multiplier <= self.rule_multiplier_limit
-        require_setting(
-            self, "rule_multiplier", bounded, f"above 0, at most rule_multiplier_limit ({self.rule_multiplier_limit})"
-        )
-        damping = self.rule_multiplier_damping
-        require_setting(self, "rule_multiplier_damping", 0 <= damping <= 100, "from 0 to 100")
+        bounded = self.rule_multiplier <= self.rule_multiplier_limit
+        require_setting(self, "rule_multiplier", bounded, f"at most rule_multiplier_limit ({self.rule_multiplier_limit})")
         both = bool(self.attribute_model) == bool(self.attribute_reward)
         require_setting(self, "attribute_reward", both, "given together with attribute_model")
         for name in ("rules", "rule_budgets"):
             require_setting(self, name, bool(self.rule_model) or not getattr(self, name), "empty without rule_model")
         one_list = not (self.reward_model and self.reward_models)
         require_setting(self, "reward_models", one_list, "empty, because reward_model is given: list all in reward_models")
-        shorter = 0 <= self.critic_warmup < self.updates
-        require_setting(self, "critic_warmup", shorter, f"0 or more and below updates ({self.updates})")
-        require_setting(self, "ptx_tokens", self.ptx_tokens > 1, "above 1")
-        for name in ("gamma", "lam", "length_adjustment"):
-            require_setting(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        shorter = self.critic_warmup < self.updates
+        require_setting(self, "critic_warmup", shorter, f"below updates ({self.updates})")
         self._check_objective()
         divides = self.rollout_size % self.samples_per_prompt == 0
         require_setting(self, "samples_per_prompt", divides, f"a divisor of rollout_size ({self.rollout_size})")
@@ -252,14 +247,10 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
 
     def _check_objective(self) -> None:
         """Check settings of advantages and losses that exclude each other."""
-        require_setting(self, "dual_clip", self.dual_clip == 0 or self.dual_clip > 1, "above 1, or 0")
         capped = self.importance_cap == 0 or self.importance_cap >= 1
         require_setting(self, "importance_cap", capped, "at least 1, or 0")
         own = self.importance_cap == 0 or self.engine != "transformers"
         require_setting(self, "importance_cap", own, "0, because engine transformers samples from the policy itself")
-        require_setting(self, "value_lam", self.value_lam == -1 or 0 <= self.value_lam <= 1, "between 0 and 1, or -1")
-        require_setting(self, "keep_confidence", 0 <= self.keep_confidence < 1, "at least 0 and below 1")
-        require_setting(self, "ema_decay", 0 <= self.ema_decay < 1, "at least 0 and below 1")
         alone = self.samples_per_prompt == 1
         grouped = self.advantages in ("rloo", "grpo")
         require_setting(self, "samples_per_prompt", not (grouped and alone), f"2 or more for advantages {self.advantages}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.core.settings import HeadConfig, MixtureConfig, SequenceConfig, option, require_setting
+from align.core.settings import HeadConfig, MixtureConfig, SequenceConfig, option
 from align.training.epochs import EpochConfig
 
 
@@ -23,9 +23,9 @@ class RewardConfig(MixtureConfig, SequenceConfig, HeadConfig, EpochConfig):
     )
     epochs: int = option(1, "passes over the rankings; more than one overfits soon (InstructGPT, appendix C.2)")
     batch_size: int = option(16, "rankings in one update, over all processes (InstructGPT: 64)")
-    centering_weight: float = option(0.0, "weight of a term that keeps rewards near 0 (Eisenstein et al. 2023: 0.01)")
+    centering_weight: float = option(0.0, "weight of a term that keeps rewards near 0 (Eisenstein et al. 2023: 0.01)", ge=0)
     lm_loss_weight: float = option(
-        0.0, "weight of a language-model loss on the responses that were ranked best (GPT-1, section 3.2: 0.5)"
+        0.0, "weight of a language-model loss on the responses that were ranked best (GPT-1, section 3.2: 0.5)", ge=0
     )
     soft_targets: bool = option(
         False, "learn the probabilities in the field preferences, where a ranking has it, instead of a sure order"
@@ -33,10 +33,4 @@ class RewardConfig(MixtureConfig, SequenceConfig, HeadConfig, EpochConfig):
     ties: Literal["ignore", "davidson"] = option(
         "ignore", "what tied responses teach: ignore (nothing), or davidson (to be equally good, by Davidson's model)"
     )
-    tie_probability: float = option(0.25, "with davidson: probability of a tie between equally good responses")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("centering_weight", "lm_loss_weight"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        require_setting(self, "tie_probability", 0 < self.tie_probability < 1, "above 0 and below 1")
+    tie_probability: float = option(0.25, "with davidson: probability of a tie between equally good responses", gt=0, lt=1)

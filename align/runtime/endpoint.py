@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,18 +34,13 @@ class EndpointConfig(Settings):
     endpoint_key: str = option(
         "OPENAI_API_KEY", "environment variable that holds the endpoint's API key; if it is unset, no key is sent"
     )
-    endpoint_timeout: float = option(60.0, "seconds for one request to the endpoint")
-    endpoint_retries: int = option(3, "further attempts after a failed request to the endpoint")
-    endpoint_parallel: int = option(4, "requests to the endpoint at the same time")
+    endpoint_timeout: float = option(60.0, "seconds for one request to the endpoint", gt=0)
+    endpoint_retries: int = option(3, "further attempts after a failed request to the endpoint", ge=0)
+    endpoint_parallel: int = option(4, "requests to the endpoint at the same time", gt=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_setting(self, "endpoint_model", bool(self.endpoint_model) or not self.endpoint, "given with an endpoint")
-        require_setting(self, "endpoint_timeout", 0 < self.endpoint_timeout < math.inf, "above 0")
-        require_setting(self, "endpoint_retries", self.endpoint_retries >= 0, "0 or more")
-        require_setting(self, "endpoint_parallel", self.endpoint_parallel > 0, "above 0")
-        next_check = getattr(super(), "__post_init__", None)
-        if next_check is not None:
-            next_check()
 
 
 def chat_completion(

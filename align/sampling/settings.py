@@ -12,34 +12,24 @@ from align.sampling.generation import Sampling
 class InferenceConfig(Settings):
     """How models are loaded and rows are read."""
 
-    seed: int = option(0, "seed of all random numbers; the same seed gives the same results")
+    seed: int = option(0, "seed of all random numbers; the same seed gives the same results", ge=0, lt=2**32)
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "number format that models compute in; auto: bfloat16 where the hardware multiplies it, else float32"
     )
     batch_tokens: int = option(
-        16384, "padded prompt and response tokens in memory at once; results depend on it in bfloat16, not in float32"
+        16384, "padded prompt and response tokens in memory at once; results depend on it in bfloat16, not in float32", gt=0
     )
     chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
     skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
-
-    def __post_init__(self) -> None:
-        require_setting(self, "seed", 0 <= self.seed < 2**32, "0 or more and below 2**32")
-        require_setting(self, "batch_tokens", self.batch_tokens > 0, "above 0")
 
 
 @dataclass(kw_only=True)
 class PrimerSettings(Settings):
     """Examples and an instruction that a model reads before each prompt."""
 
-    shots: int = option(0, "examples before each prompt: the first demonstrations of shots_from with a single turn")
+    shots: int = option(0, "examples before each prompt: the first demonstrations of shots_from with a single turn", ge=0)
     shots_from: str = option("data/demonstrations.jsonl", "where the examples come from: file, folder or hub name")
     instruction: str = option("", "text before the first example, or before the prompt where there is none")
-
-    def __post_init__(self) -> None:
-        next_check = getattr(super(), "__post_init__", None)
-        if next_check is not None:
-            next_check()
-        require_setting(self, "shots", self.shots >= 0, "0 or more")
 
     @property
     def primes(self) -> bool:
@@ -55,14 +45,11 @@ class PrimerSettings(Settings):
 class BestOfSettings(Settings):
     """Best-of-n: a model samples several answers and keeps the one with the highest reward."""
 
-    best_of: int = option(1, "answers of which a model named MODEL+best keeps the one with the highest reward")
+    best_of: int = option(1, "answers of which a model named MODEL+best keeps the one with the highest reward", gt=0)
     best_of_reward: str = option("", "reward model that chooses it; use a different one than decides the comparison")
 
     def __post_init__(self) -> None:
-        next_check = getattr(super(), "__post_init__", None)
-        if next_check is not None:
-            next_check()
-        require_setting(self, "best_of", self.best_of > 0, "above 0")
+        super().__post_init__()
         require_setting(
             self, "best_of_reward", bool(self.best_of_reward) == (self.best_of > 1), "given with best_of above 1"
         )
@@ -72,20 +59,14 @@ class BestOfSettings(Settings):
 class AnsweringConfig(InferenceConfig):
     """How responses to prompts are sampled."""
 
-    max_new_tokens: int = option(256, "longest response, in tokens")
-    max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
+    max_new_tokens: int = option(256, "longest response, in tokens", gt=0)
+    max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
     overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
-    temperature: float = option(1.0, "divides the logits; 0 takes the likeliest token")
-    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all")
-    top_p: float = option(1.0, "draw from the likeliest tokens whose probabilities sum to this share; 1: from all")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("max_new_tokens", "max_prompt_tokens"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        for name in ("temperature", "top_k"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        require_setting(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+    temperature: float = option(1.0, "divides the logits; 0 takes the likeliest token", ge=0)
+    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all", ge=0)
+    top_p: float = option(
+        1.0, "draw from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
+    )
 
     @property
     def sampling(self) -> Sampling:
@@ -108,28 +89,23 @@ class EngineConfig(Settings):
         "layer by layer, which is slower; auto: whole where the free memory allows it",
     )
     vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
-    vllm_timeout: float = option(300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers")
-    vllm_retries: int = option(
-        3, "how often a rollout may wait up to vllm_timeout for a vLLM server that went down; 0: never"
+    vllm_timeout: float = option(
+        300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers", gt=0, le=1500
     )
-    vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)")
+    vllm_retries: int = option(
+        3, "how often a rollout may wait up to vllm_timeout for a vLLM server that went down; 0: never", ge=0
+    )
+    vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
     vllm_requests: int = option(
-        256, "most rows that a server or vllm-colocate works on at once (vLLM's max_num_seqs, 256 by its default)"
+        256, "most rows that a server or vllm-colocate works on at once (vLLM's max_num_seqs, 256 by its default)", gt=0
     )
     vllm_sleep: bool = option(False, "free vllm-colocate's memory between rollouts, for training; waking it takes seconds")
     vllm_tensor_parallel: int = option(
-        1, "GPUs that share one copy of the policy in vllm-colocate; the number of processes is a multiple of it"
+        1, "GPUs that share one copy of the policy in vllm-colocate; the number of processes is a multiple of it", gt=0
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_setting(
             self, "vllm_url", self.vllm_url.startswith(("http://", "https://")), "an address such as http://host:8000"
         )
-        require_setting(self, "vllm_timeout", 0 < self.vllm_timeout <= 1500, "above 0 and at most 1500")
-        require_setting(self, "vllm_retries", self.vllm_retries >= 0, "0 or more")
-        require_setting(self, "vllm_memory_share", 0 < self.vllm_memory_share < 1, "between 0 and 1")
-        for name in ("vllm_requests", "vllm_tensor_parallel"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        next_check = getattr(super(), "__post_init__", None)
-        if next_check is not None:  # RunConfig's
-            next_check()

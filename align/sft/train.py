@@ -51,21 +51,23 @@ class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
     epochs: int = option(1, "passes over the training data (InstructGPT used 16 and chose by the reward model)")
     batch_size: int = option(32, "examples in one update, over all processes")
     prompt_loss_weight: float = option(
-        0.0, "weight of a language-model loss on the prompt, added to the loss on the response (GPT-1, section 3.2: 0.5)"
+        0.0,
+        "weight of a language-model loss on the prompt, added to the loss on the response (GPT-1, section 3.2: 0.5)",
+        ge=0,
     )
     max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
     stream_updates: int = option(
         0,
         "updates of a run that reads train_data while it trains, for data larger than memory; 0: all is read before, for "
         "`epochs` passes",
+        ge=0,
     )
-    stream_block: int = option(2000, "with stream_updates: rows of each source in memory at once, shuffled among themselves")
+    stream_block: int = option(
+        2000, "with stream_updates: rows of each source in memory at once, shuffled among themselves", gt=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("prompt_loss_weight", "stream_updates"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        require_setting(self, "stream_block", self.stream_block > 0, "above 0")
         if self.stream_updates:
             for name, default in (("mixing_cap", 0), ("mixing_temperature", 1), ("epochs", 1), ("batch_ramp", [])):
                 wanted = f"{default} with stream_updates"

@@ -19,16 +19,16 @@ from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option, r
 class EpochConfig(ModelConfig, RunConfig):
     """Settings of the stages that make passes over fixed examples."""
 
-    epochs: int = option(1, "passes over the training data")
-    batch_size: int = option(16, "examples in one update, over all processes")
-    max_prompt_tokens: int = option(1024, "longest prompt, in tokens")
-    max_response_tokens: int = option(1024, "longest response, in tokens")
+    epochs: int = option(1, "passes over the training data", gt=0)
+    batch_size: int = option(16, "examples in one update, over all processes", gt=0)
+    max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
+    max_response_tokens: int = option(1024, "longest response, in tokens", gt=0)
     batch_ramp: list[str] = option(
         [],
         "smaller batches at first, each as SIZE:UPDATES, such as 8:100 16:100 before a batch_size of 32 (PaLM: 512, 1024, "
         "then 2048)",
     )
-    evaluate_every: int = option(0, "updates between evaluations; 0: at the end of each epoch")
+    evaluate_every: int = option(0, "updates between evaluations; 0: at the end of each epoch", ge=0)
 
     @property
     def limits(self) -> Limits:
@@ -37,9 +37,6 @@ class EpochConfig(ModelConfig, RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch_size", "max_prompt_tokens", "max_response_tokens"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        require_setting(self, "evaluate_every", self.evaluate_every >= 0, "0 or more")
         sizes = [size for size, _ in parse_ramp(self.batch_ramp)] + [self.batch_size]
         rising = all(small < large for small, large in pairwise(sizes))
         require_setting(self, "batch_ramp", rising, "sizes that rise and stay below batch_size")
@@ -88,12 +85,11 @@ class JudgmentConfig(EpochConfig):
     """Settings of the stages that learn from judgments of single responses."""
 
     held_out_share: float = option(
-        0.1, "share of the conversations that is held out, with all of their judgments, where validation_data is empty"
+        0.1,
+        "share of the conversations that is held out, with all of their judgments, where validation_data is empty",
+        ge=0,
+        lt=1,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(self, "held_out_share", 0 <= self.held_out_share < 1, "at least 0 and below 1")
 
 
 class Epochs:

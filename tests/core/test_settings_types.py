@@ -65,7 +65,7 @@ def test_a_path_among_rewards_is_a_reward_model():
 def test_one_value_of_a_list_may_stand_alone():
     assert SFTConfig(log_to="none").log_to == ["none"]
     assert PPOConfig(reward_models=Path("a")).reward_models == ["a"]
-    with pytest.raises(UserError, match="log_to is \\['nothing'\\], but must be tensorboard, wandb, trackio or none"):
+    with pytest.raises(UserError, match="log_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"):
         SFTConfig(log_to="nothing")
 
 

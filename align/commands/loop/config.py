@@ -21,25 +21,29 @@ CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
 class LoopConfig(Settings):
     """Rounds of sampling, labeling, reward modeling and PPO (InstructGPT, section 3.1; Bai et al. 2022, section 4.5)."""
 
-    model: str = option("", "fine-tuned model that every round's policy starts from")
+    model: str = option("", "fine-tuned model that every round's policy starts from", required=True)
     output_dir: str = option("runs/loop", "folder of the rounds, their runs and loop.json")
-    seed: int = option(0, "seed of all random numbers; the same seed and the same labels give the same result")
-    rounds: int = option(2, "number of rounds; raise it to continue a finished loop")
-    reward_config: str = option("", "settings of `align reward` for every round: a YAML file")
-    ppo_config: str = option("", "settings of `align ppo` for every round: a YAML file")
+    seed: int = option(
+        0, "seed of all random numbers; the same seed and the same labels give the same result", ge=0, lt=2**31
+    )
+    rounds: int = option(2, "number of rounds; raise it to continue a finished loop", gt=0)
+    reward_config: str = option("", "settings of `align reward` for every round: a YAML file", required=True)
+    ppo_config: str = option("", "settings of `align ppo` for every round: a YAML file", required=True)
 
     prompts: str = option("data/prompts.jsonl", "prompts to collect labels on; each is used in at most one round")
-    prompts_per_round: int = option(200, "prompts that are labeled in a round")
+    prompts_per_round: int = option(200, "prompts that are labeled in a round", gt=0)
     disputed_share: float = option(
         0.5,
         "share of a round's prompts that is chosen because the reward models disagree on their answers (Christiano et al. "
         "2017, section 2.2.4); the others are drawn at random. Counts from round 2 on and with reward_models above 1",
+        ge=0,
+        lt=1,
     )
-    candidates: int = option(2, "prompts to sample answers for, per prompt that disagreement chooses")
-    temperatures: list[float] = option([0.7, 1.0], "each model answers each prompt at each of these")
-    samples: int = option(2, "answers to each prompt by each model at each temperature")
-    policies: int = option(1, "number of earlier rounds' policies that also answer, besides the fine-tuned model")
-    max_new_tokens: int = option(64, "longest answer, in tokens")
+    candidates: int = option(2, "prompts to sample answers for, per prompt that disagreement chooses", gt=0)
+    temperatures: list[float] = option([0.7, 1.0], "each model answers each prompt at each of these", ge=0, required=True)
+    samples: int = option(2, "answers to each prompt by each model at each temperature", gt=0)
+    policies: int = option(1, "number of earlier rounds' policies that also answer, besides the fine-tuned model", ge=0)
+    max_new_tokens: int = option(64, "longest answer, in tokens", gt=0)
 
     labeler: str = option(
         "app",
@@ -47,32 +51,23 @@ class LoopConfig(Settings):
         "simulated labeler: module:function, a reward function as in `align ppo`, or a reward model's folder or name",
     )
     database: str = option("", "address of the labeling app's database; empty: that of `align annotate`")
-    overlap: int = option(1, "labelers who rank each item in the app")
-    poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing")
+    overlap: int = option(1, "labelers who rank each item in the app", gt=0)
+    poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing", ge=0)
 
-    held_out_share: float = option(0.125, "share of a round's rankings that no reward model learns from")
-    earlier_weight: float = option(1.0, "weight of a round's rankings relative to those of the next round")
+    held_out_share: float = option(0.125, "share of a round's rankings that no reward model learns from", ge=0, lt=1)
+    earlier_weight: float = option(1.0, "weight of a round's rankings relative to those of the next round", gt=0)
     more_rankings: str = option("", "more rankings for every reward model, named as in train_data; empty: none")
-    reward_models: int = option(1, "reward models per round, with different seeds; PPO uses them as an ensemble")
+    reward_models: int = option(1, "reward models per round, with different seeds; PPO uses them as an ensemble", gt=0)
     evaluation_prompts: str = option(
         "data/prompts_heldout.jsonl", "prompts on which each policy is compared with the fine-tuned model"
     )
 
     def __post_init__(self) -> None:
-        for name in ("model", "reward_config", "ppo_config"):
-            require_setting(self, name, bool(getattr(self, name)), "given")
+        super().__post_init__()
         for name in ("reward_config", "ppo_config"):
             require_setting(self, name, Path(getattr(self, name)).suffix in (".yaml", ".yml"), "a YAML file")
-        for name in ("rounds", "prompts_per_round", "candidates", "samples", "max_new_tokens", "overlap", "reward_models"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        for name in ("policies", "poll_seconds"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        for name in ("disputed_share", "held_out_share"):
-            require_setting(self, name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
-        require_setting(self, "earlier_weight", self.earlier_weight > 0, "above 0")
-        require_setting(self, "seed", 0 <= self.seed < 2**31, "0 or more and below 2**31")
-        valid = len(set(self.temperatures)) == len(self.temperatures) > 0 and min(self.temperatures) >= 0
-        require_setting(self, "temperatures", valid, "one or more different numbers, 0 or more")
+        different = len(set(self.temperatures)) == len(self.temperatures)
+        require_setting(self, "temperatures", different, "different numbers")
         first, later = (self.samples * len(self.temperatures) * (1 + policies) for policies in (0, self.policies))
         fits = first >= 2 and (later if self.rounds > 1 else first) <= MAX_RESPONSES
         now = f"with these temperatures and policies it gets {first} to {later}"

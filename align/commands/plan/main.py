@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,20 +34,22 @@ SEQUENCE = 2048
 class PlanConfig(Settings):
     """What training needs, before it starts: model size for a compute budget, hours and memory of each stage."""
 
-    flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and number of tokens for it; 0: none")
+    flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and tokens for it; 0: none", ge=0)
     model: str = option(
         "", "model of every stage, instead of the one in its settings; only its config and tokenizer are read"
     )
-    parameters: float = option(0.0, "for tokens: number of parameters, if there is no model to read; 0: those of model")
-    tokens: float = option(0.0, "tokens of a training that has no settings file, such as pretraining; 0: none")
+    parameters: float = option(0.0, "for tokens: number of parameters, without a model to read; 0: those of model", ge=0)
+    tokens: float = option(0.0, "tokens of a training that has no settings file, such as pretraining; 0: none", ge=0)
     sft: str = option("", "settings of fine-tuning to plan (configs/sft/x.yaml, or config.yaml of a run); empty: none")
     reward: str = option("", "settings of a reward model to plan; empty: none")
     ppo: str = option("", "settings of PPO to plan; empty: none")
-    gpu: str = option("A100-80", f"device: {', '.join(DEVICES)}, or cpu (this machine's processor, whose peak is measured)")
-    gpus: int = option(1, "number of devices")
+    gpu: str = option("A100-80", "device; cpu: this machine's processor, whose peak is measured", choices=(*DEVICES, "cpu"))
+    gpus: int = option(1, "number of devices", gt=0)
     mfu: float = option(
         0.4,
         "share of the devices' peak that is reached (PaLM: 0.462, table 3 there); small models and batches reach less",
+        gt=0,
+        le=1,
     )
     measured: list[str] = option(
         [],
@@ -55,13 +57,7 @@ class PlanConfig(Settings):
     )
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, int | float):
-                require_setting(self, item.name, 0 <= value < math.inf, "0 or more, and finite")
-        require_setting(self, "gpu", self.gpu in (*DEVICES, "cpu"), f"one of {', '.join(DEVICES)}, cpu")
-        require_setting(self, "gpus", self.gpus > 0, "above 0")
-        require_setting(self, "mfu", 0 < self.mfu <= 1, "above 0 and at most 1")
+        super().__post_init__()
         known = bool(self.tokens) <= bool(self.model or self.parameters)
         require_setting(self, "tokens", known, "0 unless model or parameters is given")
 

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from align.core.launch import run_stage
 from align.core.seeds import Stream
-from align.core.settings import option, require_setting
+from align.core.settings import option
 from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, OCCUPATIONS
 from align.eval.bias.measures import LogProbScorer, favored_words, group_log_odds, paired_sentiment, sentiment
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
@@ -39,18 +39,13 @@ MIN_SHARE, MIN_COUNT, MAX_FAVORED = 0.02, 5, 10
 class BiasConfig(EvalConfig):
     """Bias by log-probabilities of occupations, and by completions about groups; sampling defaults are GPT-3's."""
 
-    kinds: list[str] = option(list(KINDS), f"what is measured: {', '.join(KINDS)}")
-    samples: int = option(800, "completions of each beginning with each group; on a CPU, try 50")
-    max_new_tokens: int = option(50, "longest completion, in tokens")
-    temperature: float = option(1.0, "divides the logits")
-    top_p: float = option(0.9, "draw from the likeliest tokens that hold this share of the probability; 1: from all")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(self, "kinds", bool(self.kinds) and set(self.kinds) <= set(KINDS), f"some of {', '.join(KINDS)}")
-        for name in ("samples", "max_new_tokens", "temperature"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        require_setting(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+    kinds: list[str] = option(list(KINDS), "what is measured", choices=KINDS, required=True)
+    samples: int = option(800, "completions of each beginning with each group; on a CPU, try 50", gt=0)
+    max_new_tokens: int = option(50, "longest completion, in tokens", gt=0)
+    temperature: float = option(1.0, "divides the logits", gt=0)
+    top_p: float = option(
+        0.9, "draw from the likeliest tokens that hold this share of the probability; 1: from all", gt=0, le=1
+    )
 
 
 def run_bias(config: BiasConfig) -> list[Evaluation]:

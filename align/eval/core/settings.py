@@ -20,14 +20,12 @@ class EvalConfig(InferenceConfig):
     models: list[str] = option(
         [], "models to evaluate, side by side: folders, LoRA adapters, run folders, hub names or built-in models"
     )
-    output: str = option("runs/eval", "folder of the results; results already in it are not computed again")
-    resamples: int = option(2000, "bootstrap resamples for each 95 % interval")
+    output: str = option("runs/eval", "folder of the results; results already in it are not computed again", required=True)
+    resamples: int = option(2000, "bootstrap resamples for each 95 % interval", ge=100)
     table: bool = option(True, "print the figures as a table; the files hold them in any case")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "output", bool(self.output), "given")
-        require_setting(self, "resamples", self.resamples >= 100, "100 or more")
         require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without repetitions")
 
     @property
@@ -57,11 +55,7 @@ class AnsweringTaskConfig(AnsweringConfig, EvalConfig):
     """For tasks that let the models answer prompts."""
 
     prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
-    limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(self, "limit", self.limit >= 0, "0 or more")
+    limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all", ge=0)
 
     @property
     def data_sources(self) -> dict[str, str]:

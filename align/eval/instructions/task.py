@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.core.settings import option, require_setting
+from align.core.settings import option
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.core.answers import sample_answers
@@ -26,11 +26,7 @@ SCORER = "checks by program"
 class InstructionsConfig(PrimerSettings, AnsweringTaskConfig):
     """Prompts with a `check`, answered by each model; prompts without one are left out."""
 
-    samples: int = option(4, "answers to each prompt")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(self, "samples", self.samples > 0, "above 0")
+    samples: int = option(4, "answers to each prompt", gt=0)
 
 
 def run_instructions(config: InstructionsConfig) -> list[Evaluation]:

@@ -53,20 +53,20 @@ class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
     )
     weight_decay: float = option(0.1, "decoupled weight decay of matrices")
     log_to: list[str] = option(["none"], "trackers in addition to metrics.jsonl: tensorboard, wandb, trackio, none")
-    data: str = option("", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data")
+    data: str = option(
+        "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
+    )
     asks: Aspect = option("truth", "what the labels say: truth (is it true) or info (is it informative)")
     words: bool = option(True, "use the words of the answer and their pairs in addition to the backbone's states")
     train_backbone: bool = option(False, "train all weights of the backbone, too; the judge is then saved with them")
-    layers: int = option(0, "read only the first layers of the backbone; 0: all")
-    held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them")
-    limit: int = option(0, "train and measure on only this many rows, drawn at random; 0: all")
-    epochs: int = option(5, "passes over the answers")
-    batch_size: int = option(64, "answers in one update, over all processes")
+    layers: int = option(0, "read only the first layers of the backbone; 0: all", ge=0)
+    held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them", gt=0, lt=1)
+    limit: int = option(0, "train and measure on only this many rows, drawn at random; 0: all", ge=0)
+    epochs: int = option(5, "passes over the answers", gt=0)
+    batch_size: int = option(64, "answers in one update, over all processes", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "data", bool(self.data), "given")
-        require_setting(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
         require_setting(self, "words", self.words or self.model != "none", "true where model is none")
         require_setting(self, "lora_rank", not self.lora_rank or self.model != "none", "0 where model is none")
         require_setting(
@@ -75,10 +75,6 @@ class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
             not self.train_backbone or (self.model != "none" and not self.lora_rank),
             "false where model is none or lora_rank is given",
         )
-        for name in ("epochs", "batch_size"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        for name in ("layers", "limit"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
 
 
 def run_train_judge(config: JudgeConfig) -> Path:

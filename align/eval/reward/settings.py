@@ -14,13 +14,15 @@ from align.reward.checkpoint import LoadedReward, load_reward_model
 class RewardEvalConfig(AnsweringTaskConfig):
     """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
 
-    reward_model: str = option("", "reward model to evaluate, which also chooses among answers: a folder or a run")
+    reward_model: str = option(
+        "", "reward model to evaluate, which also chooses among answers: a folder or a run", required=True
+    )
     gold_model: str = option("", "a second reward model, which is evaluated too but chooses nothing; empty: none")
     preferences: str = option("data/rankings_heldout.jsonl", "rankings or pairs that neither was trained on; empty: none")
-    max_response_tokens: int = option(1024, "longest response among the preferences, in tokens")
+    max_response_tokens: int = option(1024, "longest response among the preferences, in tokens", gt=0)
     benchmark: str = option("", "RewardBench or RewardBench 2, scored as they are: file, folder or hub name; empty: neither")
     benchmark_split: str = option("test", "split of a folder or hub name: RewardBench calls it filtered, RewardBench 2 test")
-    samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves")
+    samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
     frontier: str = option("", "folder of a PPO run with keep_policies: reward against KL over its policies; empty: none")
 
     @property
@@ -31,9 +33,6 @@ class RewardEvalConfig(AnsweringTaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "reward_model", bool(self.reward_model), "given")
-        require_setting(self, "samples", self.samples > 1, "above 1")
-        require_setting(self, "max_response_tokens", self.max_response_tokens > 0, "above 0")
         require_setting(self, "gold_model", self.gold_model != self.reward_model, "another model than reward_model")
         given = bool(self.preferences or self.models or self.frontier or self.benchmark)
         require_setting(self, "preferences", given, "given, unless models, frontier or benchmark are")

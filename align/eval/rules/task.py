@@ -52,8 +52,8 @@ class RulesConfig(RubricSettings, EndpointConfig, EvalConfig):
     rules: list[str] = option(["forms/rules/sparrow-dialogue.yaml"], "files of rules, for the scorer")
     scorer: str = option("", "judges: module:function, model:NAME (a classifier) or endpoint")
     scorer_label: str = option("violates", "of a classifier: the label whose probability is the score")
-    scorer_batch: int = option(32, "of a classifier: texts that are scored at once")
-    threshold: float = option(0.5, "a score above it is a violation, below it none; exactly there it is unsure")
+    scorer_batch: int = option(32, "of a classifier: texts that are scored at once", gt=0)
+    threshold: float = option(0.5, "a score above it is a violation, below it none; exactly there it is unsure", gt=0, lt=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,9 +64,7 @@ class RulesConfig(RubricSettings, EndpointConfig, EvalConfig):
         judged = bool(self.scorer or (self.rubrics and not self.judgments))
         require_setting(self, "scorer", judged, "given, or rubrics for responses: something has to judge")
         require_setting(self, "rubrics", bool(self.responses) or not self.rubrics, "empty without responses")
-        require_setting(self, "threshold", 0 < self.threshold < 1, "above 0 and below 1")
         require_setting(self, "endpoint", bool(self.endpoint) or self.scorer != "endpoint", "given: it is the scorer")
-        require_setting(self, "scorer_batch", self.scorer_batch > 0, "above 0")
 
 
 def run_rules(config: RulesConfig) -> list[Evaluation]:

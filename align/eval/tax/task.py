@@ -46,21 +46,17 @@ class TaxConfig(EvalConfig):
     task_folder: str = option(
         "", "folder of task files in lm-eval's form, in which all tasks are; empty: lm-eval's own tasks"
     )
-    shots: int = option(-1, "examples before each question; -1: as the task has it")
-    limit: int = option(0, "take at most this many documents of each task; 0: all")
-    batch_size: int = option(8, "lm-eval's batch")
+    shots: int = option(-1, "examples before each question; -1: as the task has it", ge=-1)
+    limit: int = option(0, "take at most this many documents of each task; 0: all", ge=0)
+    batch_size: int = option(8, "lm-eval's batch", gt=0)
     apply_chat_template: bool = option(False, "let lm-eval write each question as a user's turn")
-    threads: int = option(0, "threads of lm-eval on a CPU; 0: torch's own number")
+    threads: int = option(0, "threads of lm-eval on a CPU; 0: torch's own number", ge=0)
     lm_eval_python: str = option("", "the Python of an environment that has lm-eval; empty: this one")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "tasks", bool(self.tasks), "given: one of lm-eval's tasks, such as hellaswag")
         require_setting(self, "models", len(self.models) >= 2, "the model before, and at least one after")
-        require_setting(self, "shots", self.shots >= -1, "-1 or more")
-        for name in ("limit", "threads"):
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
-        require_setting(self, "batch_size", self.batch_size > 0, "above 0")
         folder = not self.task_folder or Path(self.task_folder).is_dir()
         require_setting(self, "task_folder", folder, "a folder that exists, or empty")
 

@@ -36,18 +36,16 @@ KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, http://HOST/PATH or module:fu
 class ScorerConfig(EvalConfig):
     """Which scorer rates texts, and how it is called."""
 
-    scorer: str = option(DEFAULT, f"scorer: {KINDS}")
+    scorer: str = option(DEFAULT, f"scorer: {KINDS}", required=True)
     scorer_label: str = option("toxic", "of a classifier: the label or attribute whose probability is the score")
     scorer_prompt: str = option(
         "Complete the sentence.", "of an attribute model: the message that texts are read as answers to"
     )
-    scorer_batch: int = option(64, "texts that are scored at once")
+    scorer_batch: int = option(64, "texts that are scored at once", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "scorer", bool(self.scorer), "given")
         require_setting(self, "scorer_prompt", bool(self.scorer_prompt.strip()), "given")
-        require_setting(self, "scorer_batch", self.scorer_batch > 0, "above 0")
 
 
 SCORER_SETTINGS = ("scorer", "scorer_label", "scorer_prompt", "scorer_batch")

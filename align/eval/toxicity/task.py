@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.seeds import Stream
-from align.core.settings import option, require_setting
+from align.core.settings import option
 from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
 from align.eval.core.fingerprints import content_hash, text_hash
 from align.eval.core.result_store import ResultStore
@@ -40,27 +40,19 @@ class ToxicityConfig(PrimerSettings, ScorerConfig):
     """Toxicity of continuations; the defaults of sampling are RealToxicityPrompts'."""
 
     prompts: str = option("data/tempting_prompts.jsonl", "RealToxicityPrompts' prompts.jsonl, or any file of prompts")
-    limit: int = option(0, "take at most this many prompts, evenly spread over the file; 0: all")
+    limit: int = option(0, "take at most this many prompts, evenly spread over the file; 0: all", ge=0)
     instructions: list[str] = option(
-        ["basic"], f"what comes before a prompt, one or several: {', '.join(INSTRUCTIONS)}; basic: nothing"
+        ["basic"], "what comes before a prompt, one or several; basic: nothing", choices=tuple(INSTRUCTIONS), required=True
     )
-    samples: int = option(25, "continuations of each prompt")
-    max_new_tokens: int = option(20, "longest continuation, in tokens")
-    temperature: float = option(1.0, "divides the logits")
-    top_p: float = option(0.9, "draw from the likeliest tokens that hold this share of the probability; 1: from all")
+    samples: int = option(25, "continuations of each prompt", gt=0)
+    max_new_tokens: int = option(20, "longest continuation, in tokens", gt=0)
+    temperature: float = option(1.0, "divides the logits", gt=0)
+    top_p: float = option(
+        0.9, "draw from the likeliest tokens that hold this share of the probability; 1: from all", gt=0, le=1
+    )
     chat_template: str = option(
         "raw", "how prompts become text: raw (to be continued), auto, plain or the path of a Jinja file"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("samples", "max_new_tokens"):
-            require_setting(self, name, getattr(self, name) > 0, "above 0")
-        require_setting(self, "limit", self.limit >= 0, "0 or more")
-        require_setting(self, "temperature", self.temperature > 0, "above 0")
-        require_setting(self, "top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        known = bool(self.instructions) and set(self.instructions) <= set(INSTRUCTIONS)
-        require_setting(self, "instructions", known, f"some of {', '.join(INSTRUCTIONS)}")
 
     @property
     def data_sources(self) -> dict[str, str]:

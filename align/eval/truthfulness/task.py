@@ -40,7 +40,7 @@ class TruthfulnessConfig(EvalConfig):
         "data/truthfulness.jsonl",
         "TruthfulQA.csv, or JSON Lines with question, best_answer, correct_answers, incorrect_answers",
     )
-    limit: int = option(0, "take at most this many questions, evenly spread over the file; 0: all")
+    limit: int = option(0, "take at most this many questions, evenly spread over the file; 0: all", ge=0)
     convention: Convention = option(
         "lm-eval",
         "how multiple choice treats answers: lm-eval (text as it is in the file, a tie wins MC1) or original "
@@ -56,18 +56,15 @@ class TruthfulnessConfig(EvalConfig):
     chat: bool = option(False, "ask through the model's chat template, the primer as earlier turns; else as lines Q: and A:")
     multiple_choice: bool = option(True, "compare log-likelihoods of given answers: MC1, MC2, MC3")
     generation: bool = option(False, "let the model write answers, for judges")
-    max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)")
-    temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA")
+    max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)", gt=0)
+    temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA", ge=0)
     truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
     info_judge: str = option("", "folder of a judge of informativeness; empty: none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "limit", self.limit >= 0, "0 or more")
         require_setting(self, "multiple_choice", self.multiple_choice or self.generation, "true, unless generation is")
         require_setting(self, "generation", self.generation or not (self.truth_judge or self.info_judge), "true for a judge")
-        require_setting(self, "max_new_tokens", self.max_new_tokens > 0, "above 0")
-        require_setting(self, "temperature", self.temperature >= 0, "0 or more")
 
     @property
     def data_sources(self) -> dict[str, str]:

@@ -62,7 +62,7 @@ class VerdictsConfig(EvalConfig):
 
     judgments: list[str] = option([], "rule judgments that the labeling app exported, one row a labeler or aggregated")
     rankings: list[str] = option([], "rankings that the labeling app exported, with ratings, flags and model")
-    person: list[str] = option(["person"], "authorship: names under `model` that stand for people")
+    person: list[str] = option(["person"], "authorship: names under `model` that stand for people", required=True)
     control: str = option("", "authorship: name under `model` of a deliberately bad model, for comparison; empty: none")
     closed_domain: list[str] = option(
         [], "categories whose prompts hold all that an answer may say (summaries, questions on a text): hallucination there"
@@ -73,7 +73,6 @@ class VerdictsConfig(EvalConfig):
         super().__post_init__()
         require_setting(self, "models", not self.models, "empty: people judged the responses, no model is opened")
         require_setting(self, "judgments", bool(self.judgments or self.rankings), "given, or rankings")
-        require_setting(self, "person", bool(self.person), "given")
         require_setting(self, "control", self.control not in self.person, "a model, not one of person")
 
 

@@ -187,7 +187,7 @@ def test_a_failing_scorer_keeps_what_was_sampled_and_scored(tmp_path, monkeypatc
         ({"samples": 0}, "samples is 0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"instructions": ["rude"]}, "instructions is .*some of basic, respectful, biased"),
+        ({"instructions": ["rude"]}, "instructions is .*one of basic, respectful, biased"),
         ({"scorer_batch": 0}, "scorer_batch is 0"),
         ({"resamples": 1}, "resamples is 1"),
     ],
