@@ -5,7 +5,6 @@ P(letter) x its reward. A prompt outside the rubric's categories gets exactly 0,
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,15 +18,20 @@ from accelerate import Accelerator
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.files import resolve_path
-from align.core.settings import ModelConfig, Settings, option, require_setting
-from align.core.tensor_ops import Padded
+from align.core.settings import ModelConfig, option, require_setting
 from align.data.records import Conversation
 from align.models.loading import LoadedModel, load
 from align.models.roles import LanguageModel
+from align.reward.rankings import group_sizes, pack_rankings
 from align.runtime.distributed import compute_dtype, run_on_main
-from align.runtime.endpoint import post_json
+from align.runtime.endpoint import EndpointConfig, chat_address, chat_completion
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import PromptResponses
+
+TOP_LOG_PROBS = 20
+"""Candidates for the first token that a service is asked for: the maximum of OpenAI's API."""
+MAX_CACHED_ANSWERS = 100_000
+"""How many answers of a service are kept in memory."""
 
 FORM = """Below is a conversation and the reply that an assistant gave.
 
@@ -185,33 +189,41 @@ def _rubric(stored: Mapping[str, Any], name: str, weight: float) -> Rubric:
 
 
 @dataclass(kw_only=True)
-class RubricSettings(Settings):
+class RubricSettings(EndpointConfig):
     """Rubrics, and the frozen model that answers their questions."""
 
     rubrics: list[str] = option(
         [], "rubrics that a frozen model judges by: files as in forms/rubrics, or FILE=WEIGHT; empty: none"
     )
     rubric_model: str = option(
-        "", "the model that answers the rubrics: a folder, hub name or built-in model; with rubric_service its name there"
+        "", "local model that answers the rubrics: a folder, hub name or built-in model; empty: the endpoint answers"
     )
-    rubric_service: str = option(
-        "", "URL of an OpenAI-compatible service, the part before /chat/completions; empty: rubric_model is local"
-    )
-    rubric_timeout: float = option(60.0, "with a service: seconds per request", gt=0)
-    rubric_retries: int = option(3, "with a service: retries per request", ge=0)
-    rubric_parallel: int = option(4, "with a service: requests at the same time", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = bool(self.rubric_model) or not self.rubrics
-        require_setting(self, "rubric_model", named, "given: the rubrics need a judge")
+        named = bool(self.rubric_model or self.endpoint) or not self.rubrics
+        require_setting(self, "rubric_model", named, "given, or endpoint: the rubrics need a judge")
 
 
-TOP_LOG_PROBS = 20
-"""How many candidates for the first token a service is asked for: the maximum of OpenAI's own."""
-KEY_VARIABLE = "OPENAI_API_KEY"
-MAX_CACHED_ANSWERS = 100_000
-"""How many answers of a service are kept in memory."""
+def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int) -> list[RubricScorer]:
+    """The rubrics of a command's settings, each with the judge that all of them share.
+
+    Args:
+        dtype: of a local model, as in settings.
+        budget: padded tokens that it reads at once.
+
+    Raises:
+        UserError: if a rubric or the model cannot be loaded.
+    """
+    rubrics = read_rubrics(settings.rubrics)
+    if not rubrics:
+        return []
+    judge: LetterJudge
+    if settings.rubric_model:
+        judge = LocalJudge(load(ModelConfig(model=settings.rubric_model), compute_dtype(dtype)), accelerator, budget)
+    else:
+        judge = ServiceJudge(settings, accelerator)
+    return [RubricScorer(rubric, judge) for rubric in rubrics]
 
 
 class LocalJudge:
@@ -234,19 +246,15 @@ class LocalJudge:
         backbone, rows = self.loaded.backbone, [self._encode(question) for question in questions]
         for row in rows:
             backbone.require_fit(len(row.prompt), max(map(len, row.responses)), "a rubric's question")
-        costs = [backbone.tokens_in_memory(len(row.prompt), list(map(len, row.responses))) for row in rows]
 
         @torch.no_grad()
         def score_rows(batch: list[int]) -> list[list[float]]:
             part = [rows[number] for number in batch]
-            device = self.accelerator.device
-            prompts = Padded.from_lists([row.prompt for row in part]).to(device)
-            letters = Padded.from_lists([ids for row in part for ids in row.responses]).to(device)
-            index = torch.tensor([number for number, row in enumerate(part) for _ in row.responses], device=device)
+            prompts, letters, index = pack_rankings(part, self.accelerator.device)
             sums = iter(self.module(prompts, letters, None, 1.0, index).double().sum(1).tolist())
             return [[next(sums) for _ in row.responses] for row in part]
 
-        return map_rows(costs, self.budget, self.accelerator, score_rows)
+        return map_rows(group_sizes(backbone, rows), self.budget, self.accelerator, score_rows)
 
     def _encode(self, question: RubricQuestion) -> PromptResponses:
         tokenization = self.loaded.tokenization
@@ -255,17 +263,16 @@ class LocalJudge:
 
 
 class ServiceJudge:
-    """A chat model of a service, judged by the log-probs of its first token; answers are cached.
+    """The endpoint's chat model, judged by the log-probs of its first token; answers are cached.
 
     Args:
-        settings: the service's URL, the model's name there and the number of retries.
         accelerator: the main process asks for all processes.
         pause: seconds before the first retry.
     """
 
-    def __init__(self, settings: RubricSettings, accelerator: Accelerator, pause: float = 1.0) -> None:
+    def __init__(self, settings: EndpointConfig, accelerator: Accelerator, pause: float = 1.0) -> None:
         self.settings, self.accelerator, self.pause = settings, accelerator, pause
-        self.address = settings.rubric_service.rstrip("/") + "/chat/completions"
+        self.address = chat_address(settings)
         self.answers: dict[RubricQuestion, list[float]] = {}
 
     def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
@@ -278,7 +285,7 @@ class ServiceJudge:
 
     def _answer(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
         new = [question for question in dict.fromkeys(questions) if question not in self.answers]
-        with ThreadPoolExecutor(self.settings.rubric_parallel) as pool:
+        with ThreadPoolExecutor(self.settings.endpoint_parallel) as pool:
             for question, log_probs in zip(new, pool.map(self._ask, new), strict=True):
                 self.answers[question] = log_probs
         found = [self.answers[question] for question in questions]
@@ -287,23 +294,14 @@ class ServiceJudge:
         return found
 
     def _ask(self, question: RubricQuestion) -> list[float]:
-        settings, key = self.settings, os.environ.get(KEY_VARIABLE)
-        payload = {
-            "model": settings.rubric_model,
-            "messages": [{"role": "user", "content": question.text}],
-            "temperature": 0,
-            "max_tokens": 1,
-            "logprobs": True,
-            "top_logprobs": TOP_LOG_PROBS,
-        }
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        times = (settings.rubric_timeout, settings.rubric_retries)
-        answer = post_json(self.address, payload, *times, headers, self.pause, advice="")
+        choice = chat_completion(
+            self.settings, question.text, self.pause, "", max_tokens=1, logprobs=True, top_logprobs=TOP_LOG_PROBS
+        )
         try:
-            candidates = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            candidates = choice["logprobs"]["content"][0]["top_logprobs"]
             token_log_probs = [(str(each["token"]).strip(), float(each["logprob"])) for each in candidates]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UserError(f"{self.address}: no log-probs in the answer {str(answer)[:80]!r}") from error
+            raise UserError(f"{self.address}: no log-probs in the answer {str(choice)[:80]!r}") from error
         log_probs = [_log_sum([value for token, value in token_log_probs if token == letter]) for letter in question.letters]
         if max(log_probs) == -math.inf:
             letters, count = ", ".join(question.letters), len(token_log_probs)
@@ -318,25 +316,3 @@ def _log_sum(values: list[float]) -> float:
     """log of the sum of exp; -infinity for none. `A` and ` A` are two tokens of one letter."""
     highest = max(values, default=-math.inf)
     return highest if highest == -math.inf else highest + math.log(sum(math.exp(value - highest) for value in values))
-
-
-def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int) -> list[RubricScorer]:
-    """The rubrics of a command's settings, each with the judge that all of them share.
-
-    Args:
-        dtype: of a local model, as in settings.
-        budget: padded tokens that it reads at once.
-
-    Raises:
-        UserError: if a rubric or the model cannot be loaded.
-    """
-    rubrics = read_rubrics(settings.rubrics)
-    if not rubrics:
-        return []
-    judge: LetterJudge
-    if settings.rubric_service:
-        judge = ServiceJudge(settings, accelerator)
-    else:
-        loaded = load(ModelConfig(model=settings.rubric_model), compute_dtype(dtype))
-        judge = LocalJudge(loaded, accelerator, budget)
-    return [RubricScorer(rubric, judge) for rubric in rubrics]

@@ -132,13 +132,13 @@ def service(*answers):
 
 
 def judge_at(url, **more):
-    settings = RubricSettings(rubrics=["x"], rubric_model="judge", rubric_service=url, **more)
+    settings = RubricSettings(rubrics=["x"], endpoint_model="judge", endpoint=url, **more)
     return ServiceJudge(settings, Accelerator(cpu=True), pause=0.01)
 
 
 def test_a_service_answers_with_log_probs_and_is_asked_once():
     with service(503, says(A=0.5, **{" A": 0.1, "B": 0.2, "Well": 0.2})) as server:
-        scorer = RubricScorer(RUBRIC, judge_at(server.url, rubric_retries=1))
+        scorer = RubricScorer(RUBRIC, judge_at(server.url, endpoint_retries=1))
         # P(A) = .6 / .8, P(B) = .2 / .8
         rewards = scorer([HI] * 3, ["same", "same", "other"], ["safety"] * 3)
         assert rewards == pytest.approx([0.75 - 0.125] * 3)
@@ -158,7 +158,7 @@ def test_a_service_answers_with_log_probs_and_is_asked_once():
 )
 def test_what_a_service_may_do_wrong(answer, says_so):
     with service(answer) as server, pytest.raises(UserError, match=says_so):
-        judge_at(server.url, rubric_retries=0)([RUBRIC.question_about(HI, "x")])
+        judge_at(server.url, endpoint_retries=0)([RUBRIC.question_about(HI, "x")])
 
 
 @pytest.mark.slow
@@ -166,9 +166,9 @@ def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_pat
     with service(500) as server:
         url = server.url
     words = ["--model", "tiny-llama", "--output_dir", str(tmp_path / "ppo"), "--log_to", "none", "--rollout_size", "4"]
-    words += ["--rubrics", "forms/rubrics/refusals.yaml", "--rubric_model", "judge", "--rubric_service", url]
+    words += ["--rubrics", "forms/rubrics/refusals.yaml", "--endpoint_model", "judge", "--endpoint", url]
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n')
-    words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--max_new_tokens", "4", "--rubric_retries", "0"]
+    words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--max_new_tokens", "4", "--endpoint_retries", "0"]
     with pytest.raises(SystemExit) as end:
         cli.main(["ppo", *words])
     assert end.value.code == 2

@@ -34,7 +34,6 @@ from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
 from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
 from align.rules.rubrics import RubricSettings, load_rubrics
 from align.runtime.distributed import map_across_processes
-from align.runtime.endpoint import EndpointConfig
 
 TASK = "rules"
 CHUNK = 32
@@ -44,7 +43,7 @@ Verdicts = dict[RuleCase, str]
 
 
 @dataclass(kw_only=True)
-class RulesConfig(RubricSettings, EndpointConfig, EvalConfig):
+class RulesConfig(RubricSettings, EvalConfig):
     """Responses judged by a rule scorer or by rubrics; no model is opened. People's judgments: `align eval verdicts`."""
 
     responses: list[str] = option([], "responses to judge by every rule, as `align sample` writes them")
@@ -275,7 +274,7 @@ def rubric_figures(config: RulesConfig, answers: Sequence[Answer], accelerator: 
             [answer.response for answer in covered],
             [answer.category for answer in covered],
         )
-        name, judge = f"rubric {scorer.rubric.name}: reward", config.rubric_model
+        name, judge = f"rubric {scorer.rubric.name}: reward", config.rubric_model or config.endpoint_model
         nothing = "no prompt of its categories"
         figures.append(mean_figure(name, rewards, config.resamples, judge, nothing=nothing, better="higher"))
     return figures
