@@ -50,8 +50,6 @@ def run_serve_reward(config: ServeRewardConfig) -> None:
         server.run()
     except SystemExit:  # uvicorn has logged the reason
         raise UserError(f"cannot listen on {config.host}:{config.port}; give another --port") from None
-    finally:
-        service.close()
 
 
 def make_api(service: RewardService, name: str) -> "FastAPI":

@@ -1,7 +1,8 @@
 """The reward model on disk: weights that transformers, PEFT and TRL load as a classifier with one label, and its mean.
 
 `reward.json` holds what those classes have no place for: the mean reward over demonstrations, which is subtracted, and
-how the model was made. `reward_head.safetensors` holds the head for every kind of backbone.
+how the model was made. `reward_head.safetensors` holds the head for every kind of backbone. Classifiers of other libraries
+are loaded too.
 """
 
 import math
@@ -20,6 +21,7 @@ from align.builtin.zoo import REWARD_MODELS, resolve_model
 from align.core.errors import UserError, first_line
 from align.core.files import new_folder, read_json, write_json
 from align.core.settings import ModelConfig, ReadLayers
+from align.core.tensor_ops import Padded
 from align.models.backbone import (
     Backbone,
     GatedRewardModel,
@@ -35,14 +37,13 @@ from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.loading import LoadedModel, from_objects, load, vocabulary_rows
 from align.models.roles import RewardModel, ScalarHead
-from align.reward.foreign import ForeignRewardModel
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import whole_weights
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
 
-HEAD, FACTS = "reward_head.safetensors", "reward.json"
-INSIDE = "backbone."
-"""Before the names of a backbone's weights in the module that is trained."""
+HEAD = "reward_head.safetensors"
+BACKBONE_PREFIX = "backbone."
+"""Prefix of a backbone's weights in the trained module."""
 
 
 class ScorerKind(NamedTuple):
@@ -54,11 +55,10 @@ class ScorerKind(NamedTuple):
     """The command of `align` that trains one."""
 
 
-REWARD = ScorerKind(FACTS, "reward model", "reward")
+REWARD = ScorerKind("reward.json", "reward model", "reward")
 RULE = ScorerKind("rules.json", "rule model", "rules")
-"""Its number is the logit of a rule being violated: it is no reward, and a folder of it is never taken for one."""
+"""Its output is the logit of a violation, so its folder is never accepted as a reward model."""
 ATTRIBUTE = ScorerKind("attributes.json", "attribute model", "attributes")
-"""Its numbers are those of several heads."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LoadedReward:
     """A reward model from disk.
 
     Attributes:
-        mean: to be subtracted from what it says.
+        mean: subtracted from every reward.
         reads_whole_turns: whether it reads a response to the end of what its template writes after it, as other
             libraries' reward models do, and not to the token that ends a turn.
         has_template: False for a classifier whose tokenizer has no chat template.
@@ -79,6 +79,9 @@ class LoadedReward:
     has_template: bool = True
 
 
+# ---------------------------------------------------------------------------------------------------------------- saving
+
+
 def save_reward_model(
     folder: Path,
     loaded: LoadedModel,
@@ -89,13 +92,12 @@ def save_reward_model(
     kind: ScorerKind = REWARD,
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Save a reward model, whole or not at all.
+    """Save a reward model atomically.
 
     Args:
         state: whole weights by their names in `loaded.backbone.model`.
         head: [1, H] weight of the reward head.
-        facts: for reward.json; `mean` at least.
-        kind: what its number means.
+        facts: for the kind's file of facts; `mean` at least.
         more: further tensors for the file of the head.
     """
     facts = dict(facts) | ({"read_layers": loaded.backbone.layers.choice} if loaded.backbone.layers else {})
@@ -114,11 +116,7 @@ def save_reward_model(
 
 
 def require_savable_classifier(loaded: LoadedModel) -> None:
-    """Refuse, before training, a model whose classifier transformers cannot make or save.
-
-    Raises:
-        UserError: if that is so.
-    """
+    """Raise a UserError, before training, for a model whose classifier transformers cannot make or save."""
     require_classifier(loaded.backbone)
     if loaded.adapter is None:
         head, pad_id = torch.zeros(1, loaded.backbone.summary_size), classifier_tokenizer(loaded).pad_token_id
@@ -132,33 +130,23 @@ def classifier_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
     return with_unread_padding(loaded.tokenization, vocabulary_rows(loaded.backbone.model))
 
 
+def trained_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The trained weights of layers in a head's input, from a module's state, for the head's file."""
+    prefix = f"{BACKBONE_PREFIX}layers."
+    return {name.removeprefix(BACKBONE_PREFIX): value for name, value in state.items() if name.startswith(prefix)}
+
+
+# --------------------------------------------------------------------------------------------------------------- loading
+
+
 def scorer_folder(source: str) -> str:
     """The folder of a built-in reward model, made first if it is missing; any other folder or hub name as it is."""
     return str(resolve_model(source)) if source in REWARD_MODELS else source
 
 
 def is_reward_model(folder: str, kind: ScorerKind = REWARD) -> bool:
-    """Whether a folder or a built-in name is a reward model of this package, or another kind of model with a scalar head."""
+    """Whether a folder or a built-in name is a model of this kind that this package saved."""
     return (Path(scorer_folder(folder)) / kind.facts).exists()
-
-
-def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
-    """Refuse what is no reward model, before it is loaded.
-
-    Args:
-        source: a folder, or a hub name.
-        kind: what it has to be.
-
-    Raises:
-        UserError: unless it is one of this package, or, as a reward model, a transformers classifier.
-    """
-    if not is_reward_model(source, kind) and not (kind is REWARD and is_foreign(source)):
-        nor = ", nor a transformers classifier" if kind is REWARD else ""
-        neither = "neither" if nor else "not"
-        raise UserError(
-            f"{source}: {neither} a {kind.name} of this package ({kind.facts} is missing){nor}; "
-            f"train one with `align {kind.command}`"
-        )
 
 
 def is_foreign(source: str) -> bool:
@@ -170,6 +158,21 @@ def is_foreign(source: str) -> bool:
         return is_classifier(config) or is_gated(config)
     except UserError:
         return False
+
+
+def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
+    """Check a folder or hub name before it is loaded.
+
+    Raises:
+        UserError: unless it is a model of this kind or, as a reward model, a transformers classifier.
+    """
+    if not is_reward_model(source, kind) and not (kind is REWARD and is_foreign(source)):
+        nor = ", nor a transformers classifier" if kind is REWARD else ""
+        neither = "neither" if nor else "not"
+        raise UserError(
+            f"{source}: {neither} a {kind.name} of this package ({kind.facts} is missing){nor}; "
+            f"train one with `align {kind.command}`"
+        )
 
 
 def layers_read(folder: str, kind: ScorerKind = REWARD) -> ReadLayers:
@@ -185,13 +188,8 @@ def layers_read(folder: str, kind: ScorerKind = REWARD) -> ReadLayers:
     return choice
 
 
-def trained_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The trained weights of layers in a head's input, from a module's state, for the head's file."""
-    return {name.removeprefix(INSIDE): value for name, value in state.items() if name.startswith(f"{INSIDE}layers.")}
-
-
 def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tuple[ScalarHead, float]:
-    """The head and the mean of a reward model; `backbone` reads the layers for it from now on.
+    """The head and the mean of a reward model; sets the layers that `backbone` reads for it.
 
     Raises:
         UserError: if the folder is not a model of this kind, or of another width.
@@ -219,7 +217,7 @@ def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tup
 
 
 def initial_head(source: str, backbone: Backbone, kind: ScorerKind = REWARD, read_layers: ReadLayers = "last") -> ScalarHead:
-    """The head of the model of this kind that training goes on from, or a new one; `backbone` reads the layers for it.
+    """The head of the model that training starts from, or a new one; sets the layers that `backbone` reads for it.
 
     Raises:
         UserError: if that head reads other layers than the settings name, or other layers cannot be read.
@@ -243,7 +241,7 @@ def load_reward_model(
         folder: one of this package, a built-in name, or the folder or hub name of any transformers classifier with one
             label of a decoder or an encoder.
         chat_template: of a classifier of a decoder whose tokenizer has none.
-        kind: what is to be loaded; only reward models may be another library's.
+        kind: only reward models may be another library's.
 
     Raises:
         UserError: if it is not a model of that kind.
@@ -260,10 +258,13 @@ def load_reward_model(
     return LoadedReward(RewardModel(loaded.backbone, head).eval().requires_grad_(False), loaded, mean)
 
 
+# ---------------------------------------------------------------------------------------- classifiers of other libraries
+
+
 def reward_of_classifier(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat_template: str = "auto"
 ) -> LoadedReward:
-    """A transformers classifier in memory as `load_reward_model` would have loaded it; it is changed in place.
+    """Make a reward model of a transformers classifier in memory, which is changed in place.
 
     Args:
         chat_template: used if the tokenizer has none.
@@ -274,6 +275,36 @@ def reward_of_classifier(
     if not is_classifier(model.config):
         raise UserError(f"{type(model).__name__} is no sequence classifier: a reward model has one label")
     return _foreign_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()), chat_template)
+
+
+class ForeignRewardModel(RewardModel):
+    """A reward model that leaves out padding ids at the end of a text.
+
+    Where padding is the token that ends a turn, such a model was trained on, and is read at, the token before the end.
+
+    Args:
+        pad_id: of the classifier's config.
+    """
+
+    def __init__(self, backbone: Backbone, head: ScalarHead, pad_id: int) -> None:
+        super().__init__(backbone, head)
+        self.pad_id = pad_id
+
+    def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
+        """Rewards [R] of R responses to N prompts; `prompt_index` [R] names each response's prompt."""
+        written = [self._cut(ids) for ids in response.tolists()]
+        device = response.ids.device
+        if not all(written):  # the score of an empty response is that of its prompt, which is cut as well
+            asked = prompt.tolists()
+            owner = range(len(asked)) if prompt_index is None else prompt_index.tolist()
+            read = [asked[n] if ids else self._cut(asked[n]) for n, ids in zip(owner, written, strict=True)]
+            prompt, prompt_index = Padded.from_lists(read).to(device), None
+        return super().forward(prompt, Padded.from_lists(written).to(device), prompt_index)
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The ids up to the last one that is not padding."""
+        end = next((place for place in range(len(ids), 0, -1) if ids[place - 1] != self.pad_id), 0)
+        return ids[:end]
 
 
 def _foreign_reward(name: str, loaded: LoadedModel, chat_template: str) -> LoadedReward:
@@ -293,7 +324,7 @@ def _foreign_reward(name: str, loaded: LoadedModel, chat_template: str) -> Loade
 
 @torch.no_grad()
 def _foreign_head(folder: str, loaded: LoadedModel) -> tuple[ScalarHead, float]:
-    """The head of a classifier that another library saved; what its bias adds is minus the mean."""
+    """The head of a classifier that another library saved; the negative of its bias is the mean."""
     try:
         score = classifier_head(loaded.backbone)
     except UserError as error:

@@ -1,10 +1,8 @@
-"""Scoring responses with a reward model, whoever wrote them and with whatever tokenizer."""
+"""Scoring responses of any policy with a reward model that may have another tokenizer."""
 
 import math
-import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +29,8 @@ PROMPTS_TRIED = 16
 def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
     """Whether a reward model can read a policy's token ids as they are.
 
-    Prompts and turns must be written alike. A classifier without a chat template has no form of its own: it reads whatever
-    a policy with its vocabulary reads and writes.
+    Prompts and turns must be written alike. A classifier without a chat template reads the ids of any policy with its
+    vocabulary.
     """
     own = reward.loaded.tokenization
     if reward.has_template or isinstance(own, PairTokenization):
@@ -46,11 +44,9 @@ class RewardModelScorer:
     Args:
         module: computes rewards from tokens.
         mean: subtracted from every reward.
-        backbone: what `module` reads with.
-        accelerator: processes that share the work.
         budget: padded tokens that are read at once.
-        tokenization: the reward model's own, if it reads other token ids than the policy: texts are then tokenized again.
-        shape: what the FLOPs of a score depend on; None: they are not counted.
+        tokenization: of the reward model, if it reads other token ids than the policy; texts are then tokenized again.
+        shape: for counting FLOPs; None: they are not counted.
         reads_whole_turns: see `LoadedReward`; needs `tokenization`.
     """
 
@@ -154,10 +150,9 @@ class RewardModelScorer:
 
 
 class RewardService:
-    """Scores rows of many callers with one reward model, several calls at once.
+    """Scores rows of many callers with one reward model, one call after the other.
 
     Args:
-        reward: the reward model.
         batch_tokens: padded tokens that are read at once.
     """
 
@@ -167,25 +162,17 @@ class RewardService:
         self._reads_whole_turns = reward.reads_whole_turns
         encoded = replace(reward, reads_whole_turns=False)  # rows come as the model reads them
         self._score = RewardModelScorer.from_loaded(encoded, self.tokenization, accelerator, batch_tokens)
-        self._encoding = threading.Lock()  # a tokenizer holds settings of the call that it is in
-        self._waiting: queue.Queue[tuple[list[SampledResponse], Future[list[float]]] | None] = queue.Queue()
-        self._worker = threading.Thread(target=self._work, daemon=True)
-        self._worker.start()
-
-    def close(self) -> None:
-        """Finish the calls that wait, and end the worker."""
-        self._waiting.put(None)
-        self._worker.join()
+        self._encoding = threading.Lock()  # a tokenizer stores settings of the current call
+        self._scoring = threading.Lock()
 
     def rewards(self, rows: list[SampledResponse]) -> list[float]:
-        """The reward of each row, minus the model's mean over demonstrations; waits for its turn.
+        """The reward of each row, minus the model's mean over demonstrations; waits for earlier calls.
 
         Raises:
             UserError: if a row is longer than the model can read.
         """
-        answer: Future[list[float]] = Future()
-        self._waiting.put((rows, answer))
-        return answer.result()
+        with self._scoring:
+            return self._score(rows)
 
     def encode(self, prompt: Any, response: str) -> SampledResponse:
         """A prompt, as text or as a list of turns, and a response, both without any markup."""
@@ -198,7 +185,7 @@ class RewardService:
             return SampledResponse(conversation, *ids, response)
 
     def encode_rendered(self, prompt: str, query: str) -> SampledResponse:
-        """A prompt as a chat template wrote it, special tokens included, and the same with its response behind it.
+        """A prompt as a chat template wrote it, special tokens included, and the same followed by its response.
 
         Raises:
             UserError: if the query does not begin with the prompt.
@@ -209,27 +196,3 @@ class RewardService:
         with self._encoding:
             prompt_ids, response_ids = self.tokenization.rendered_ids(prompt, response, self._reads_whole_turns)
         return SampledResponse(user_turn(prompt), prompt_ids, response_ids, response)
-
-    def _work(self) -> None:
-        while (call := self._waiting.get()) is not None:
-            calls = [call]
-            while not self._waiting.empty():
-                following = self._waiting.get()
-                if following is None:
-                    self._waiting.put(None)
-                    break
-                calls.append(following)
-            self._answer(calls)
-
-    def _answer(self, calls: Sequence[tuple[list[SampledResponse], Future[list[float]]]]) -> None:
-        """Score several calls at once; if one of them is at fault, each by itself."""
-        try:
-            rewards = iter(self._score([row for rows, _ in calls for row in rows]))
-            for rows, answer in calls:
-                answer.set_result([next(rewards) for _ in rows])
-        except (UserError, RuntimeError) as error:
-            if len(calls) == 1:
-                calls[0][1].set_exception(error)
-                return
-            for call in calls:
-                self._answer([call])

@@ -110,7 +110,6 @@ def judge_answers(run: Path, judge: str) -> dict[int, list[float]]:
         update: np.array(scorer([row["prompt"] for row in rows], [row["response"] for row in rows]))
         for update, rows in answers.items()
     }
-    scorer.close()
     wins = {update: (np.sign(found - scores[0]) + 1) / 2 for update, found in scores.items()}
     return {update: [float(won.mean()), *mean_interval(won)] for update, won in wins.items()}
 

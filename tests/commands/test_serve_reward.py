@@ -38,9 +38,7 @@ def folder(load_sharp, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(folder):
-    service = RewardService(load_reward_model(folder, "float32"), 512)
-    yield service
-    service.close()
+    return RewardService(load_reward_model(folder, "float32"), 512)
 
 
 @pytest.fixture(scope="module")

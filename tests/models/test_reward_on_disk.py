@@ -176,7 +176,6 @@ def test_any_classifier_with_one_label_is_a_reward_model(name, foreign, load_sha
     rendered = service.encode_rendered(opening, tokenizer.apply_chat_template(answered, tokenize=False))
     other = service.encode(plain, "There.")
     assert (rendered.prompt_ids, rendered.ids) == (other.prompt_ids, other.ids)
-    service.close()
 
 
 def test_preferences_are_scored_to_the_end_of_a_turn_too(foreign, tmp_path):

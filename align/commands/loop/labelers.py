@@ -156,10 +156,6 @@ class ModelScorer:
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
         return self.service.rewards([self.service.encode(*row) for row in zip(prompts, responses, strict=True)])
 
-    def close(self) -> None:
-        """Free the model."""
-        self.service.close()
-
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:
     """Draw `count` prompts that no earlier round used, in random order; all that are left, if they are fewer.

@@ -114,8 +114,7 @@ class Loop:
             scorers = [ModelScorer(str(member)) for member in members]
             random = generator(config.seed, Stream.LOOP_PROMPTS, number, 1)
             rows = most_disputed(rows, scorers, config.prompts_per_round, config.disputed_share, random)
-            for scorer in scorers:
-                scorer.close()
+            del scorers  # frees the models
         if not rows:
             raise UserError(f"round {number}: no prompt has two different answers; raise temperatures or samples")
         chosen = {row["id"].removeprefix(f"round-{number}/") for row in rows}
