@@ -1,6 +1,7 @@
 """Writes docs/models.md, the table of architectures, from the list that the tests run (tests/models/architectures.py)."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,17 +39,18 @@ Every model on this page passed these checks, with all weights and with LoRA on 
 DECODER_HEAD = """
 ## Decoders
 
-Each can be trained by SFT and as a policy. *Packed*: several responses share one reading of their prompt in a row;
-without it (ALiBi, windows in columns), each has a row. *Whole prompt*: usable as a [prefix language
-model](howto/own-model.md#a-prefix-language-model) (`prefix_lm`). vLLM gets weights with the names, shapes and values of
-a plain checkpoint (`tests/sampling/test_served_weights.py`); its [list][1] has all of these but {unlisted}. It was run
-only with a [Llama](clusters.md#sampling-by-vllm).
+Each can be trained by SFT, as a policy and as a reward model, shares a prompt among responses in a row, and can be a [prefix
+language model](howto/own-model.md#a-prefix-language-model). vLLM gets weights with the names, shapes and values of a plain
+checkpoint (`tests/sampling/test_served_weights.py`). Exceptions:
+
+- refused as reward model, because transformers has no classifier: {unclassified}
+- a row for each response: {unpacked}
+- refused with `prefix_lm`: {causal}
+- not in vLLM's [list][1]: {unlisted}
 
 Models with LongRoPE (Phi-3.5, Phi-4-mini) read every row of a batch with other frequencies if one row exceeds the original
 context; a run prints a line about it.
 
-| architecture | such as | reward model | packed | whole prompt |
-| --- | --- | --- | --- | --- |
 """
 ENCODER_DECODER_HEAD = """
 ## Encoder-decoders
@@ -57,8 +59,6 @@ The encoder reads a prompt once for all of its responses. Each can be trained by
 which is saved as the language model with its head beside it, because transformers' T5 classifier reads one text with
 both halves. Switch ignores `expert_capacity`: sampling reads token by token, where nothing is dropped. vLLM is refused.
 
-| architecture | such as |
-| --- | --- |
 """
 ENCODER_HEAD = """
 ## Encoders
@@ -68,32 +68,30 @@ Encoders read prompt and response as a pair in both directions. Each is a reward
 reads prompt and response as the first text and the rule as the second. See [Use your own
 model](howto/own-model.md#an-encoder-as-reward-model).
 
-| architecture | such as |
-| --- | --- |
 """
 TAIL = """
 ## Checked on loading
 
-| check | if it fails | where in `align/` |
-| --- | --- | --- |
-| the config can be used; weights are complete and finite | refused | `models/loading.py` |
-| weights that the model has no place for, such as `v_head` | left out, with one line | `models/loading.py` |
-| causality, padding, and the model's own logits on a few tokens | refused | `models/backbone/verification.py` |
-| reading token by token equals reading at once; rows can leave the cache | refused | `models/backbone/verification.py` |
-| responses can share one reading of their prompt | separate rows, with one line | `models/backbone/verification.py` |
-| dropout in modules, functions, layers and routers | set to 0 | `models/backbone/verification.py` |
-| with `gradient_checkpointing`, two passes in training mode are equal | refused | `models/backbone/verification.py` |
-| the tokenizer has no token without a row in the embedding matrix | refused | `models/loading.py` |
-| the tokenizer has an end token | refused | `tokenization/base.py` |
-| the chat template writes the turns of user and assistant | refused | `tokenization/rendering.py` |
-| the chat template writes every turn of a row, such as a system turn | the row is refused | `tokenization/rendering.py` |
-| an answer has the same token ids behind a prompt as alone | it is cut from the rendering | `tokenization/base.py` |
-| the current date in a template (`strftime_now`) | becomes a constant | `tokenization/templates.py` |
-| start token (decoders), closing token (T5) of a tokenizer | the saved template writes them | `tokenization/rendering.py` |
-| end ids of `generation_config.json` | end responses too | `models/configs.py` |
-| an adapter's kind (biases, PiSSA, embeddings) can be continued or merged | refused | `models/adapters.py` |
-| LongRoPE | one line with the context that short rows keep | `training/start.py` |
-| config, generation config, tokenizer and card can be saved | refused before the first update | `models/checkpoint.py` |
+| check | if it fails |
+| --- | --- |
+| the config can be used; weights are complete and finite | refused |
+| weights that the model has no place for, such as `v_head` | left out, with one line |
+| causality, padding, and the model's own logits on a few tokens | refused |
+| reading token by token equals reading at once; rows can leave the cache | refused |
+| responses can share one reading of their prompt | separate rows, with one line |
+| dropout in modules, functions, layers and routers | set to 0 |
+| with `gradient_checkpointing`, two passes in training mode are equal | refused |
+| the tokenizer has no token without a row in the embedding matrix | refused |
+| the tokenizer has an end token | refused |
+| the chat template writes the turns of user and assistant | refused |
+| the chat template writes every turn of a row, such as a system turn | the row is refused |
+| an answer has the same token ids behind a prompt as alone | it is cut from the rendering |
+| the current date in a template (`strftime_now`) | becomes a constant |
+| start token (decoders), closing token (T5) of a tokenizer | the saved template writes them |
+| end ids of `generation_config.json` | end responses too |
+| an adapter's kind (biases, PiSSA, embeddings) can be continued or merged | refused |
+| LongRoPE | one line with the context that short rows keep |
+| config, generation config, tokenizer and card can be saved | refused before the first update |
 
 `tests/badly_behaved/` has a tiny model for each of these problems and runs every stage, export and evaluation over all.
 
@@ -115,46 +113,41 @@ changes an earlier state, or if reading token by token gives other states than r
 | a model that transformers cannot save | a run would fail at its end |
 | a reward model whose class comes with its weights | no code of a model's folder is run |
 
-Saved models omit settings in `generation_config.json` without effect (a temperature without `do_sample`, beam settings
-without beams), because transformers refuses to save them after other changes.
-
-The model card and an adapter's config name the base by its hub id; a built-in model by that of the published model. The card
-omits a local base. An adapter on a local base names its folder and loads on this machine only.
+The model card and an adapter's config name the base by its hub id, a built-in model by that of the published model. An
+adapter on a local base names its folder and loads on this machine only.
 
 ## Reward models from other libraries
 
-| form | how it is read | tested by |
-| --- | --- | --- |
-| a classifier with one label | its tokenizer and chat template, to the last token of the turn | see below |
-| a decoder without a chat template | the policy's ids; else `chat_template` | `tests/ppo/test_scoring_models.py` |
-| ArmoRM's form | as the published code computes it | `tests/reward/test_gated_reward.py` |
+- A classifier with one label is read with its tokenizer and chat template, to the last token of the turn.
+- A decoder without a chat template reads the policy's token ids, else the text of `chat_template`.
+- ArmoRM's form is computed as in the published code.
 
-Classifiers are tested by `tests/models/test_reward_on_disk.py` and `tests/models/test_encoders.py`. All tests use random
-weights; no published reward model was available.
+Tests use random weights; no published reward model was available.
 """
 
 
-def row(architecture: Architecture) -> str:
-    """A line of the table of decoders."""
-    reward = "yes" if has_classifier(architecture.name) else "refused"
-    cells = [architecture.name, architecture.examples, reward, yes(architecture.packed), yes(architecture.prefix_lm)]
-    return f"| {' | '.join(cells)} |\n"
+def listed(architectures: Iterable[Architecture]) -> str:
+    """Architectures as a list in Markdown."""
+    return "".join(f"- {architecture.name}: {architecture.examples}\n" for architecture in architectures)
 
 
-def yes(is_so: bool) -> str:
-    """A cell."""
-    return "yes" if is_so else "no"
+def names(architectures: Iterable[Architecture]) -> str:
+    """Architectures in a sentence."""
+    return "; ".join(architecture.name for architecture in architectures)
 
 
 def page() -> str:
     """The whole page."""
-    unlisted = ", ".join(decoder.name for decoder in DECODERS if not decoder.in_vllm)
     assert all(pair.packed and has_classifier(pair.name) for pair in ENCODER_DECODERS)
-    decoders = DECODER_HEAD.replace("{unlisted}", unlisted) + "".join(map(row, DECODERS))
-    pairs = "".join(f"| {pair.name} | {pair.examples} |\n" for pair in ENCODER_DECODERS)
-    encoders = "".join(f"| {EXAMPLES[name]} |\n" for name in CONFIGS)
-    head = HEAD.replace("{registry}", VLLM_REGISTRY)
-    return head + decoders + ENCODER_DECODER_HEAD + pairs + ENCODER_HEAD + encoders + TAIL
+    decoders = DECODER_HEAD.format(
+        unclassified=names(decoder for decoder in DECODERS if not has_classifier(decoder.name)),
+        unpacked=names(decoder for decoder in DECODERS if not decoder.packed),
+        causal=names(decoder for decoder in DECODERS if not decoder.prefix_lm),
+        unlisted=names(decoder for decoder in DECODERS if not decoder.in_vllm),
+    )
+    encoders = "".join(f"- {EXAMPLES[name].replace(' | ', ': ')}\n" for name in CONFIGS)
+    pairs = ENCODER_DECODER_HEAD + listed(ENCODER_DECODERS)
+    return HEAD.format(registry=VLLM_REGISTRY) + decoders + listed(DECODERS) + pairs + ENCODER_HEAD + encoders + TAIL
 
 
 if __name__ == "__main__":
