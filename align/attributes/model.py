@@ -45,8 +45,8 @@ class AttributeModel(nn.Module):
     def __init__(self, backbone: Backbone, heads: list[Head], adapter: str | None = None) -> None:
         super().__init__()
         self.backbone, self.heads, self.adapter_name = backbone, heads, adapter
-        self.linear = Float32Linear(backbone.summary_size, len(heads))
-        nn.init.normal_(self.linear.weight, std=(backbone.summary_size + 1) ** -0.5)
+        self.linear = Float32Linear(backbone.hidden_size, len(heads))
+        nn.init.normal_(self.linear.weight, std=(backbone.hidden_size + 1) ** -0.5)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:

@@ -16,7 +16,6 @@ from align.core.errors import UserError, without_secrets
 from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
-ReadLayers = Literal["last", "last_four", "mix"]
 Overlong = Literal["error", "drop", "truncate"]
 TEXTS = ("instruction", "task_prefixes", "scorer_prompt", "fallback")
 """Settings that hold text for a model, in which ~ is a character."""
@@ -177,17 +176,6 @@ class ModelConfig(Settings):
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"
-    )
-
-
-@dataclass(kw_only=True)
-class HeadConfig(Settings):
-    """Settings of the layers that a head on a model reads."""
-
-    read_layers: ReadLayers = option(
-        "last",
-        "layers whose states the head reads: last, last_four (joined, as frozen BERT reads best), or mix (all of them in "
-        "learned shares, as ELMo's); saved with the model",
     )
 
 

@@ -22,7 +22,6 @@ from align.reward.checkpoint import (
     LoadedReward,
     ScorerKind,
     is_reward_model,
-    layers_read,
     load_head,
     load_reward_model,
     scorer_folder,
@@ -48,7 +47,6 @@ def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) 
     assert policy.backbone.peft is not None
     same_base = same_base and not any(map(changes_base, policy.backbone.peft.peft_config.values()))
     same_base = same_base and not changes_base(PeftConfig.from_pretrained(folder))
-    same_base = same_base and layers_read(folder, kind) == "last"
     same_base = same_base and reads_prompts_whole(folder) == is_prefix_lm(policy.backbone.model.config)
     if not same_base:
         return False

@@ -154,8 +154,7 @@ def _critic_from_reward(
     """A copy of the reward model's backbone, and its head in `value_head`; None if values cannot start from it."""
     if reward is None or config.value_start != "auto":
         return None
-    # Values would start from other states than they are read from, or from a head that is more than a matrix.
-    if not isinstance(reward.model, RewardModel) or reward.model.backbone.layers:
+    if not isinstance(reward.model, RewardModel):
         return None
     policy, own = loaded.backbone.model.config, reward.loaded.backbone.model.config
     alike = policy.model_type == own.model_type and policy.hidden_size == own.hidden_size

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from align.builtin.zoo import REWARD_MODELS, resolve_model
 from align.core.errors import UserError, first_line
 from align.core.files import new_folder, read_json, write_json
-from align.core.settings import ModelConfig, ReadLayers
+from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import (
     Backbone,
@@ -100,7 +100,6 @@ def save_reward_model(
         facts: for the kind's file of facts; `mean` at least.
         more: further tensors for the file of the head.
     """
-    facts = dict(facts) | ({"read_layers": loaded.backbone.layers.choice} if loaded.backbone.layers else {})
     tokenizer = classifier_tokenizer(loaded)
     if reads_last_token(loaded.backbone):
         card = {**card, "pad_token_id": tokenizer.pad_token_id}
@@ -119,7 +118,7 @@ def require_savable_classifier(loaded: LoadedModel) -> None:
     """Raise a UserError, before training, for a model whose classifier transformers cannot make or save."""
     require_classifier(loaded.backbone)
     if loaded.adapter is None:
-        head, pad_id = torch.zeros(1, loaded.backbone.summary_size), classifier_tokenizer(loaded).pad_token_id
+        head, pad_id = torch.zeros(1, loaded.backbone.hidden_size), classifier_tokenizer(loaded).pad_token_id
         require_savable(loaded, lambda folder: save_classifier(loaded.backbone, folder, {}, head, pad_id))
 
 
@@ -128,15 +127,6 @@ def classifier_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
     if not reads_last_token(loaded.backbone):
         return loaded.tokenization.tokenizer
     return with_unread_padding(loaded.tokenization, vocabulary_rows(loaded.backbone.model))
-
-
-def trained_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The trained weights of layers in a head's input, from a module's state, for the head's file."""
-    prefix = f"{BACKBONE_PREFIX}layers."
-    return {name.removeprefix(BACKBONE_PREFIX): value for name, value in state.items() if name.startswith(prefix)}
-
-
-# --------------------------------------------------------------------------------------------------------------- loading
 
 
 def scorer_folder(source: str) -> str:
@@ -175,21 +165,11 @@ def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
         )
 
 
-def layers_read(folder: str, kind: ScorerKind = REWARD) -> ReadLayers:
-    """Which layers the head of a reward model reads.
-
-    Raises:
-        UserError: if the folder's facts cannot be read.
-    """
-    try:
-        choice: ReadLayers = read_json(Path(scorer_folder(folder)) / kind.facts).get("read_layers", "last")
-    except (OSError, AttributeError, ValueError) as error:
-        raise UserError(f"{folder}: its {kind.facts} is broken ({first_line(error)}); train it again") from error
-    return choice
+# --------------------------------------------------------------------------------------------------------------- loading
 
 
 def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tuple[ScalarHead, float]:
-    """The head and the mean of a reward model; sets the layers that `backbone` reads for it.
+    """The head and the mean of a reward model;  for it.
 
     Raises:
         UserError: if the folder is not a model of this kind, or of another width.
@@ -200,14 +180,11 @@ def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tup
     try:
         tensors = load_file(Path(folder) / HEAD)
         weight, mean = tensors["weight"], float(read_json(Path(folder) / kind.facts)["mean"])
-        backbone.read_layers(layers_read(folder, kind))
-        if backbone.layers:
-            backbone.layers.load_state_dict({name: tensors[f"layers.{name}"] for name in backbone.layers.state_dict()})
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} is broken ({first_line(error)}); train it again") from error
     if not (torch.isfinite(weight).all() and math.isfinite(mean)):
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} holds NaN or infinite numbers; train it again")
-    width = backbone.summary_size
+    width = backbone.hidden_size
     if weight.shape[1] != width:
         raise UserError(f"{folder}: its head is made for states of width {weight.shape[1]}, the model's have {width}")
     head = ScalarHead(width, bias=False)
@@ -216,19 +193,15 @@ def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tup
     return head, mean
 
 
-def initial_head(source: str, backbone: Backbone, kind: ScorerKind = REWARD, read_layers: ReadLayers = "last") -> ScalarHead:
-    """The head of the model that training starts from, or a new one; sets the layers that `backbone` reads for it.
+def initial_head(source: str, backbone: Backbone, kind: ScorerKind = REWARD) -> ScalarHead:
+    """Return the head of the model that training starts from, or a new one.
 
     Raises:
-        UserError: if that head reads other layers than the settings name, or other layers cannot be read.
+        UserError: if the head is broken, or the architecture has no classifier to be saved as.
     """
     if not is_reward_model(source, kind):
-        backbone.read_layers(read_layers)
         require_classifier(backbone)
-        return ScalarHead(backbone.summary_size, bias=False)
-    read = layers_read(source, kind)
-    if read_layers not in ("last", read):
-        raise UserError(f"read_layers is {read_layers}, but the head of {kind.name} '{source}' reads {read}")
+        return ScalarHead(backbone.hidden_size, bias=False)
     return load_head(source, backbone, kind)[0]
 
 

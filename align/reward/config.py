@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.core.settings import HeadConfig, MixtureConfig, SequenceConfig, option
+from align.core.settings import MixtureConfig, SequenceConfig, option
 from align.training.epochs import EpochConfig
 
 
 @dataclass(kw_only=True)
-class RewardConfig(MixtureConfig, SequenceConfig, HeadConfig, EpochConfig):
+class RewardConfig(MixtureConfig, SequenceConfig, EpochConfig):
     """A reward model on rankings of 2 to 9 responses."""
 
     train_data: str = option(

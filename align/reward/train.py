@@ -23,7 +23,7 @@ from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
-from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model, trained_layers
+from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
 from align.reward.config import RewardConfig
 from align.reward.loss import Pairs, bradley_terry, centering_loss, davidson, ranking_loss
 from align.reward.rankings import (
@@ -123,7 +123,7 @@ class RewardTrainer(HeadTrainer):
         demonstrated = encode_demonstrated(config, self.loaded, demonstrations) if demonstrations else []
         name = self.run.config.model
         self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
-        head = initial_head(name, self.loaded.backbone, read_layers=config.read_layers)
+        head = initial_head(name, self.loaded.backbone)
         module = build_module(config, self.loaded, head)
         predicted = predicted_tokens if config.lm_loss_weight else None
         optimization = self.optimize_heads(module, mixed, held_out, predicted)
@@ -149,8 +149,6 @@ def build_module(config: RewardConfig, loaded: LoadedModel, head: ScalarHead) ->
     if not config.lm_loss_weight:
         freeze_unused_lm_head(loaded.backbone)
         return RewardModel(loaded.backbone, head, loaded.adapter)
-    if loaded.backbone.layers:
-        raise UserError("lm_loss_weight: tokens are predicted from the last layer; set it to 0, or read_layers to last")
     if loaded.backbone.model.get_output_embeddings() is None:
         raise UserError(f"lm_loss_weight: model '{config.model}' has no vocabulary matrix to predict with; set it to 0")
     return RewardLanguageModel(loaded.backbone, head, loaded.adapter)
@@ -286,8 +284,7 @@ class RewardTask:
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
             write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
             facts = {"mean": mean, "mean_over": len(self.demonstrated)}
-            head, more = state["head.linear.weight"], trained_layers(state)
-            save_reward_model(self.folder, self.loaded, weights, head, facts, card, more=more)
+            save_reward_model(self.folder, self.loaded, weights, state["head.linear.weight"], facts, card)
 
         run_on_main(write, self.run.accelerator)
 

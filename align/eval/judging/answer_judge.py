@@ -26,6 +26,7 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.eval.judging.labeled_answers import ASPECT_WORDS, Aspect
 from align.models.backbone import Backbone, save_body
+from align.models.backbone.layers import LayerFeatures, ReadLayers
 from align.models.checkpoint import finish_folder, save_adapter, weights_of
 from align.models.loading import LoadedModel, load
 from align.models.roles import ScalarHead
@@ -75,15 +76,17 @@ class JudgeModel(nn.Module):
         backbone: None: words alone.
         adapter: the adapter that the backbone computes with; None: the backbone as it is, frozen.
         words: whether the answer's words are used.
+        read_layers: the layers of a frozen backbone that the head reads.
     """
 
     center: Tensor
     scale: Tensor
 
-    def __init__(self, backbone: Backbone | None, adapter: str | None, words: bool) -> None:
+    def __init__(self, backbone: Backbone | None, adapter: str | None, words: bool, read_layers: ReadLayers) -> None:
         super().__init__()
         self.backbone, self.adapter_name = backbone, adapter
-        width = backbone.feature_size if backbone else 0
+        self.layers = LayerFeatures(read_layers, backbone) if backbone and read_layers != "last" else None
+        width = (backbone.feature_size if backbone else 0) * (self.layers.width if self.layers else 1)
         self.head = ScalarHead(width, start_at_zero=True, bias=False) if backbone else None
         self.words = nn.EmbeddingBag(BUCKETS, 1, mode="sum") if words else None
         self.bias = nn.Parameter(torch.zeros(()))
@@ -203,8 +206,7 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
             settings = ModelConfig(model=folder if own else metadata["model"], chat_template="raw", prefix_lm=prefix_lm)
             loaded = load(settings, compute_dtype(metadata["dtype"]), allow_reward_model=True, layers=metadata["layers"])
             backbone, tokenization = loaded.backbone, loaded.tokenization
-            backbone.read_layers(metadata.get("read_layers", "last"))
-        model = JudgeModel(backbone, None, metadata["words"])
+        model = JudgeModel(backbone, None, metadata["words"], metadata["read_layers"])
         keys = model.load_state_dict(tensors, strict=False)
         wrong = [*keys.unexpected_keys, *(key for key in keys.missing_keys if not key.startswith(WEIGHTS))]
         if wrong:

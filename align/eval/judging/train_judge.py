@@ -15,7 +15,7 @@ from align.batches.micro_batches import map_rows
 from align.batches.streams import examples_digest
 from align.core.launch import run_stage
 from align.core.seeds import Stream, generator
-from align.core.settings import HeadConfig, ModelConfig, RunConfig, option, require_setting
+from align.core.settings import ModelConfig, RunConfig, option, require_setting
 from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
 from align.core.tensor_ops import Padded
 from align.eval.judging.answer_judge import (
@@ -29,6 +29,7 @@ from align.eval.judging.answer_judge import (
     save_judge,
 )
 from align.eval.judging.labeled_answers import Aspect, LabeledAnswer, read_labeled_answers, split_by_question
+from align.models.backbone.layers import ReadLayers
 from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, load
 from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
@@ -42,7 +43,7 @@ from align.training.start import make_optimization
 
 
 @dataclass(kw_only=True)
-class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
+class JudgeConfig(ModelConfig, RunConfig):
     """A judge of answers. Without lora_rank and train_backbone the backbone stays as it is, and only the head learns."""
 
     model: str = option("none", "backbone that reads question and answer; none: the words of the answer alone")
@@ -60,6 +61,11 @@ class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
     words: bool = option(True, "use the words of the answer and their pairs in addition to the backbone's states")
     train_backbone: bool = option(False, "train all weights of the backbone, too; the judge is then saved with them")
     layers: int = option(0, "read only the first layers of the backbone; 0: all", ge=0)
+    read_layers: ReadLayers = option(
+        "last",
+        "layers of a frozen backbone that the head reads: last, last_four (concatenated, as in BERT's table 7), or mix (all "
+        "of them in learned shares, as in ELMo)",
+    )
     held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them", gt=0, lt=1)
     limit: int = option(0, "train and measure on only this many rows, drawn at random; 0: all", ge=0)
     epochs: int = option(5, "passes over the answers", gt=0)
@@ -75,6 +81,8 @@ class JudgeConfig(HeadConfig, ModelConfig, RunConfig):
             not self.train_backbone or (self.model != "none" and not self.lora_rank),
             "false where model is none or lora_rank is given",
         )
+        frozen = self.model != "none" and not (self.lora_rank or self.train_backbone)
+        require_setting(self, "read_layers", self.read_layers == "last" or frozen, "last unless the backbone is frozen")
 
 
 def run_train_judge(config: JudgeConfig) -> Path:
@@ -96,8 +104,8 @@ def run_train_judge(config: JudgeConfig) -> Path:
             loaded.backbone.requires_grad_(False)
         freeze_unused_pooler(loaded.backbone)
         freeze_unused_lm_head(loaded.backbone)
-        loaded.backbone.read_layers(config.read_layers)
-    model = JudgeModel(loaded.backbone if loaded else None, loaded.adapter if loaded else None, config.words)
+    backbone, adapter = (loaded.backbone, loaded.adapter) if loaded else (None, None)
+    model = JudgeModel(backbone, adapter, config.words, config.read_layers)
     epochs = Epochs(config.seed, config.batch_size, [len(training)], digest=examples_digest(training))
     optimization = make_optimization(run, model, epochs.updates(config.epochs))
     run.say(f"judge of {config.asks}: {len(training)} training answers, {len(held_out)} held-out ones to other questions")
@@ -155,8 +163,7 @@ class JudgeTask:
             with torch.no_grad():
                 self.model.center.copy_(training.mean(0))
                 self.model.scale.copy_(training.std(0).clamp(min=1e-6))
-            learns = any(weight.requires_grad for weight in loaded.backbone.parameters())  # the shares of a mix
-            self.states = None if learns else states
+            self.states = None if self.config.read_layers == "mix" else states  # the shares of a mix learn
 
     def _logits(self, rows: list[int]) -> Tensor:
         device = self.run.accelerator.device

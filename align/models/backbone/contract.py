@@ -13,7 +13,7 @@ What follows from a model's kind but is not part of reading text is in modules o
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -23,10 +23,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from align.core.errors import UserError
-from align.core.settings import ReadLayers
 from align.core.tensor_ops import Padded
 from align.models.backbone.experts import Routing, compute_routers_in_float32
-from align.models.backbone.layers import LAST, LayerFeatures, layer_count
 from align.runtime.sequence import SequenceGroup
 
 
@@ -74,46 +72,10 @@ class Backbone(nn.Module, ABC):
         self._unlisted: dict[str, PeftModel | None] = {"peft": peft_model}
         self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context; None: none entered
         self.shares_prompts = False
-        self.layers: LayerFeatures | None = None
         self.sequence: SequenceGroup | None = None
         self.block_attention = False
         self.routing: Routing | None = None
         compute_routers_in_float32(model)
-
-    def read_layers(self, choice: ReadLayers) -> None:
-        """From now on, all states that come out of this are made of these layers: a head reads them, a vocabulary cannot.
-
-        Raises:
-            UserError: if the model has too few layers, or its last states are of another width than the others.
-        """
-        if choice == "last":
-            return
-        if choice not in get_args(ReadLayers):
-            raise UserError(f"read_layers is {choice!r}, but must be one of {', '.join(get_args(ReadLayers))}")
-        layers = layer_count(self.model.config, "decoder")
-        if choice == "last_four" and layers < LAST:
-            raise UserError(f"read_layers is last_four, but the model has {layers} layers; choose last or mix")
-        width = self.model.config.hidden_size
-        if getattr(self.model.config, "word_embed_proj_dim", width) != width:  # OPT-350m
-            raise UserError(f"read_layers is {choice}, but the model projects its last states to another width; choose last")
-        self.layers = LayerFeatures(choice, layers).to(self.device)
-
-    @property
-    def summary_size(self) -> int:
-        """The width of `summary`."""
-        return self.hidden_size * (self.layers.width if self.layers else 1)
-
-    @property
-    def _output_arguments(self) -> dict[str, bool]:
-        """Arguments of the model's call, so that it returns what `_states` needs."""
-        return {"output_hidden_states": True} if self.layers else {}
-
-    def _states(self, output: Any) -> Tensor:
-        """[.., S] of what the model returned."""
-        states: Tensor = output.last_hidden_state
-        if self.layers:
-            states = self.layers((*output.hidden_states[:-1], states))
-        return states
 
     def record_routing(self) -> Routing:
         """From now on, where experts' routers send the tokens of passes with gradients is collected.
@@ -187,7 +149,7 @@ class Backbone(nn.Module, ABC):
     def hidden(
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
     ) -> Tensor:
-        """Hidden states [R, T+1, H] of R responses; of `read_layers`, [R, T+1, S].
+        """Hidden states [R, T+1, H] of R responses.
 
         Args:
             prompt: N prompts; each is read once, however many responses it has, if `shares_prompts`.
@@ -201,7 +163,7 @@ class Backbone(nn.Module, ABC):
         """
 
     def summary(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """[R, S]: one state of each prompt with its response, from which a reward is read; arguments as for `hidden`.
+        """[R, H]: one state of each prompt with its response, from which a reward is read; arguments as for `hidden`.
 
         The state after the response's last token; an encoder's is what its pooler makes of the pair.
         """
@@ -211,7 +173,7 @@ class Backbone(nn.Module, ABC):
     @property
     def feature_size(self) -> int:
         """F, the width of `features`."""
-        return 2 * self.summary_size
+        return 2 * self.hidden_size
 
     def features(self, prompt: Padded, response: Padded) -> Tensor:
         """[R, F] float32, for a classifier of responses: the mean of the states after each response token, and the last."""

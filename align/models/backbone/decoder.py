@@ -88,7 +88,7 @@ class DecoderBackbone(Backbone):
         masked = packed or not self.causal  # otherwise positions are 0..n-1, which every model assumes without position ids
         blocks = masked and self.block_attention and not prefix
         rows = pack_rows(prompt, response, prompt_index, BLOCK if blocks else 1)  # fewer lengths to compile a kernel for
-        extra: dict[str, Any] = dict(self._output_arguments)
+        extra: dict[str, Any] = {}
         if masked:
             extra["position_ids"] = rows.positions + len(prefix)
             extra["attention_mask"] = self._mask(rows, blocks, len(prefix))
@@ -107,7 +107,8 @@ class DecoderBackbone(Backbone):
         return pad(packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal), (before, 0))
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:
-        return self._states(self.model.base_model(input_ids=ids, use_cache=False, **extra))
+        states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        return states
 
     def _read_shared(self, ids: Tensor) -> Tensor:
         """States [N, L, H] of rows [N, L] that all processes of `sequence` have, each of which computes a part of them."""
@@ -116,7 +117,6 @@ class DecoderBackbone(Backbone):
         ids = pad(ids, (0, -ids.shape[1] % sequence.size))
         positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
         own = {"position_ids": sequence.own_tokens(positions), SEQUENCE: sequence}
-        own |= self._output_arguments
         return sequence.all_tokens(self._read(sequence.own_tokens(ids), **own))
 
     def _read_prefix(self, prefix: Sequence[int]) -> PrefixCache:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from align.core.errors import UserError
-from align.core.settings import ReadLayers
 from align.core.tensor_ops import Padded
 from align.models.backbone.contract import Backbone, DecodingState
 from align.models.backbone.layout import pack_rows
@@ -130,40 +129,22 @@ class EncoderBackbone(Backbone):
     def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
         return len(response_lengths) * (prompt_length + max(response_lengths))
 
-    def read_layers(self, choice: ReadLayers) -> None:
-        super().read_layers(choice)
-        for name in head_modules(self.model) if self.layers else ():  # poolers are behind the last layer
-            self.model.get_submodule(name).requires_grad_(False)
-
-    @property
-    def summary_size(self) -> int:
-        return int(self.model.config.hidden_size) * self.layers.width if self.layers else self.hidden_size
-
     def summary(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
         rows = self._rows(prompt if prompt_index is None else prompt.rows(prompt_index), response)
-        if self.layers is None:
-            states: Tensor = self.model(**rows.inputs).logits
-            return states
-        return self._read(rows)[:, self._summary_column]
+        states: Tensor = self.model(**rows.inputs).logits
+        return states
 
     @property
     def feature_size(self) -> int:
-        return 2 * int(self.model.config.hidden_size) * (self.layers.width if self.layers else 1)
+        return 2 * int(self.model.config.hidden_size)
 
     def features(self, prompt: Padded, response: Padded) -> Tensor:
         # Without poolers: of a model that was only pretrained, they may be random.
         rows = self._rows(prompt, response)
-        hidden = self._read(rows).float()
+        hidden = self.model.base_model(**rows.inputs).last_hidden_state.float()
         line = torch.arange(len(response.lengths), device=self.device)[:, None]
         states = hidden[line, rows.column] * response.mask()[..., None]
-        return torch.cat([states.sum(1) / response.lengths[:, None], hidden[:, self._summary_column]], dim=1)
-
-    def _read(self, rows: EncoderRows) -> Tensor:
-        return self._states(self.model.base_model(**rows.inputs, **self._output_arguments))
-
-    @property
-    def _summary_column(self) -> int:
-        return -1 if self._reads_last_column else 0
+        return torch.cat([states.sum(1) / response.lengths[:, None], hidden[:, -1 if self._reads_last_column else 0]], dim=1)
 
     @property
     def _reads_last_column(self) -> bool:

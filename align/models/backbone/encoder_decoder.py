@@ -75,14 +75,13 @@ class EncoderDecoderBackbone(Backbone):
             encoded: [R, L, H] states of each response's prompt.
             prompt_mask: [R, L] int64, 1 on real prompt tokens.
         """
-        output = self.decoder(
+        states: Tensor = self.decoder(
             input_ids=torch.cat([self._start_tokens(len(response_ids)), response_ids], dim=1),
             encoder_hidden_states=encoded,
             encoder_attention_mask=prompt_mask,
             use_cache=False,
-            **self._output_arguments,
-        )
-        return self._states(output)
+        ).last_hidden_state
+        return states
 
     def _start_tokens(self, count: int) -> Tensor:
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)
