@@ -50,7 +50,7 @@ VARIANTS = {
     "ppo-critic": ("ppo", f"{LLAMA} {PPO} --critic separate --value_learning_rate 2e-3 --critic_warmup 1"),
     "ppo-lora-critic": ("ppo", f"{LORA} {PPO} --critic separate"),
     "ppo-ptx": ("ppo", f"{LLAMA} {PPO} --ptx_data data/demonstrations_heldout.jsonl"),
-    "ppo-kl": ("ppo", f"{LLAMA} {PPO} --kl_target 1 --normalize_scores standardize --score_clip 2 --value_start mean"),
+    "ppo-kl": ("ppo", f"{LLAMA} {PPO} --kl_target 1 --normalize_scores standardize --score_clip 2"),
     "ppo-samples": ("ppo", f"{LLAMA} {PPO} --samples_per_prompt 2 --advantages rloo"),
     "ppo-background": ("ppo", f"{LLAMA} {PPO} --checkpoint_in_background true"),
     "ppo-ema": ("ppo", f"{LLAMA} {PPO} --ema_decay 0.9 --keep_policies true"),

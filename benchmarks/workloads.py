@@ -124,7 +124,7 @@ WORKS = (
         response=(64, 64),
         warmup=1,
         measured=2,
-        settings={"critic": "separate", "value_start": "zero", "epochs": 1, "minibatches": 1},
+        settings={"critic": "separate", "epochs": 1, "minibatches": 1},
         peer=(),
     ),
     replace(_RANKING, rows=2),

@@ -6,7 +6,6 @@ restart.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy
 
@@ -18,22 +17,6 @@ Span = tuple[int, int]
 
 CORRUPTED, MEAN_SPAN = 0.15, 3.0
 """T5 (Raffel et al. 2020, sections 3.3.3 and 3.3.4): the share of tokens that is masked, and the mean length of a span."""
-INFILLED, POISSON_SPAN = 0.3, 3.0
-"""BART (Lewis et al. 2020, sections 5.1 and 2.2): the share of tokens, and the lambda of the spans' lengths."""
-MASKED = 0.5
-"""MASS (Song et al. 2019): the share of tokens in the one span."""
-
-
-class Denoising(NamedTuple):
-    """The tokens that replace masked spans.
-
-    Attributes:
-        sentinels: T5's, one for each span; the first unused one ends the target.
-        mask: the mask token of BART and MASS.
-    """
-
-    sentinels: Sequence[int]
-    mask: int
 
 
 def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PromptResponses]:
@@ -80,71 +63,22 @@ def replace_spans(ids: Ids, spans: Sequence[Span], sentinels: Sequence[int]) -> 
     return PromptResponse([*kept, *ids[end:]], [*target, sentinels[len(spans)]])
 
 
-def span_corruption(ids: Ids, denoising: Denoising, random: numpy.random.Generator) -> PromptResponse:
+def span_corruption(ids: Ids, sentinels: Sequence[int], random: numpy.random.Generator) -> PromptResponse:
     """T5's objective: 15 % of the tokens in spans of 3 on average, as in its code (`random_spans_noise_mask`).
 
     There are at most as many spans as sentinels, less the one that ends the target.
     """
     taken = min(max(round(CORRUPTED * len(ids)), 1), len(ids) - 1)
-    count = min(max(round(taken / MEAN_SPAN), 1), taken, len(ids) - taken, len(denoising.sentinels) - 1)
+    count = min(max(round(taken / MEAN_SPAN), 1), taken, len(ids) - taken, len(sentinels) - 1)
     lengths, gaps = _segments(taken, count, random), _segments(len(ids) - taken, count, random)
     spans, position = [], 0
     for gap, length in zip(gaps, lengths, strict=True):  # text comes first, so that no two spans touch
         spans.append((position + gap, position + gap + length))
         position += gap + length
-    return replace_spans(ids, spans, denoising.sentinels)
+    return replace_spans(ids, spans, sentinels)
 
 
-def infilling(ids: Ids, denoising: Denoising, random: numpy.random.Generator, ends: Sequence[int] = ()) -> PromptResponse:
-    """BART's objective: spans of Poisson length become one mask each, sentences are shuffled; the target is the text.
-
-    A span of length 0 inserts a mask.
-
-    Args:
-        ends: indices after the last token of each sentence, without the text's own end.
-    """
-    left = round(INFILLED * len(ids))
-    lengths: list[int] = []
-    while left > 0:
-        lengths.append(min(int(random.poisson(POISSON_SPAN)), left))
-        left -= lengths[-1]
-    free = len(ids) - sum(lengths)
-    # Starts of spans, counted in unmasked tokens; spans of length 0 may be anywhere, too.
-    starts = numpy.sort(random.integers(free + 1, size=len(lengths)))
-    random.shuffle(lengths)
-    noisy: list[list[int]] = [[]]
-    boundaries, position, kept_before = set(ends), 0, 0
-
-    def copy_tokens(until: int) -> None:
-        nonlocal position
-        while position < until:
-            noisy[-1].append(ids[position])
-            position += 1
-            if position in boundaries:
-                noisy.append([])
-
-    for start, length in zip(starts.tolist(), lengths, strict=True):
-        copy_tokens(position + start - kept_before)
-        kept_before = start
-        noisy[-1].append(denoising.mask)
-        crossed = any(position < boundary <= position + length for boundary in boundaries)
-        position += length
-        if crossed:  # the sentence's end is inside the span: the mask belongs to what came before
-            noisy.append([])
-    copy_tokens(len(ids))
-    order = random.permutation(len(noisy)).tolist()
-    return PromptResponse([token for number in order for token in noisy[number]], list(ids))
-
-
-def mass(ids: Ids, denoising: Denoising, random: numpy.random.Generator) -> PromptResponse:
-    """MASS: one span of half of the tokens, each replaced by a mask; the target is the span."""
-    length = max(1, round(MASKED * len(ids)))
-    start = int(random.integers(len(ids) - length + 1))
-    masked = [*ids[:start], *[denoising.mask] * length, *ids[start + length :]]
-    return PromptResponse(masked, list(ids[start : start + length]))
-
-
-def prefix(ids: Ids, denoising: Denoising, random: numpy.random.Generator) -> PromptResponse:
+def prefix(ids: Ids, random: numpy.random.Generator) -> PromptResponse:
     """A prefix language model (T5, section 3.3.1): the text is cut at a random place, and what follows is the target."""
     cut = int(random.integers(1, len(ids)))
     return PromptResponse(list(ids[:cut]), list(ids[cut:]))

@@ -312,16 +312,6 @@ class Roles:
         self._reference: Any = reference
         self._start: Any = start
         self.reference_moves = reference_moves
-        self.value_offset = 0.0
-        """What is added to every value: the level of rewards, which a head that starts at 0 need not learn."""
-
-    def state(self) -> float:
-        """For the checkpoint."""
-        return self.value_offset
-
-    def load_state(self, state: float) -> None:
-        """Restore what `state` returned."""
-        self.value_offset = state
 
     def policy(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Prediction:
         """Log-probs, values and entropy of response tokens, from one pass where the critic shares the policy's trunk.
@@ -332,8 +322,7 @@ class Roles:
             temperature: divides the logits.
             prompt_index: [R] the prompt of each response; None: response i answers prompt i.
         """
-        found = cast(Prediction, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_index))
-        return found._replace(values=(found.values + self.value_offset).masked_fill(~response.mask(), 0.0))
+        return cast(Prediction, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_index))
 
     def reference(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
         """Log-probs [R, T] of the frozen model that the policy is held near to; arguments as for `policy`."""

@@ -1,10 +1,8 @@
 """From scores to advantages: per-token rewards, and estimators of how much better than expected each token was.
 
-Imports only torch.
+All estimators take the rewards [B, T] of a whole global batch, 0 past a response's end, with the responses to a prompt next
+to each other, and return advantages [B, T], 0 past the end. Imports only torch.
 """
-
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,106 +26,45 @@ def shape_rewards(scores: Tensor, log_probs: Tensor, reference: Tensor, lengths:
     return rewards.scatter_add(1, (lengths - 1)[:, None], scores.to(rewards.dtype)[:, None])
 
 
-class AdvantageEstimate(NamedTuple):
-    """The targets of policy and critic."""
+def gae(rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation: whitened advantages, and the returns that values learn, both [B, T].
 
-    advantages: Tensor
-    """[B, T] for the policy's loss, 0 past the end."""
-    returns: Tensor | None = None
-    """[B, T] targets of the values; None: nothing learns values."""
-
-
-class Estimator(Protocol):
-    """Advantages from the rewards of a whole global batch; a frozen record of its settings."""
-
-    @property
-    def learns_values(self) -> bool:
-        """Whether there is a critic."""
-
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
-        """Estimate advantages.
-
-        Args:
-            rewards: [B, T] of each token, 0 past the end; the responses to a prompt are next to each other.
-            values: [B, T], each read before its token.
-            lengths: [B] response tokens.
-        """
-
-
-@dataclass(frozen=True)
-class Gae:
-    """Generalized advantage estimation with whitened advantages.
-
-    Attributes:
-        gamma: discount.
-        lam: lambda of the advantages.
-        value_lam: lambda of the returns; with 1 they are sums of rewards, without the critic (VAPO, arXiv 2504.05118).
+    Args:
+        values: [B, T], each read before its token.
     """
-
-    gamma: float
-    lam: float
-    value_lam: float
-    learns_values = True
-
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
-        advantages, returns = advantages_and_returns(rewards, values, lengths, self.gamma, self.lam)
-        if self.value_lam != self.lam:
-            _, returns = advantages_and_returns(rewards, values, lengths, self.gamma, self.value_lam)
-        return AdvantageEstimate(whiten(advantages, length_mask(lengths, rewards.shape[1])), returns)
+    advantages, returns = advantages_and_returns(rewards, values, lengths, gamma, lam)
+    return whiten(advantages, length_mask(lengths, rewards.shape[1])), returns
 
 
-@dataclass(frozen=True)
-class Rloo:
+def rloo(rewards: Tensor, lengths: Tensor, samples: int) -> Tensor:
     """REINFORCE leave-one-out: a response's reward minus the mean of the others' (Ahmadian et al. 2024, arXiv 2402.14740).
 
-    Attributes:
+    Args:
         samples: responses to each prompt, at least 2.
     """
-
-    samples: int
-    learns_values = False
-
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
-        totals = rewards.sum(1).view(-1, self.samples)
-        others = (totals.sum(1, keepdim=True) - totals) / (self.samples - 1)
-        return AdvantageEstimate(_on_each_token((totals - others).flatten(), lengths, rewards.shape[1]))
+    totals = rewards.sum(1).view(-1, samples)
+    others = (totals.sum(1, keepdim=True) - totals) / (samples - 1)
+    return _on_each_token((totals - others).flatten(), lengths, rewards.shape[1])
 
 
-@dataclass(frozen=True)
-class Grpo:
+def grpo(rewards: Tensor, lengths: Tensor, samples: int, epsilon: float = 1e-4) -> Tensor:
     """Group-relative: a response's reward standardized among those to its prompt (Shao et al. 2024, arXiv 2402.03300).
 
-    Attributes:
+    Args:
         samples: responses to each prompt, at least 2.
         epsilon: added to the standard deviation, which is 0 where all rewards are equal.
     """
-
-    samples: int
-    epsilon: float = 1e-4
-    learns_values = False
-
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
-        totals = rewards.sum(1).view(-1, self.samples)
-        deviation = totals - totals.mean(1, keepdim=True)
-        standardized = deviation / (totals.std(1, correction=0, keepdim=True) + self.epsilon)
-        return AdvantageEstimate(_on_each_token(standardized.flatten(), lengths, rewards.shape[1]))
+    totals = rewards.sum(1).view(-1, samples)
+    deviation = totals - totals.mean(1, keepdim=True)
+    standardized = deviation / (totals.std(1, correction=0, keepdim=True) + epsilon)
+    return _on_each_token(standardized.flatten(), lengths, rewards.shape[1])
 
 
-@dataclass(frozen=True)
-class ReinforcePlusPlus:
-    """Discounted sums of the rewards to come, whitened over the whole batch (Hu 2025, arXiv 2501.03262).
-
-    Attributes:
-        gamma: discount.
-    """
-
-    gamma: float
-    learns_values = False
-
-    def __call__(self, rewards: Tensor, values: Tensor, lengths: Tensor) -> AdvantageEstimate:
-        # With lambda 1 and values of 0, an advantage is the discounted sum of what follows.
-        sums, _ = advantages_and_returns(rewards, torch.zeros_like(rewards), lengths, self.gamma, 1.0)
-        return AdvantageEstimate(whiten(sums, length_mask(lengths, rewards.shape[1])))
+def reinforce_plus_plus(rewards: Tensor, lengths: Tensor, gamma: float) -> Tensor:
+    """Discounted sums of the rewards to come, whitened over the whole batch (Hu 2025, arXiv 2501.03262)."""
+    # With lambda 1 and values of 0, an advantage is the discounted sum of what follows.
+    sums, _ = advantages_and_returns(rewards, torch.zeros_like(rewards), lengths, gamma, 1.0)
+    return whiten(sums, length_mask(lengths, rewards.shape[1]))
 
 
 def _on_each_token(values: Tensor, lengths: Tensor, width: int) -> Tensor:
@@ -141,11 +78,7 @@ def advantages_and_returns(
     """GAE (Schulman et al. 2016, equation 16) with the value after the last token taken as 0.
 
     Args:
-        rewards: [B, T], 0 past the end.
         values: [B, T], each read before its token.
-        lengths: [B] response tokens.
-        gamma: discount.
-        lam: lambda.
 
     Returns:
         Advantages and returns [B, T], both before any whitening and 0 past the end; returns = advantages + values.
@@ -158,7 +91,7 @@ def advantages_and_returns(
     for t in reversed(range(rewards.shape[1])):
         inside = mask[:, t]
         delta = rewards[:, t] + gamma * following - values[:, t]
-        # Past a row's end nothing is carried, so that the value after its last real token is 0.
+        # Past a row's end nothing is carried: the value after its last real token is 0.
         carried = torch.where(inside, delta + gamma * lam * carried, torch.zeros_like(carried))
         following = values[:, t]
         advantages[:, t] = carried

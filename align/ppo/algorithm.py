@@ -1,4 +1,4 @@
-"""PPO: sample, score, shape, learn, adapt; evaluate on fixed prompts and keep the best policy within a KL bound."""
+"""The PPO loop: sample, score, shape, learn, adapt; evaluate on fixed prompts and keep the best policy."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ from align.ppo.experience import (
     plan_minibatch,
 )
 from align.ppo.losses import AdaptiveKL, KLController, kl_losses, policy_losses, value_losses
-from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, RoleFlopsProfiles, response_kl, rollout_metrics, update_flops
+from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, RoleFlopsProfiles, phase_flops, response_kl, rollout_metrics
 from align.ppo.ptx import PtxLoss
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import PromptIdentity, Rollout, prompts_of_update, sample_rollout, save_if_scoring_fails
@@ -76,15 +76,8 @@ class PPOAlgorithm:
     Args:
         loaded: the policy.
         optimization: of the `ActorCritic`.
-        roles: the models by their role.
-        shapes: what each role's FLOPs depend on.
-        rewards: what is maximized.
-        prompts: to sample from.
         validation: fixed prompts for evaluation; may be empty.
-        engine: samples the responses.
-        ptx: demonstrations or raw texts whose language-model loss is added, or None.
-        judge: chooses the policy that is kept; None: the rewards do.
-        rules: what rules add to the rewards; None: nothing.
+        judge: selects the policy that is kept; None: the rewards do.
     """
 
     def __init__(
@@ -108,19 +101,17 @@ class PPOAlgorithm:
         self.roles, self.shapes, self.rewards, self.ptx, self.engine = roles, shapes, rewards, ptx, engine
         self.prompts, self.validation, self.refresh = prompts, validation, refresh
         width = max((len(prompt.ids) for prompt in (*prompts, *validation)), default=0) + config.max_new_tokens
-        at_once = -largest(
-            -sampling_tokens(run.memory, loaded.backbone, width), run.accelerator
-        )  # the smallest of all processes
+        # The smallest of all processes.
+        at_once = -largest(-sampling_tokens(run.memory, loaded.backbone, width), run.accelerator)
         self.sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=at_once)
         self.controller = KLController(config.kl_beta)
         if config.kl_target:
             self.controller = AdaptiveKL(config.kl_beta, config.kl_target, config.kl_horizon)
         self.score_shaping, self.negative_kl = ScoreShaping(config), NegativeKLWatch()
-        self.missing_eos = MissingEosWatch(self.score_shaping.replacement)
+        self.missing_eos = MissingEosWatch(config.missing_eos_score if config.missing_eos == "replace" else None)
         self.clock = Clock()
         self.folder = run.folder / "model"
-        kept = (config.rollout_updates, config.rollout_rows)
-        self.rollouts = RolloutWriter(run, loaded.tokenization, config.updates, *kept)
+        self.rollouts = RolloutWriter(run, loaded.tokenization, config.updates, config.rollout_updates)
         self.rules = rules or RuleTerms(config)
         self.evaluation = PolicyEvaluation(
             run, config, loaded.backbone, roles, rewards, self.rules, judge, self.save, self.folder
@@ -130,12 +121,9 @@ class PPOAlgorithm:
             "kl": self.controller,
             "rules": self.rules,
             "scores": self.score_shaping,
-            "values": roles,
             "negative_kl": self.negative_kl,
             "evaluation": self.evaluation,
         }
-        if ptx:
-            self.stateful["ptx"] = ptx
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
@@ -145,8 +133,6 @@ class PPOAlgorithm:
         self.run.open()  # holds the folder before anything in it is removed
         self.rollouts.drop_after(done)
         for update in self.run.updates(done + 1, self.config.updates, self._save_checkpoint):
-            if self.evaluation.should_stop:
-                break
             before = self._progress()
             try:
                 metrics = self.run_update(update)
@@ -173,8 +159,7 @@ class PPOAlgorithm:
         done, progress = checkpoint.load(self.run, self.optimization)
         with restoring(self.run):
             for name, state in progress.items():
-                if name in self.stateful:  # ptx can be switched off
-                    self.stateful[name].load_state(state)
+                self.stateful[name].load_state(state)
             if self.refresh:
                 self.refresh.load(self.run.checkpoint, self.run.accelerator)
         return done
@@ -219,8 +204,6 @@ class PPOAlgorithm:
             violations = self.rules.violations(rollout)
         scores = self.score_shaping.shape(raw, rollout, self.rules.score_to_learn(raw, violations))
         self.run.say(self.missing_eos.check(scores.learned, rollout.ended_mask))
-        if update == 1 and self.config.value_start == "mean":
-            self.roles.value_offset = float(scores.learned.mean())
         batches = minibatches(self.config, rollout, update, epoch=0)
         role_outputs = compute_role_outputs(
             self.config, rollout, batches, self.loaded.backbone, self.roles, self.run.accelerator
@@ -301,7 +284,7 @@ class PPOAlgorithm:
         prompts, budget = [prompt.ids for prompt in rollout.prompts], self.config.micro_batch_tokens
         groups = prompt_groups(self.loaded.backbone, prompts, rollout.responses, range(len(rollout)), budget)
         work = [(len(prompts[rows[0]]), [lengths[row] for row in rows]) for rows in groups]
-        flops = ptx_flops + update_flops(self.shapes, work, self.config.epochs)
+        flops = ptx_flops + sum(phase_flops(self.shapes, work, self.config.epochs).values())
         return shares | {"flops": flops} | self.run.speed(sum(lengths), flops, shares["time/update"])
 
 
@@ -327,7 +310,7 @@ def loss_of_minibatch(
 
         new = roles.policy(prompt, response, config.temperature, prompt_index)
         old_log_probs, old_values = columns(experience.role_outputs.log_probs), columns(experience.role_outputs.values)
-        clips = (config.clip, config.clip_high or None, config.dual_clip or math.inf)
+        clips = (config.clip, config.clip_high or None)
         policy, clipped = policy_losses(new.log_probs, old_log_probs, columns(experience.advantages), *clips)
         if experience.importance is not None:
             policy = policy * columns(experience.importance)

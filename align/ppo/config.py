@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from align.core.settings import ModelConfig, RunConfig, option, require_setting
-from align.ppo.advantages import Estimator, Gae, Grpo, ReinforcePlusPlus, Rloo
 from align.rules.rubrics import RubricSettings
 from align.sampling.settings import EngineConfig
 
@@ -48,22 +47,6 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "instead of rule_weight: shares of responses that may violate a rule, one for all or RULE=SHARE, each held by a "
         "Lagrange multiplier (Safe RLHF); empty: none",
     )
-    rule_multiplier: float = option(
-        1.0, "initial value of each multiplier, in standard deviations of the preference per violation", gt=0
-    )
-    rule_multiplier_rate: float = option(
-        0.2, "step size of the multipliers, which follow how far their rules exceed the budgets", ge=0
-    )
-    rule_multiplier_damping: float = option(
-        5.0,
-        "a rollout's scores take each multiplier times e^(this x what the rollout exceeds the budget by), which keeps "
-        "multipliers and violations from swinging; 0: as Safe RLHF",
-        ge=0,
-        le=100,
-    )
-    rule_multiplier_limit: float = option(
-        10.0, "largest multiplier; also the penalty in evaluations per share of responses beyond a budget"
-    )
     attribute_model: str = option(
         "", "folder of an attribute model (`align attributes`); needs attribute_reward; empty: none"
     )
@@ -88,15 +71,12 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         0, "updates between two copies of the policy into the reference; 0: the reference stays the starting model", ge=0
     )
     kl_horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)", gt=0)
-    kl_penalty: Literal["reward", "k1", "k2", "k3"] = option(
+    kl_penalty: Literal["reward", "k2", "k3"] = option(
         "reward",
-        "where the KL penalty is: on the reward of each token, or in the loss by the estimator k1, k2 or k3 (GRPO: k3)",
+        "where the KL penalty is: on the reward of each token, or in the loss by the estimator k2 or k3 (GRPO: k3)",
     )
     clip: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
     clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip", ge=0)
-    dual_clip: float = option(
-        0.0, "largest ratio for a token with a negative advantage, above 1 (Ye et al. 2020: 3); 0: no limit", gt=1, off=0
-    )
     importance_cap: float = option(
         0.0,
         "with a separate engine (vLLM): weight each token's policy loss by min(p(policy) / p(engine), importance_cap) "
@@ -110,15 +90,12 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     )
     gamma: float = option(1.0, "discount of later rewards", ge=0, le=1)
     lam: float = option(0.95, "lambda of generalized advantage estimation", ge=0, le=1)
-    value_lam: float = option(-1.0, "lambda of the returns that values learn (VAPO: 1); -1: lam", ge=0, le=1, off=-1)
     whiten_rewards: bool = option(False, "scale rewards to unit variance, keeping their mean; only with advantages gae")
     missing_eos: Literal["replace", "lower", "keep"] = option(
         "replace",
         "score of a response that did not end: replace it by missing_eos_score, lower it by that much, keep it",
     )
     missing_eos_score: float = option(-1.0, "see missing_eos (summarize_from_feedback_details: -1)")
-    length_limit: int = option(0, "response tokens without a penalty; see length_penalty", ge=0)
-    length_penalty: float = option(0.0, "subtracted from the score for each token beyond length_limit; 0: none", ge=0)
     length_adjustment: float = option(
         0.0,
         "share of what length explains of the scores, by linear regression among answers to the same prompt, that is taken "
@@ -145,11 +122,6 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         ge=0,
     )
     critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen", ge=0)
-    value_start: Literal["auto", "zero", "mean"] = option(
-        "auto",
-        "initial values: auto (from the reward model if a separate critic can start from it, else 0), zero, or the mean "
-        "score of the first rollout",
-    )
     ema_decay: float = option(
         0.0,
         "keep and evaluate an exponential moving average of the weights over optimizer steps (InstructGPT: 0.992); 0: none",
@@ -160,23 +132,13 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "", "demonstrations or raw texts whose language-model loss is added (InstructGPT's ptx); empty: none"
     )
     ptx_weight: float = option(27.8, "weight of that loss (InstructGPT: 27.8)", ge=0)
-    ptx_objective: Literal["demonstrations", "lm", "span_corruption", "infilling", "mass", "prefix"] = option(
+    ptx_objective: Literal["demonstrations", "lm", "span_corruption", "prefix"] = option(
         "demonstrations",
-        "what is learned from ptx_data: the answers of demonstrations; from raw texts the next token (lm), "
-        "masked spans (span_corruption: T5), the text from a noisy one (infilling: BART), one masked span of half of it "
-        "(mass), or the continuation of a random prefix (prefix)",
+        "training target in ptx_data: the answers of demonstrations; or of raw texts the next token (lm), T5's masked spans "
+        "(span_corruption), or the continuation of a random prefix (prefix)",
     )
     ptx_tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of", gt=1)
     ptx_per_response: int = option(1, "examples of ptx_data for each response that is learned from (InstructGPT: 8)", gt=0)
-    ptx_stream_block: int = option(
-        0,
-        "rows of ptx_data in memory at once, for data larger than memory: examples come in its order, shuffled within such "
-        "a block; 0: all, and examples are drawn at random",
-        ge=0,
-    )
-    ptx_sentinels: list[str] = option(
-        [], "tokens that replace masked spans of raw texts; empty: <extra_id_0>, <extra_id_1>, ..."
-    )
     evaluate_every: int = option(10, "updates between evaluations on validation_prompts", gt=0)
     max_kl: float = option(
         25.0,
@@ -196,19 +158,13 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "reward model trained on other data or with another seed, which selects the policy to keep, such as "
         "smollm2-135m-judge; empty: the reward does",
     )
-    judge_patience: int = option(
-        0,
-        "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
-        ge=0,
-    )
     keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
 
     rollout_updates: int = option(
         100,
-        "updates whose rollouts are written to rollouts/, evenly spread over the run; 0: none, at least updates: all",
+        "updates whose rollouts (64 responses each) are written to rollouts/, evenly spread over the run; 0: none",
         ge=0,
     )
-    rollout_rows: int = option(64, "most responses to write from each of these rollouts", gt=0)
 
     @property
     def all_reward_models(self) -> list[str]:
@@ -216,20 +172,12 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         return self.reward_models or ([self.reward_model] if self.reward_model else [])
 
     @property
-    def estimator(self) -> Estimator:
-        """The estimator that `advantages` names, with its settings."""
-        estimators: dict[str, Estimator] = {
-            "gae": Gae(self.gamma, self.lam, self.lam if self.value_lam < 0 else self.value_lam),
-            "rloo": Rloo(self.samples_per_prompt),
-            "grpo": Grpo(self.samples_per_prompt),
-            "reinforce++": ReinforcePlusPlus(self.gamma),
-        }
-        return estimators[self.advantages]
+    def has_critic(self) -> bool:
+        """Whether values are learned."""
+        return self.advantages == "gae"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounded = self.rule_multiplier <= self.rule_multiplier_limit
-        require_setting(self, "rule_multiplier", bounded, f"at most rule_multiplier_limit ({self.rule_multiplier_limit})")
         both = bool(self.attribute_model) == bool(self.attribute_reward)
         require_setting(self, "attribute_reward", both, "given together with attribute_model")
         for name in ("rules", "rule_budgets"):
@@ -257,11 +205,10 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         require_setting(
             self, "samples_per_prompt", not (self.length_adjustment and alone), "2 or more for length_adjustment"
         )
-        if not self.estimator.learns_values:
+        if not self.has_critic:
             reason = f"because advantages {self.advantages} has no critic"
             require_setting(self, "critic", self.critic == "shared", f"shared, {reason}")
             require_setting(self, "critic_warmup", self.critic_warmup == 0, f"0, {reason}")
-            require_setting(self, "value_start", self.value_start == "auto", f"auto, {reason}")
         # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
         # critic learns that part as a baseline; the other estimators make an advantage of it.
         learned = not self.whiten_rewards or self.advantages == "gae"

@@ -1,4 +1,4 @@
-"""Evaluation on fixed prompts during PPO: scores, the best policy, and warnings when the reward is exploited."""
+"""Evaluation on fixed prompts during PPO: scores, the choice of the best policy, and warnings."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ from align.models.backbone import Backbone
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
 from align.ppo.experience import compute_role_outputs
-from align.ppo.metrics import DriftWatch, OveroptimizationWatch, text_metrics
+from align.ppo.metrics import DriftWatch, text_metrics
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import Rollout, save_if_scoring_fails
-from align.ppo.rule_terms import RuleTerms
+from align.ppo.rule_terms import LARGEST_MULTIPLIER, RuleTerms
 from align.ppo.scores import ScoreShaping
 from align.training.run import Run
 
@@ -27,17 +27,14 @@ Save = Callable[[Path, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy as an evaluation found it.
-
-    Attributes:
-        update: after which it was evaluated; 0: the starting model.
-        scores: of its responses to the fixed prompts [N].
-        within_budgets: whether it keeps all `rule_budgets`; True without any.
-    """
+    """The evaluation of a policy."""
 
     update: int
+    """0: the starting model."""
     scores: list[float]
+    """Of its responses to the fixed prompts [N]."""
     within_budgets: bool = True
+    """Whether it keeps all `rule_budgets`; True without any."""
 
 
 def replaces(candidate: Candidate, kept: Candidate | None, confidence: float = 0.0, evaluations: int = 1) -> bool:
@@ -52,9 +49,8 @@ def is_new_best(
 ) -> bool:
     """Whether the policy of an evaluation replaces the one kept so far.
 
-    Both answered the same prompts, so that the differences of their scores say more than their means. Taking the highest
-    of many noisy means favors luck; a test at each evaluation does so too unless its level is divided among them
-    (Bonferroni), as it is here.
+    The test is paired, because both answered the same prompts. Its level is divided by the number of evaluations
+    (Bonferroni): the best of many noisy means is often luck.
 
     Args:
         scores: of the policy's responses to the fixed prompts [N].
@@ -77,11 +73,8 @@ class PolicyEvaluation:
     """Evaluates the policy, keeps the best one and decides when to stop.
 
     Args:
-        backbone: the policy's.
-        rewards: what the policy is trained on.
-        rules: what rules add to the rewards.
-        judge: rewards that it is not trained on, which select the policy to keep; None: the rewards do.
-        save: saves the policy.
+        rewards: the training signal.
+        judge: rewards outside the training signal, which select the policy to keep; None: the rewards do.
         folder: where the best policy goes.
     """
 
@@ -103,12 +96,7 @@ class PolicyEvaluation:
         self.start: Candidate | None = None
         self.kept: Candidate | None = None
         self.evaluations = len(range(0, config.updates, config.evaluate_every)) + 1
-        self.drift, self.overoptimization = DriftWatch(), OveroptimizationWatch(config.judge_patience)
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the reward is being exploited: it rises while the judge's score falls."""
-        return self.overoptimization.reached
+        self.drift = DriftWatch()
 
     @torch.no_grad()
     def __call__(self, update: int, rollout: Rollout) -> dict[str, float]:
@@ -116,18 +104,17 @@ class PolicyEvaluation:
         with save_if_scoring_fails(self.run, rollout, update):
             preference, violations = self.rewards(rollout)[0], self.rules.violations(rollout)
         excess = self.rules.excess(violations)
-        scores = self.shaping.apply_rules(self.rules.score_to_compare(preference, violations), rollout)
-        scores = scores - self.config.rule_multiplier_limit * excess  # the rule for a missing end must not replace it
+        scores = self.shaping.apply_eos_rule(self.rules.score_to_compare(preference, violations), rollout)
+        scores = scores - LARGEST_MULTIPLIER * excess  # the rule for a missing EOS must not replace it
         metrics = _mean_and_error("reward", scores) | self._kl(rollout) | text_metrics(rollout)
         if violations:
-            metrics["preference"] = float(self.shaping.apply_rules(preference, rollout).mean())
+            metrics["preference"] = float(self.shaping.apply_eos_rule(preference, rollout).mean())
             metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
         judged = self.judge(rollout)[0] if self.judge else None
         if judged is not None:
             metrics |= _mean_and_error("judge", judged)
         for warning in self.drift.check(metrics):
             self.run.say(f"warning: reward rose, but {warning}: read the samples before trusting it")
-        self.run.say(self.overoptimization.check(update, metrics))
         self.run.record("samples", _sample_rows(rollout, scores, judged), update)
         candidate = Candidate(update, (scores if judged is None else judged).tolist(), within_budgets=excess == 0)
         if metrics["kl"] <= self.config.max_kl and self._keep_if_best(candidate, metrics | {"update": update}):
@@ -178,18 +165,13 @@ class PolicyEvaluation:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
-        watches = {"drift": self.drift.state(), "overoptimization": self.overoptimization.state()}
         candidates = {name: found and asdict(found) for name, found in (("kept", self.kept), ("start", self.start))}
-        return {**candidates, **watches}
+        return {**candidates, "drift": self.drift.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
-        kept, start = state["kept"], state.get("start")
-        if isinstance(kept, list):  # a checkpoint from before the start was a candidate
-            kept = {"update": 1, "scores": kept}
-        self.kept, self.start = (Candidate(**found) if found else None for found in (kept, start))
+        self.kept, self.start = (Candidate(**found) if found else None for found in (state["kept"], state["start"]))
         self.drift.load_state(state["drift"])
-        self.overoptimization.load_state(state["overoptimization"])
 
 
 def _mean_and_error(name: str, values: Tensor) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""From a rollout to what PPO learns from: score it with every role, shape rewards, estimate advantages."""
+"""From a rollout to experience: log-probs and values of every role, per-token rewards, advantages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,20 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from align.batches.micro_batches import MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
-from align.core.errors import UserError
 from align.core.seeds import Stream, generator
-from align.core.tensor_ops import Padded, length_mask, masked_mean, whiten
+from align.core.tensor_ops import Padded, length_mask, whiten
 from align.models.backbone import Backbone
 from align.models.roles import Roles
-from align.ppo.advantages import shape_rewards
+from align.ppo.advantages import gae, grpo, reinforce_plus_plus, rloo, shape_rewards
 from align.ppo.config import PPOConfig
-from align.ppo.losses import importance_weights, kl_estimates
+from align.ppo.losses import importance_weights
 from align.ppo.rollout import Rollout
 from align.runtime.distributed import exchange_rows
-
-MISMATCH_LIMIT = 0.1
-"""Nats per token. bfloat16 and other kernels cause a hundredth of it or less; another model or temperature, far more."""
 
 
 @dataclass(frozen=True)
 class RoleOutputs:
-    """What policy, reference and critic compute for a rollout; [B, T] float32 on the CPU, 0 past a response's end."""
+    """Outputs of policy, reference and critic for a rollout; [B, T] float32 on the CPU, 0 past a response's end."""
 
     log_probs: Tensor
     reference: Tensor
@@ -38,11 +34,11 @@ class RoleOutputs:
 
 @dataclass(frozen=True)
 class Experience:
-    """A shaped rollout: what the objective needs, for the whole global batch, on every process."""
+    """A shaped rollout for the loss: the whole global batch, the same on every process."""
 
     rollout: Rollout
     scores: Tensor
-    """[B] of whole responses, to learn from."""
+    """[B] of whole responses, the training signal."""
     role_outputs: RoleOutputs
     lengths: Tensor
     """[B] response tokens."""
@@ -62,7 +58,7 @@ class Experience:
 
 
 class ScoredRollout(NamedTuple):
-    """A rollout with its scores, ready to be learned from and logged."""
+    """A rollout with its scores, for learning and logging."""
 
     experience: Experience
     rewards: Tensor
@@ -135,32 +131,14 @@ def compute_role_outputs(
     return RoleOutputs(*padded)
 
 
-def engine_metrics(experience: Experience, cap: float) -> dict[str, float]:
-    """Mismatch between the sampling engine and the policy, empty if they are the same model; see docs/metrics.md.
-
-    Args:
-        cap: largest importance weight that corrects for it; 0: no correction.
-
-    Raises:
-        UserError: if the mismatch is larger than number formats and kernels can cause, and nothing corrects for it.
-    """
-    engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
-    if engine_log_probs is None:
-        return {}
-    mismatch = float(masked_mean(kl_estimates(engine_log_probs, experience.role_outputs.log_probs)[1], mask))
-    if experience.importance is not None:
-        weights = experience.importance
-        capped = masked_mean((weights >= cap * (1 - 1e-6)).float(), mask)
-        figures = {"sampling/importance": float(masked_mean(weights, mask)), "sampling/capped": float(capped)}
-        return {"sampling/mismatch": mismatch, **figures}
-    if not mismatch <= MISMATCH_LIMIT:
-        raise UserError(
-            f"the engine samples from a different distribution than the policy ({mismatch:.2g} nats per token): does it "
-            "serve the policy's architecture and configuration, and does it report log-probs at the sampling temperature "
-            "(--logprobs-mode processed_logprobs)? If that is intended, as with quantized weights, importance_cap 2 "
-            "corrects for it"
-        )
-    return {"sampling/mismatch": mismatch}
+def estimate_advantages(config: PPOConfig, rewards: Tensor, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Advantages [B, T] by the estimator of `config.advantages`, and returns [B, T] if there is a critic."""
+    if config.advantages == "gae":
+        return gae(rewards, values, lengths, config.gamma, config.lam)
+    if config.advantages == "reinforce++":
+        return reinforce_plus_plus(rewards, lengths, config.gamma), None
+    estimator = rloo if config.advantages == "rloo" else grpo
+    return estimator(rewards, lengths, config.samples_per_prompt), None
 
 
 def build_experience(config: PPOConfig, rollout: Rollout, scores: Tensor, roles: RoleOutputs, beta: float) -> Experience:
@@ -171,7 +149,7 @@ def build_experience(config: PPOConfig, rollout: Rollout, scores: Tensor, roles:
     mask = length_mask(lengths, rewards.shape[1])
     if config.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
-    advantages, returns = config.estimator(rewards, roles.values, lengths)
+    advantages, returns = estimate_advantages(config, rewards, roles.values, lengths)
     importance, engine_log_probs = None, rollout.engine_log_probs
     if config.importance_cap and engine_log_probs is not None:
         importance = importance_weights(roles.log_probs, engine_log_probs, config.importance_cap)

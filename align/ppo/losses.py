@@ -1,4 +1,7 @@
-"""The clipped losses of PPO, token by token; imports only torch. The caller sums them and divides by global counts."""
+"""The losses of PPO token by token, KL estimators, and the KL penalty's coefficient; imports only torch.
+
+The caller sums the losses and divides them by global counts.
+"""
 
 import math
 from typing import Literal
@@ -8,41 +11,30 @@ from torch import Tensor
 
 
 def policy_losses(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    clip: float,
-    clip_high: float | None = None,
-    dual_clip: float = math.inf,
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [B, T].
 
     Args:
         log_probs: of the sampled tokens, under the current policy.
         old_log_probs: of the same tokens, under the policy that sampled them.
-        advantages: from the estimator.
         clip: epsilon; the ratio is clipped to 1 - clip and 1 + clip.
         clip_high: upper epsilon, if it differs (DAPO, arXiv 2503.14476, section 3.1).
-        dual_clip: largest ratio of a token with a negative advantage, above 1 (Ye et al. 2020, arXiv 1912.09729,
-            equation 5): bounds the loss of a bad token that has become likely.
     """
     ratio = torch.exp(log_probs - old_log_probs)
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
-    # The largest loss is infinite where the advantage is not negative: there is nothing to bound.
-    largest = torch.where(advantages < 0, -advantages * dual_clip, math.inf)
-    larger = torch.maximum(unclipped, clipped)
-    return torch.minimum(larger, largest), (clipped > unclipped) | (larger > largest)
+    return torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 def importance_weights(log_probs: Tensor, engine_log_probs: Tensor, cap: float) -> Tensor:
-    """How much likelier the policy finds each token than the engine that sampled it, at most `cap`; shaped like the input.
+    """Return p(policy) / p(engine) of each token, at most `cap`; shaped like the input.
 
-    Losses that are multiplied by it are as if the policy itself had sampled, but for what `cap` cuts off (truncated
+    Weighting the policy losses by it corrects for an engine that samples from a slightly different distribution (truncated
     importance sampling; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
 
     Args:
-        log_probs: of the policy whose weights the engine samples from, without gradient.
+        log_probs: of the policy at sampling time, without gradient.
         engine_log_probs: of the same tokens, as the engine computed them.
         cap: at least 1.
     """
@@ -70,17 +62,14 @@ def kl_estimates(log_probs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     return k1, torch.expm1(-k1) + k1
 
 
-KLEstimator = Literal["k1", "k2", "k3"]
-
-
-def kl_losses(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
+def kl_losses(log_probs: Tensor, reference: Tensor, estimator: Literal["k2", "k3"]) -> Tensor:
     """Per-token KL as a term of the loss, shaped like the input; gradients flow through `log_probs`.
 
-    On the policy's own samples the gradient of k2 = (log pi - log ref)^2 / 2 is that of the KL in expectation; that of k1
-    is 0 in expectation, and that of k3 is the gradient of the KL the other way round, of the reference to the policy.
+    On the policy's own samples the gradient of k2 = (log pi - log ref)^2 / 2 is that of the KL in expectation; that of k3
+    is the gradient of the KL of the reference to the policy. k1 cannot be a loss: its gradient is 0 in expectation.
     """
     k1, k3 = kl_estimates(log_probs, reference)
-    return {"k1": k1, "k2": 0.5 * k1**2, "k3": k3}[estimator]
+    return 0.5 * k1**2 if estimator == "k2" else k3
 
 
 class KLController:

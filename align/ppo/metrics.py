@@ -1,4 +1,4 @@
-"""Metrics of a rollout; docs/metrics.md defines each."""
+"""Metrics of an update, checks that stop or warn, and the FLOPs of an update; docs/metrics.md defines each metric."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,15 @@ from torch import Tensor
 
 from align.core.errors import UserError
 from align.core.tensor_ops import masked_mean
-from align.ppo.experience import Experience, engine_metrics
+from align.ppo.experience import Experience
 from align.ppo.losses import kl_estimates
 from align.ppo.rollout import Rollout
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
+
+MISMATCH_LIMIT = 0.1
+"""Nats per token. bfloat16 and other kernels cause a hundredth of it or less; another model or temperature, far more."""
+PATIENCE = 5
+"""Updates in a row with a KL clearly below 0 (2 standard errors) before the run stops: by chance 1 run in 10 million."""
 
 
 def repetition(ids: Sequence[int], n: int = 3) -> float:
@@ -46,6 +51,34 @@ def value_metrics(experience: Experience) -> dict[str, float]:
     return {"value/explained_variance": float(1 - residual / variance.clamp(min=1e-8))}
 
 
+def engine_metrics(experience: Experience, cap: float) -> dict[str, float]:
+    """Mismatch between the sampling engine and the policy, empty if they are the same model; see docs/metrics.md.
+
+    Args:
+        cap: largest importance weight that corrects for it; 0: no correction.
+
+    Raises:
+        UserError: if the mismatch is larger than number formats and kernels can cause, and nothing corrects for it.
+    """
+    engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
+    if engine_log_probs is None:
+        return {}
+    mismatch = float(masked_mean(kl_estimates(engine_log_probs, experience.role_outputs.log_probs)[1], mask))
+    if experience.importance is not None:
+        weights = experience.importance
+        capped = masked_mean((weights >= cap * (1 - 1e-6)).float(), mask)
+        figures = {"sampling/importance": float(masked_mean(weights, mask)), "sampling/capped": float(capped)}
+        return {"sampling/mismatch": mismatch, **figures}
+    if not mismatch <= MISMATCH_LIMIT:
+        raise UserError(
+            f"the engine samples from a different distribution than the policy ({mismatch:.2g} nats per token): does it "
+            "serve the policy's architecture and configuration, and does it report log-probs at the sampling temperature "
+            "(--logprobs-mode processed_logprobs)? If that is intended, as with quantized weights, importance_cap 2 "
+            "corrects for it"
+        )
+    return {"sampling/mismatch": mismatch}
+
+
 def rollout_metrics(
     experience: Experience, scores: Tensor, parts: dict[str, Tensor], importance_cap: float = 0.0
 ) -> dict[str, float]:
@@ -77,10 +110,6 @@ def rollout_metrics(
         "entropy": float(masked_mean(roles.entropy, mask)),
         **{f"text/{name}": value for name, value in text_metrics(experience.rollout).items()},
     }
-
-
-PATIENCE = 5
-"""Updates in a row with a KL clearly below 0 (2 standard errors) before the run stops: by chance 1 run in 10 million."""
 
 
 class NegativeKLWatch:
@@ -185,60 +214,6 @@ class DriftWatch:
         self.first = state
 
 
-class OveroptimizationWatch:
-    """Detects a reward that keeps rising after the judge's best evaluation while the judge falls (Gao et al. 2022).
-
-    An evaluation counts if the judge is below its best so far and the reward above what it was there.
-
-    Args:
-        patience: evaluations in a row that must count before the run stops; 0: it never does.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self.patience, self.count = patience, 0
-        self.best: dict[str, float] | None = None
-
-    @property
-    def reached(self) -> bool:
-        """Whether the run should stop."""
-        return 0 < self.patience <= self.count
-
-    def check(self, update: int, metrics: Mapping[str, float]) -> str:
-        """Take an evaluation into account.
-
-        Args:
-            metrics: named as in docs/metrics.md, without their prefix; without a `judge` nothing is checked.
-
-        Returns:
-            Why the run should stop; "" if it should not.
-        """
-        if "judge" not in metrics:
-            return ""
-        if self.best is None or metrics["judge"] >= self.best["judge"]:
-            self.best, self.count = {**metrics, "update": update}, 0
-            return ""
-        best = self.best
-        self.count = self.count + 1 if metrics["reward"] > best["reward"] else 0
-        if not self.reached:
-            return ""
-        points = [
-            f"update {point['update']:.0f} (KL {point['kl']:.3g} nats per response, {point['kl_per_token']:.3g} per token)"
-            for point in (best, {**metrics, "update": update})
-        ]
-        return (
-            f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
-            f"and the judge fell from {best['judge']:.3g} to {metrics['judge']:.3g}"
-        )
-
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return {"count": self.count, "best": self.best}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self.count, self.best = state["count"], state["best"]
-
-
 class RoleFlopsProfiles(NamedTuple):
     """What each role's cost depends on; the reference has the policy's shape, without its adapter."""
 
@@ -254,11 +229,6 @@ class RoleFlopsProfiles(NamedTuple):
     """Tokens of each rule that it reads after a response."""
     start: FlopsProfile | None = None
     """None: the starting model is the reference."""
-
-
-def update_flops(roles: RoleFlopsProfiles, work: Sequence[tuple[int, Sequence[int]]], epochs: int) -> float:
-    """FLOPs of one update; arguments as for `phase_flops`."""
-    return sum(phase_flops(roles, work, epochs).values())
 
 
 def phase_flops(roles: RoleFlopsProfiles, work: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:

@@ -23,6 +23,8 @@ from align.training.run import Run
 FOLDER = "rollouts"
 REWARD_PREFIX = "reward/"
 """Prefix of the columns of reward parts, as of their metrics."""
+ROWS = 64
+"""Responses of a rollout that are written, the first ones: prompts come in random order."""
 TRACES = 8
 """Responses per update that are sent to trackers as conversations."""
 PER_TOKEN = ("log_probs", "kl", "values", "advantages")
@@ -130,11 +132,10 @@ class RolloutWriter:
     Args:
         updates: of the whole run.
         keep: updates whose rollouts are written; see `recorded_updates`.
-        rows: responses of each that are written, the first ones: prompts come in random order.
     """
 
-    def __init__(self, run: Run, tokenization: Tokenization, updates: int, keep: int, rows: int) -> None:
-        self.run, self.tokenization, self.rows = run, tokenization, rows
+    def __init__(self, run: Run, tokenization: Tokenization, updates: int, keep: int) -> None:
+        self.run, self.tokenization = run, tokenization
         self.recorded = recorded_updates(updates, keep)
 
     def drop_after(self, update: int) -> None:
@@ -152,7 +153,7 @@ class RolloutWriter:
         """
         if update not in self.recorded or not self.run.is_main:
             return
-        rows = range(min(self.rows, len(experience.rollout)))
+        rows = range(min(ROWS, len(experience.rollout)))
         records = rows_of(update, experience, rewards, parts, self.tokenization, rows)
         write_rollout(rollout_path(self.run.folder, update), records)
         self.run.trace(update, [_conversation(row) for row in records[:TRACES]])

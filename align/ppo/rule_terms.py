@@ -1,4 +1,4 @@
-"""What rules add to the reward: a weighted term (Sparrow), or violation budgets with one Lagrange multiplier each.
+"""Rules in the reward: a weighted term (Sparrow), or violation budgets with one Lagrange multiplier each.
 
 The weighted form adds up parts that are normalized by their own running mean and deviation: the preference reward, and
 `rule_weight` times the mean over rules of how likely each is followed (Glaese et al. 2022, section 2.7). Under budgets,
@@ -6,7 +6,7 @@ the preference stays normalized, and each rule subtracts its multiplier times th
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,13 @@ PREFERENCE = "preference"
 Violations = Mapping[str, Tensor]
 """How likely each response violates each rule [B], by the rule's id."""
 LEAST_DEVIATION = 0.1
-"""What the P(follows) of a rule is divided by at least: the deviation where one response in 100 violates it. A rule that
-hardly varies would otherwise turn the rule model's noise into scores of any size."""
+"""Least divisor of a rule's P(follows): the deviation where one response in 100 violates it. Otherwise a rule that hardly
+varies would turn the rule model's noise into scores of any size."""
+FIRST_MULTIPLIER, LARGEST_MULTIPLIER = 1.0, 10.0
+"""In standard deviations of the preference per violation. The largest is also the penalty in evaluations per share of
+responses beyond a budget."""
+RATE, DAMPING = 0.2, 5.0
+"""Step size of the multipliers, and how strongly a rollout's own excess changes its multiplier."""
 
 
 def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]:
@@ -64,7 +69,7 @@ class RuleTerms:
         self.config, self.scorer = config, scorer
         self.rules = tuple(scorer.rules) if scorer else ()
         self.budgets = read_budgets(config.rule_budgets, self.rules) if scorer else {}
-        self.multipliers = dict.fromkeys(self.budgets, config.rule_multiplier)
+        self.multipliers = dict.fromkeys(self.budgets, FIRST_MULTIPLIER)
         self.moments = {name: RunningMoments() for name in (PREFERENCE, *self.rules)}
         self.first: dict[str, tuple[float, float]] = {}
         """Mean and standard deviation of each part in the first evaluation, the scale of all evaluations."""
@@ -85,7 +90,7 @@ class RuleTerms:
         scales = {name: _scale(name, moments) for name, moments in self.moments.items()}
         if self.budgets:
             costs = torch.stack([violations[rule] for rule in self.rules])
-            multipliers = torch.tensor([self._damped(rule, float(violations[rule].mean())) for rule in self.rules])
+            multipliers = torch.tensor(list(self._each(damped_multiplier, violations).values()))
             return lagrangian_scores(_scaled(parts, scales, PREFERENCE), costs, multipliers)
         return self._weighted(parts, scales)
 
@@ -115,18 +120,17 @@ class RuleTerms:
         rules = torch.stack([_scaled(parts, scales, rule) for rule in self.rules]).mean(0)
         return _scaled(parts, scales, PREFERENCE) + self.config.rule_weight * rules
 
-    def _damped(self, rule: str, cost: float) -> float:
-        """The multiplier of a rollout in which the rule's mean violation is `cost`."""
-        damping, limit = self.config.rule_multiplier_damping, self.config.rule_multiplier_limit
-        return damped_multiplier(self.multipliers[rule], cost, self.budgets[rule], damping, limit)
+    def _each(self, step: Callable[[float, float, float], float], violations: Violations) -> dict[str, float]:
+        """Apply a function of multiplier, mean cost and budget to every rule's multiplier."""
+        return {
+            rule: step(self.multipliers[rule], float(violations[rule].mean()), self.budgets[rule])
+            for rule in self.rules
+            if rule in self.budgets
+        }
 
     def adapt(self, violations: Violations) -> None:
         """Update the multipliers after a rollout."""
-        config = self.config
-        for rule, multiplier in self.multipliers.items():
-            cost, budget = float(violations[rule].mean()), self.budgets[rule]
-            step = (config.rule_multiplier_rate, config.rule_multiplier_limit)
-            self.multipliers[rule] = next_multiplier(multiplier, cost, budget, *step)
+        self.multipliers = self._each(next_multiplier, violations)
 
     def metrics(self) -> dict[str, float]:
         """The multipliers of the next rollout; docs/metrics.md defines them."""
@@ -184,26 +188,22 @@ def lagrangian_scores(preference: Tensor, costs: Tensor, multipliers: Tensor) ->
     return (preference - (multipliers[:, None] * costs).sum(0)) / (1 + multipliers.sum())
 
 
-def next_multiplier(multiplier: float, cost: float, budget: float, rate: float, limit: float) -> float:
+def next_multiplier(multiplier: float, cost: float, budget: float) -> float:
     """A multiplier after a rollout: larger while the mean cost is above its budget, smaller below.
 
-    ln(multiplier) moves by rate x multiplier x (cost - budget), so that it stays above 0 (Dai et al. 2023, equation 31).
-
-    Args:
-        limit: the largest multiplier.
+    ln(multiplier) moves by `RATE` x multiplier x (cost - budget), which keeps it above 0 (Dai et al. 2023, equation 31).
     """
-    return min(limit, multiplier * math.exp(min(rate * multiplier * (cost - budget), 1.0)))
+    return min(LARGEST_MULTIPLIER, multiplier * math.exp(min(RATE * multiplier * (cost - budget), 1.0)))
 
 
-def damped_multiplier(multiplier: float, cost: float, budget: float, damping: float, limit: float) -> float:
-    """The multiplier that a rollout is scored with: `multiplier` x e^(damping x (cost - budget)), at most `limit`.
+def damped_multiplier(multiplier: float, cost: float, budget: float) -> float:
+    """The multiplier that a rollout is scored with: `multiplier` x e^(`DAMPING` x (cost - budget)).
 
-    A multiplier alone sums up what was exceeded before, so it goes on rising until the cost is far below the budget, and
-    both swing. A part that follows the cost of the moment damps this, as the proportional term of a PID controller does
-    (Stooke et al. 2020, "Responsive Safety in Reinforcement Learning by PID Lagrangian Methods", arXiv 2007.03964, which
-    adds it; here it multiplies, as in `next_multiplier`).
+    A multiplier sums up past excess. Alone it rises until the cost is far below the budget, and both swing. A part that
+    follows the current cost damps this, as the proportional term of a PID controller does (Stooke et al. 2020, "Responsive
+    Safety in Reinforcement Learning by PID Lagrangian Methods", arXiv 2007.03964, which adds it; here it multiplies).
 
     Args:
         cost: mean of the rollout that is scored.
     """
-    return min(limit, multiplier * math.exp(damping * (cost - budget)))
+    return min(LARGEST_MULTIPLIER, multiplier * math.exp(DAMPING * (cost - budget)))

@@ -1,7 +1,7 @@
-"""From rewards to the scores that are learned from: normalized, clipped, with rules for a missing EOS and for length.
+"""From rewards to the scores that the policy learns from: ensembles, length adjustment, normalization, missing EOS.
 
-The rules also apply when policies are compared; running statistics and the adjustment for length do not, because the
-same response would get another score in other company.
+The rule for a missing EOS also applies when policies are compared. Running statistics and the length adjustment do not,
+because the score of a response would then depend on the other responses.
 """
 
 import math
@@ -47,15 +47,15 @@ class Scores(NamedTuple):
     """The scores [B] of a rollout."""
 
     reported: Tensor
-    """After the rules, on the scale of the rewards."""
+    """On the scale of the rewards, after the rule for a missing EOS."""
     learned: Tensor
     """The scores that the policy learns from."""
 
 
 class ScoreShaping:
-    """Takes out what length explains, normalizes and clips scores, then applies the rules for a missing EOS and for length.
+    """Adjusts scores for length, normalizes and clips them, then applies the rule for a missing EOS.
 
-    So `missing_eos_score` and `length_penalty` are on the scale of the scores that are learned from, normalized or not.
+    `missing_eos_score` is therefore on the scale of the normalized scores.
     """
 
     def __init__(self, config: PPOConfig) -> None:
@@ -84,25 +84,15 @@ class ScoreShaping:
             learned = learned / self.moments.std
         if config.score_clip:
             learned = learned.clamp(-config.score_clip, config.score_clip)
-        return Scores(self.apply_rules(raw, rollout), self.apply_rules(learned, rollout))
+        return Scores(self.apply_eos_rule(raw, rollout), self.apply_eos_rule(learned, rollout))
 
-    def apply_rules(self, scores: Tensor, rollout: Rollout) -> Tensor:
-        """Scores [B] after the rules for a missing EOS and for length."""
-        config, ended, lengths = self.config, rollout.ended_mask, rollout.lengths
-        scores = apply_missing_eos_rule(scores.float(), ended, config.missing_eos, config.missing_eos_score)
-        return penalize_length(scores, lengths, config.length_limit, config.length_penalty)
-
-    @property
-    def replacement(self) -> float | None:
-        """The score of every response that ran into `max_new_tokens`; None unless `missing_eos` replaces it."""
+    def apply_eos_rule(self, scores: Tensor, rollout: Rollout) -> Tensor:
+        """Scores [B] after the rule for a missing EOS."""
         config = self.config
-        if config.missing_eos != "replace":
-            return None
-        score, longest = torch.tensor(config.missing_eos_score), torch.tensor(config.max_new_tokens)
-        return float(penalize_length(score, longest, config.length_limit, config.length_penalty))
+        return apply_missing_eos_rule(scores.float(), rollout.ended_mask, config.missing_eos, config.missing_eos_score)
 
     def metrics(self) -> dict[str, float]:
-        """The running statistics, and what length explained; docs/metrics.md defines them."""
+        """The running statistics and the length slope; docs/metrics.md defines them."""
         figures = {"reward/running_mean": self.moments.mean, "reward/running_std": self.moments.std}
         return figures | ({"reward/length_slope": self.slope} if self.config.length_adjustment else {})
 
@@ -115,10 +105,9 @@ class ScoreShaping:
         self.moments.load_state(state)
 
 
-MissingEos = Literal["replace", "lower", "keep"]
-
-
-def apply_missing_eos_rule(scores: Tensor, ended: Tensor, missing_eos: MissingEos, penalty: float) -> Tensor:
+def apply_missing_eos_rule(
+    scores: Tensor, ended: Tensor, missing_eos: Literal["replace", "lower", "keep"], penalty: float
+) -> Tensor:
     """Scores [B] after the rule for responses that did not end.
 
     A truncated response has no EOS to be scored at; summarize_from_feedback_details replaces its score by -1.
@@ -133,16 +122,6 @@ def apply_missing_eos_rule(scores: Tensor, ended: Tensor, missing_eos: MissingEo
     return torch.where(ended, scores, replacement)
 
 
-def penalize_length(scores: Tensor, lengths: Tensor, limit: int, penalty: float) -> Tensor:
-    """Scores [B] minus `penalty` for each token beyond `limit`.
-
-    Args:
-        lengths: [B] response tokens.
-        limit: tokens without a penalty.
-    """
-    return scores - penalty * (lengths - limit).clamp(min=0).to(scores.dtype)
-
-
 def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -> float:
     """Return the least-squares slope of score on response length, with a per-prompt intercept.
 
@@ -151,8 +130,8 @@ def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -
     Args:
         scores: [B], the answers to one prompt side by side.
         lengths: [B] response tokens.
-        ended: [B] True where the response ended by itself. What was cut off is left out: its score is low because it was
-            cut off, and it is among the longest.
+        ended: [B] True for complete responses. Truncated ones are left out: they are among the longest, and their score is
+            low because they are truncated.
         samples: answers to each prompt.
     """
     longer = _from_group_mean(lengths.double(), ended, samples) * ended
@@ -163,9 +142,9 @@ def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -
 def adjust_for_length(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int, slope: float) -> Tensor:
     """Scores [B] less `slope` for each token that a response is longer than its prompt's mean; arguments as `length_slope`.
 
-    The mean is that of the answers that ended, or of all answers to a prompt where none ended. Answers that were cut off
-    are adjusted too: otherwise the longest answers alone would keep what their length adds to the score. The mean score of
-    a prompt's answers that ended stays.
+    The mean is that of the complete answers, or of all answers to a prompt without one; the mean score of a prompt's
+    complete answers stays. Truncated answers are adjusted too: otherwise the longest answers alone would keep the effect of
+    their length.
     """
     weights = ended.view(-1, samples)
     weights = torch.where(weights.any(1, keepdim=True), weights, True).flatten()
@@ -180,7 +159,7 @@ def _from_group_mean(values: Tensor, chosen: Tensor, samples: int) -> Tensor:
 
 
 def combine_rewards(rewards: Tensor, rule: EnsembleRule, uncertainty_weight: float) -> Tensor:
-    """The rewards [B] of an ensemble.
+    """Combine the rewards of an ensemble into one [B] (Coste et al. 2024, arXiv 2310.02743, section 3.2).
 
     Args:
         rewards: [M, B] of M reward models, on one scale.

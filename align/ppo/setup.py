@@ -91,9 +91,9 @@ def build_actor_critic(
 ) -> ActorCritic:
     """The module that PPO trains.
 
-    With `value_start` auto, a critic of its own starts from the reward model (InstructGPT, section 3.5) if that is an
-    adapter on the policy's base, or if all weights are trained, it has the policy's architecture and it reads the policy's
-    token ids; else it starts from the policy's start, with a head that starts at 0.
+    A separate critic starts from the reward model (InstructGPT, section 3.5) if that is an adapter on the policy's base, or
+    if all weights are trained, it has the policy's architecture and it reads the policy's token ids. Otherwise it starts
+    from the initial policy, with a head that starts at 0.
 
     Args:
         mounted: reward models on the policy's base.
@@ -101,18 +101,17 @@ def build_actor_critic(
         reward: the first reward model, if that is a model of its own.
     """
     backbone, hidden_size = loaded.backbone, loaded.backbone.hidden_size
-    value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(config.estimator.learns_values)
+    value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(config.has_critic)
     critic, critic_adapter = None, None
     if config.critic == "separate" and loaded.adapter:
         assert backbone.peft is not None
-        from_reward = critic_start if config.value_start == "auto" else None
-        copy_adapter(backbone.peft, from_reward.adapter if from_reward else loaded.adapter, VALUE_ADAPTER)
+        copy_adapter(backbone.peft, critic_start.adapter if critic_start else loaded.adapter, VALUE_ADAPTER)
         critic_adapter = VALUE_ADAPTER
-        if from_reward:
-            _start_from(from_reward.head, from_reward.mean, value_head)
+        if critic_start:
+            _start_from(critic_start.head, critic_start.mean, value_head)
         backbone.peft.set_requires_grad(loaded.adapter)  # adding one adapter must not freeze the other
     elif config.critic == "separate":
-        critic = _critic_from_reward(config, loaded, reward, value_head) or copy_backbone(backbone)
+        critic = _critic_from_reward(loaded, reward, value_head) or copy_backbone(backbone)
         critic.requires_grad_(True)
     if critic is not None:
         freeze_unused_lm_head(critic)
@@ -148,11 +147,9 @@ def rate_groups(config: PPOConfig, module: ActorCritic) -> list[RateGroup]:
     ]
 
 
-def _critic_from_reward(
-    config: PPOConfig, loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead
-) -> Backbone | None:
+def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead) -> Backbone | None:
     """A copy of the reward model's backbone, and its head in `value_head`; None if values cannot start from it."""
-    if reward is None or config.value_start != "auto":
+    if reward is None:
         return None
     if not isinstance(reward.model, RewardModel):
         return None

@@ -15,7 +15,7 @@ from align.sft import SFTConfig, run_sft
 
 MODELS = ("tiny-llama", "tiny-t5")
 CASES = [f"{stage}/{model}/{rank}" for model in MODELS for rank in (0, 4) for stage in ("sft", "reward", "ppo")]
-CASES += ["reward/encoder/0", "reward/encoder/4", "streamed-sft/tiny-llama/0", "streamed-ptx/tiny-llama/4"]
+CASES += ["reward/encoder/0", "reward/encoder/4", "streamed-sft/tiny-llama/0", "ptx/tiny-llama/4"]
 SETTINGS = ("cpu2", "zero1", "zero2", "zero3", "zero3-offload")
 """Files in configs/accelerate: each whole, and what is sharded. cpu2 is DDP's on processors."""
 TOLERANCE = 1e-5
@@ -41,8 +41,8 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
         "adam_epsilon": ADAM_EPSILON,
         "micro_batch_tokens": 400,
     }
-    if stage in ("ppo", "streamed-ptx"):
-        texts = {"ptx_data": "data/demonstrations_heldout.jsonl", "ptx_stream_block": 6} if stage == "streamed-ptx" else {}
+    if stage in ("ppo", "ptx"):
+        texts = {"ptx_data": "data/demonstrations_heldout.jsonl"} if stage == "ptx" else {}
         critic = {"critic": "separate"} if rank == "0" else {}
         run_ppo(
             PPOConfig(

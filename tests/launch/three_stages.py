@@ -62,7 +62,6 @@ ppo = {
     "save_every": 1,
     "kl_target": 6.0,
     "value_learning_rate": 2e-3,
-    "value_start": "mean",
     "critic_warmup": 1,
     "normalize_scores": "scale",
 }

@@ -92,7 +92,7 @@ def test_the_language_model_loss_beside_rewards_by_hand(tiny_name, load_sharp, m
     assert float(found[0.5][1]["flops"]) > float(found[0.0][1]["flops"])
 
 
-MORE_TERMS = {"entropy_weight": 0.3, "kl_penalty": "k3", "clip_high": 0.4, "dual_clip": 1.2}
+MORE_TERMS = {"entropy_weight": 0.3, "kl_penalty": "k3", "clip_high": 0.4}
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_adaptive_kl_raises_its_coefficient_above_the_target(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path) -> None:
-    """Three updates at rest: the same texts as the starting model's; values start at the level of rewards and learn."""
+    """Three updates at rest: the same texts as the starting model's, while the values learn."""
     run_ppo(
         settings(
             "tiny-gpt2",
@@ -92,7 +92,6 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
             updates=5,
             critic_warmup=3,
             value_learning_rate=1e-2,
-            value_start="mean",
             evaluate_every=1,
             kl_target=6.0,
         )
@@ -103,7 +102,7 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
     assert len({row["validation/reward"] for row in rows[:4]}) == 1
     assert [row["learning_rate"] > 0 for row in rows[1:]] == [False, False, False, True, True]
     assert rows[1]["learning_rate/value"] == pytest.approx(1e-2 * 0.925)  # linear: the mean of 20, 19, 18, 17 of 20 parts
-    assert rows[1]["loss/value"] < 0.05  # 0.5 x 3^2 if values started at 0
+    assert rows[4]["loss/value"] < 0.5 * rows[1]["loss/value"]
     assert len({row["kl/beta"] for row in rows[1:5]}) == 1, "beta adapted to the KL of a policy that rests"
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "| update | 4 |" in card or "| update | 5 |" in card, "the starting model was kept"
@@ -114,18 +113,14 @@ def fewer_es(prompts: list[object], responses: list[str]) -> list[float]:
     return [-value for value in share_of_e([()] * len(responses), responses)]
 
 
-def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = settings("tiny-gpt2", tmp_path, evaluate_every=4, judge_patience=3, updates=60)
+def test_a_judge_chooses_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings("tiny-gpt2", tmp_path, evaluate_every=4, updates=16)
     PPOTrainer(config.model, [share_of_e], config.prompts, config, config.prompts, judge=fewer_es).train()
     rows = metrics(tmp_path)
-    assert rows[-1]["update"] < 60
     later = {row["update"]: row["validation/judge"] for row in rows if row["update"] and "validation/judge" in row}
     best = max(later, key=lambda update: (later[update], -update))
     assert f"| update | {best} |" in (tmp_path / "run" / "model" / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
-    assert "stopped: from update" in printed
     assert "chosen by the reward that it is trained on" not in printed
     sample = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
     assert sample["judge"] == -sample["reward"]
@@ -135,7 +130,7 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     "more",
     [
         {"advantages": "rloo", "kl_penalty": "k2", "kl_beta": 0.001, "entropy_weight": 0.001, "clip_high": 0.3},
-        pytest.param({"advantages": "grpo", "dual_clip": 3.0, "ema_decay": 0.5}, marks=pytest.mark.full),
+        pytest.param({"advantages": "grpo", "ema_decay": 0.5}, marks=pytest.mark.full),
         {"advantages": "reinforce++"},
     ],
     ids=lambda more: more["advantages"],

@@ -12,7 +12,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import masked_sum
 from align.ppo.algorithm import check_ratio
 from align.ppo.config import PPOConfig
-from align.ppo.experience import build_experience, engine_metrics
+from align.ppo.experience import build_experience
 from align.ppo.losses import (
     AdaptiveKL,
     KLController,
@@ -22,6 +22,7 @@ from align.ppo.losses import (
     policy_losses,
     value_losses,
 )
+from align.ppo.metrics import engine_metrics
 from tests.models.losses import minibatch_loss, role_outputs
 
 QUICK = settings(deadline=None, max_examples=40)
@@ -60,19 +61,16 @@ def test_policy_loss_by_hand(ratio, advantage, loss, decided):
         (1.5, 2.0, -2.6, True),  # -1.3 x 2
         (0.5, -2.0, 1.6, True),  # below 1 the clip is .2 as before
         (2.5, -2.0, 5.0, False),  # a bad token pushes by its ratio
-        (4.0, -2.0, 6.0, True),  # up to 3, not 4 x 2
-        (4.0, 2.0, -2.6, True),  # a good token has no such bound
-        (4.0, 0.0, 0.0, False),
+        (4.0, 2.0, -2.6, True),
     ],
 )
-def test_a_higher_clip_and_the_dual_clip_by_hand(ratio, advantage, loss, decided):
+def test_a_higher_clip_by_hand(ratio, advantage, loss, decided):
     now = doubles([math.log(ratio)]).requires_grad_()
-    found, clipped = policy_losses(now, doubles([0.0]), doubles([advantage]), 0.2, clip_high=0.3, dual_clip=3.0)
+    found, clipped = policy_losses(now, doubles([0.0]), doubles([advantage]), 0.2, clip_high=0.3)
     assert found.item() == pytest.approx(loss, abs=1e-12)
     assert clipped.item() is decided
     found.sum().backward()
-    assert (now.grad.item() == 0.0) == (decided or advantage == 0.0)
-    assert math.isfinite(now.grad.item())
+    assert (now.grad.item() == 0.0) == decided
 
 
 @pytest.mark.parametrize(
@@ -173,14 +171,6 @@ def test_rounding_does_not_count_as_clipping():
     assert torch.equal(losses, 0.5 * (values - returns) ** 2)
 
 
-def test_rounding_is_not_counted_as_clipping():
-    """0.1 + (0.3 - 0.1) is not 0.3 in float32: an unclipped value must equal itself."""
-    generator = torch.Generator().manual_seed(0)
-    old, new = (torch.randn(10_000, generator=generator) * 0.05 for _ in range(2))
-    _, clipped = value_losses(new, old, torch.zeros(10_000), 1.0)
-    assert not clipped.any()
-
-
 @pytest.mark.parametrize(
     ("device", "error", "outcome"),
     [
@@ -279,8 +269,7 @@ def test_a_horizon_far_below_the_rollout_does_not_turn_the_sign():
 @pytest.mark.parametrize(
     ("estimator", "loss", "slope"),
     [
-        # log pi - log ref = d = log 2: d; d^2 / 2; 1/2 - 1 + d. Slopes in log pi: 1; d; 1 - exp(-d) = 1/2.
-        ("k1", math.log(2), 1.0),
+        # log pi - log ref = d = log 2: d^2 / 2; 1/2 - 1 + d. Slopes in log pi: d; 1 - exp(-d) = 1/2.
         ("k2", math.log(2) ** 2 / 2, math.log(2)),
         ("k3", math.log(2) - 0.5, 0.5),
     ],
@@ -293,8 +282,8 @@ def test_kl_in_the_loss_by_hand(estimator, loss, slope):
     assert log_probs.grad.item() == pytest.approx(slope, abs=1e-12)
 
 
-def test_in_expectation_k2_pulls_back_and_k1_does_not_pull_at_all():
-    """Over all tokens of a small vocabulary, weighted by the policy: the exact gradient of the KL is that of k2."""
+def test_in_expectation_k2_has_the_gradient_of_the_kl_and_k3_of_the_reverse_kl():
+    """Over all tokens of a small vocabulary, weighted by the policy."""
     logits = torch.tensor([0.3, -1.0, 0.9, 0.0], dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.tensor([1.0, 0.5, -0.5, 0.2], dtype=torch.float64), 0)
 
@@ -306,7 +295,6 @@ def test_in_expectation_k2_pulls_back_and_k1_does_not_pull_at_all():
     log_probs = torch.log_softmax(logits, 0)
     (exact,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits)
     torch.testing.assert_close(gradient("k2"), exact)
-    assert gradient("k1").abs().max() < 1e-12
     (other_way,) = torch.autograd.grad((reference.exp() * (reference - torch.log_softmax(logits, 0))).sum(), logits)
     torch.testing.assert_close(gradient("k3"), other_way)
 

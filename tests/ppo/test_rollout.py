@@ -122,7 +122,7 @@ def test_a_shaped_rollout_by_hand():
         entropy=torch.zeros(2, 2),
     )
     cut = rollout([2, 1], [True, False])
-    scores = ScoreShaping(settled).apply_rules(torch.tensor([3.0, 9.0]), cut)
+    scores = ScoreShaping(settled).apply_eos_rule(torch.tensor([3.0, 9.0]), cut)
     experience = build_experience(settled, cut, scores, roles, beta=0.1)
     assert experience.scores.tolist() == [3.0, -1.0]  # the second did not end
     # Rewards: row 1 -.1 x 1 = -.1, then 3; row 2 -.1 x (-1) - 1 = -.9. With lambda 1 returns are what is still to come.

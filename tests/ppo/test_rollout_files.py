@@ -70,7 +70,6 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path) -> None:
         updates=4,
         rollout_size=6,
         rollout_updates=2,
-        rollout_rows=4,
         kl_beta=0.1,
         reward_functions=["align.ppo.toy_rewards:share_of_e=2", "align.ppo.toy_rewards:brevity"],
     )
@@ -82,7 +81,7 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path) -> None:
     assert 0 < metrics[4]["time/record"] < 1
     for update, path in files.items():
         rows = read_rollout(path)
-        assert [(each.update, each.row) for each in rows] == [(update, number) for number in range(4)]
+        assert [(each.update, each.row) for each in rows] == [(update, number) for number in range(6)]
         for each in rows:
             assert len(each.ids) == len(each.tokens) == len(each.kl) == len(each.advantages) <= 12
             assert each.reward == pytest.approx(sum(each.parts.values()), abs=1e-6)

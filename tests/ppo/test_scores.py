@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from align.ppo.advantages import shape_rewards
 from align.ppo.config import PPOConfig
+from align.ppo.experience import estimate_advantages
 from align.ppo.rollout import Rollout
 from align.ppo.scores import RunningMoments, ScoreShaping, adjust_for_length, combine_rewards, disagreement, length_slope
 from align.tokenization.encoded import EncodedPrompt
@@ -66,12 +67,12 @@ def test_statistics_go_on_over_rollouts():
     assert shaping.metrics() == pytest.approx({"reward/running_mean": 4.0, "reward/running_std": 2.9439203})
 
 
-def test_rules_hold_for_both_and_come_after_normalizing():
-    config = PPOConfig(normalize_scores="scale", missing_eos="replace", length_limit=2, length_penalty=0.5)
+def test_the_eos_rule_holds_for_both_and_comes_after_normalizing():
+    config = PPOConfig(normalize_scores="scale", missing_eos="replace")
     scores = ScoreShaping(config).shape(torch.tensor([2.0, 6.0]), rollout([5, 2], [True, False]))
-    # Standard deviation 2; the first is 3 tokens too long, the second did not end.
-    assert scores.learned.tolist() == pytest.approx([1.0 - 1.5, -1.0])
-    assert scores.reported.tolist() == pytest.approx([2.0 - 1.5, -1.0])
+    # Standard deviation 2; the second did not end.
+    assert scores.learned.tolist() == pytest.approx([1.0, -1.0])
+    assert scores.reported.tolist() == pytest.approx([2.0, -1.0])
 
 
 def test_what_length_explains_is_taken_out_by_hand():
@@ -88,7 +89,7 @@ def test_what_length_explains_is_taken_out_by_hand():
         assert shaped.learned.tolist() == pytest.approx(learned)
         assert shaped.reported.tolist() == scores.tolist()
         assert shaping.metrics()["reward/length_slope"] == pytest.approx(-0.5)
-        assert shaping.apply_rules(scores, answers).tolist() == scores.tolist()  # evaluations compare what was scored
+        assert shaping.apply_eos_rule(scores, answers).tolist() == scores.tolist()  # evaluations compare what was scored
 
 
 @settings(deadline=None, max_examples=40)
@@ -146,7 +147,7 @@ def test_a_reward_for_being_brief_pushes_by_the_rest_of_its_share(share, push):
     )
     learned = ScoreShaping(config).shape(5.0 - answers.lengths.float(), answers).learned
     rewards = shape_rewards(learned, torch.zeros(4, 4), torch.zeros(4, 4), answers.lengths, 0.0)
-    advantages = config.estimator(rewards, torch.zeros(4, 4), answers.lengths).advantages
+    advantages, _ = estimate_advantages(config, rewards, torch.zeros(4, 4), answers.lengths)
     assert advantages[:, 0].tolist() == pytest.approx([push, -push] * 2, abs=1e-6)
 
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.roles import LanguageModel, RewardModel
-from align.ppo.metrics import RoleFlopsProfiles, update_flops
+from align.ppo.metrics import RoleFlopsProfiles, phase_flops
 from align.runtime.flops import (
     PEAKS,
     FlopsProfile,
@@ -62,9 +62,10 @@ def test_an_update_is_the_sum_of_its_roles():
         sampling_flops(DECODER, p, r) + 2 * forward_flops(DECODER, p, r, sum(r)) + 4 * training_flops(DECODER, p, r, sum(r))
         for p, r in work
     ]
-    assert update_flops(shared, work, 4) == sum(parts)
+    assert sum(phase_flops(shared, work, 4).values()) == sum(parts)
     more = [forward_flops(PAIR, p, r) + 4 * training_flops(PAIR, p, r) + forward_flops(DECODER, p, r) for p, r in work]
-    assert update_flops(RoleFlopsProfiles(DECODER, DECODER, PAIR, (DECODER,)), work, 4) == sum(parts) + sum(more)
+    separate = RoleFlopsProfiles(DECODER, DECODER, PAIR, (DECODER,))
+    assert sum(phase_flops(separate, work, 4).values()) == sum(parts) + sum(more)
 
 
 PROMPT, RESPONSE = 20, 12

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from accelerate import Accelerator
-
 from align.batches.encoding import Limits, encode_prompts, encode_rankings
 from align.batches.micro_batches import prompt_groups
 from align.batches.mixtures import encode_mixture
@@ -149,7 +147,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     work = [group for update in groups for group in update]
     phases = {name: flops * config.updates / counted for name, flops in phase_flops(profiles, work, config.epochs).items()}
     if config.ptx_data:
-        ptx = PtxLoss(config, loaded, Accelerator(cpu=True))
+        ptx = PtxLoss(config, loaded)
         mean = sum(map(ptx.flops, ptx.draw(DRAWN_EXAMPLES, (0,)))) / DRAWN_EXAMPLES
         phases["ptx"] = mean * config.ptx_per_response * config.rollout_size * config.epochs * config.updates
     rollouts = {"sampling": [config.rollout_size] * config.updates}
