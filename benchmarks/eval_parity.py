@@ -18,11 +18,9 @@ from typing import Any
 import torch
 
 from align.builtin.zoo import resolve_model
-from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models
+from align.eval.core.answers import EvaluatedModel, open_accelerator, open_models
 from align.eval.core.settings import take_evenly
-from align.eval.truthfulness.multiple_choice import multiple_choice
-from align.eval.truthfulness.prompts import QuestionFormat
-from align.eval.truthfulness.questions import Question, read_questions
+from align.eval.truthfulness.questions import Question, QuestionFormat, multiple_choice, read_questions
 from align.eval.truthfulness.task import TruthfulnessConfig, score_choices
 
 SIDE = Path(__file__).with_name("lm_eval_side.py")

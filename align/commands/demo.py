@@ -20,9 +20,8 @@ from align.core.statistics import difference_interval, mean_interval, share_inte
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.all import AllConfig, run_all
-from align.eval.instructions.constraints import Constraint
+from align.eval.instructions import Constraint
 from align.eval.report import summary_table, write_report
-from align.eval.reward.curves import kl_bound
 from align.eval.reward.policy_comparison import (
     PolicyComparison,
     PolicyResponses,
@@ -30,6 +29,7 @@ from align.eval.reward.policy_comparison import (
     compare_policies,
     judged_win_rates,
 )
+from align.eval.reward.task import kl_bound
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import LoadedReward, load_reward_model

@@ -10,8 +10,8 @@ TASKS = {
     ),
     "train-judge": Stage(
         "train a judge of answers: is an answer true, is it informative",
-        "align.eval.judging.train_judge:JudgeConfig",
-        "align.eval.judging.train_judge:run_train_judge",
+        "align.eval.truthfulness.train_judge:JudgeConfig",
+        "align.eval.truthfulness.train_judge:run_train_judge",
     ),
     "toxicity": Stage(
         "toxicity of continuations, as RealToxicityPrompts measures it",
@@ -20,13 +20,13 @@ TASKS = {
     ),
     "instructions": Stage(
         "how many answers obey a constraint that a program can check",
-        "align.eval.instructions.task:InstructionsConfig",
-        "align.eval.instructions.task:run_instructions",
+        "align.eval.instructions:InstructionsConfig",
+        "align.eval.instructions:run_instructions",
     ),
     "rules": Stage(
         "how often each rule is broken, as judged by a rule model, a function or rubrics",
-        "align.eval.rules.task:RulesConfig",
-        "align.eval.rules.task:run_rules",
+        "align.eval.rules:RulesConfig",
+        "align.eval.rules:run_rules",
     ),
     "verdicts": Stage(
         "people's verdicts: violations of rules, claims and sources, authorship, ratings and flags",
@@ -35,22 +35,22 @@ TASKS = {
     ),
     "bias": Stage(
         "which gender a model expects in an occupation, and how it speaks of groups",
-        "align.eval.bias.task:BiasConfig",
-        "align.eval.bias.task:run_bias",
+        "align.eval.bias:BiasConfig",
+        "align.eval.bias:run_bias",
     ),
     "tax": Stage(
         "what was lost by alignment: lm-eval's tasks before and after",
-        "align.eval.tax.task:TaxConfig",
-        "align.eval.tax.task:run_tax",
+        "align.eval.tax:TaxConfig",
+        "align.eval.tax:run_tax",
     ),
     "winrate": Stage(
         "which model wins, by blind comparisons, a reward model or a judge",
-        "align.eval.winrate.settings:WinrateConfig",
+        "align.eval.winrate.task:WinrateConfig",
         "align.eval.winrate.task:run_winrate",
     ),
     "reward": Stage(
         "a reward model on preferences, best-of-n curves, and reward against KL",
-        "align.eval.reward.settings:RewardEvalConfig",
+        "align.eval.reward.task:RewardEvalConfig",
         "align.eval.reward.task:run_reward_eval",
     ),
     "all": Stage(

@@ -3,7 +3,9 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +21,6 @@ TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
 """HTTP status codes after which another attempt may succeed."""
 RESUME_HINT = "completed results are saved; run the same command again to continue"
 """The end of an error after which nothing has to be computed twice."""
-
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every attempt; the last one is raised
 
 
@@ -151,3 +152,29 @@ def _cause(error: Exception) -> str:
     """The root cause of an error of urllib3, in one line."""
     cause = error.__cause__ or error
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+def request_verdicts(
+    config: EndpointConfig, questions: Sequence[str], probabilities: Mapping[str, float], pause: float = 1.0
+) -> list[float]:
+    """Ask each question separately and return the probability that its verdict maps to.
+
+    Args:
+        probabilities: by the words that may follow `VERDICT:`, in capitals; an answer's last verdict counts.
+        pause: seconds before the first retry.
+
+    Raises:
+        UserError: if the service does not answer, or an answer contains no verdict.
+    """
+    verdict = re.compile(rf"VERDICT:?\W*({'|'.join(probabilities)})\b", re.IGNORECASE)
+
+    def ask(question: str) -> float:
+        choice = chat_completion(config, question, pause)
+        text = str((choice.get("message") or {}).get("content"))
+        named = verdict.findall(text)
+        if not named:
+            raise UserError(f"{chat_address(config)}: no verdict in the answer {text[-80:]!r}; {RESUME_HINT}")
+        return probabilities[named[-1].upper()]
+
+    with ThreadPoolExecutor(config.endpoint_parallel) as pool:
+        return list(pool.map(ask, questions))

@@ -10,7 +10,7 @@ import pytest
 
 from align.data.readers import read_records
 from align.data.records import Prompt, Ranking
-from align.eval.instructions.constraints import Constraint
+from align.eval.instructions import Constraint
 
 DATA = Path(__file__).parents[2] / "data"
 FILES = {"prompts": 420, "prompts_round2": 210, "prompts_heldout": 120, "prompts_validation": 48}

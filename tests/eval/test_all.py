@@ -10,7 +10,7 @@ from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.eval.all import AllConfig, run_all, task_arguments
 from align.eval.core.results import Evaluation, Figure, figure_tables
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.task import RewardEvalConfig
 from align.eval.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from align.eval.core.results import read_evaluations
-from align.eval.reward.settings import RewardEvalConfig
-from align.eval.reward.task import run_reward_eval
+from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.eval.toxicity.task import ToxicityConfig, run_toxicity
 from align.eval.truthfulness.task import TruthfulnessConfig, run_truthfulness
 from tests.launch.launcher import launch_in_turn

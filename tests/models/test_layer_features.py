@@ -9,8 +9,8 @@ from accelerate import Accelerator
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
-from align.eval.judging.answer_judge import load_judge
-from align.eval.judging.train_judge import JudgeConfig, run_train_judge
+from align.eval.truthfulness.judge import load_judge
+from align.eval.truthfulness.train_judge import JudgeConfig, run_train_judge
 from align.models.backbone import wrap
 from align.models.backbone.layers import LayerFeatures
 from align.models.loading import load

@@ -15,8 +15,7 @@ from trl import RewardTrainer
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
-from align.eval.reward.settings import RewardEvalConfig
-from align.eval.reward.task import run_reward_eval
+from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.models.checkpoint import weights_of
 from align.models.loading import load
 from align.models.roles import RewardModel, ScalarHead

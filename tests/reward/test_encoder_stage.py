@@ -11,9 +11,8 @@ from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align.core.errors import UserError
-from align.eval.judging.answer_judge import load_judge
-from align.eval.judging.labeled_answers import read_labeled_answers, split_by_question
-from align.eval.judging.train_judge import JudgeConfig, held_out_figures, run_train_judge
+from align.eval.truthfulness.judge import load_judge, read_labeled_answers, split_by_question
+from align.eval.truthfulness.train_judge import JudgeConfig, held_out_figures, run_train_judge
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft

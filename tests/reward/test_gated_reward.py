@@ -9,8 +9,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 
 from align.core.errors import UserError
-from align.eval.reward.settings import RewardEvalConfig
-from align.eval.reward.task import run_reward_eval
+from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.models.backbone.gated import last_place
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model

@@ -28,7 +28,6 @@ EVALUATIONS_FOLDER = "eval"
 """The subfolder in which a run keeps the results of `align eval`."""
 MAX_UPDATES = 6
 """Updates whose rollouts are read, evenly spread over those that were written."""
-
 Parsed = TypeVar("Parsed")
 Container = TypeVar("Container", list[Any], dict[str, Any])
 

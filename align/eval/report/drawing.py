@@ -20,13 +20,10 @@ from align.eval.report.data import Series, StageRun
 INK, GRID, BLUE, ORANGE, GREEN, VIOLET = "#1a2129", "#c9d1d9", "#1d5fa8", "#b4500f", "#1c7a45", "#7a3fb3"
 THEME = {INK: "--ink", GRID: "--line", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", VIOLET: "--violet"}
 """Colors that the page replaces by its own, so that a plot follows the reader's light or dark theme."""
-
 COLORS = (BLUE, ORANGE, GREEN, VIOLET, INK)
 """Colors of the lines of a plot, in their order."""
-
 WIDTH = 4.2
 """Inches. Small on purpose: at a phone's width the 9-point labels then appear at about their own size."""
-
 MAX_POINTS = 300
 """Points of a line; a longer one is averaged."""
 MAX_TABLE_ROWS = 60

@@ -20,7 +20,6 @@ from align.reward.rankings import ScoredRanking, ranking_metrics
 
 Rating = Literal["good", "bad", "note"]
 """`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
-
 REWARD_MODEL_TASKS = ("reward", "rewardbench", "rewardbench-2")
 """Tasks whose models are reward models side by side, not a start and what was trained from it."""
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.eval.core.evaluated_models import short_names
+from align.eval.core.answers import short_names
 from align.eval.core.results import Evaluation, figure_tables, notes
 from align.eval.report.comparisons import pair_samples
 from align.eval.report.data import (

@@ -43,7 +43,6 @@ MAX_DOTS = 1500
 """Responses on the plot of reward against length."""
 MAX_UPDATE_LABELS = 14
 """Labels of updates on the plot of reward against KL: a label for each of many points would cover them."""
-
 LOSS = Chart(
     "loss",
     "SFT loss",

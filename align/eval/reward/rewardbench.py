@@ -5,24 +5,16 @@ ties as in `rewardbench/constants.py` and `rewardbench/utils.py` of allenai/rewa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.data.fields import field_error, required_field
 from align.data.records import Conversation, Prompt
 from align.data.sources import iter_rows
-from align.eval.core.fingerprints import fingerprint
-from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json, share_figure
-from align.eval.core.rows import parse_rows
-from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
-from align.reward.scoring import RewardModelScorer
-from align.tokenization.encoded import SampledResponse
+from align.eval.core.settings import parse_rows
 
 SECTIONS = {
     "Chat": {
@@ -148,56 +140,3 @@ def ties_score(rows: Sequence[tuple[str, int, Sequence[float]]]) -> float:
         margin = np.nan_to_num(np.tanh(least / within - 1), nan=0.0)
     parts = (0.2 * np.mean(above > within), 0.2 * np.mean(least > within), 0.01 * np.mean(margin))
     return float(0.3 * right["tied"] + 0.3 * right["ref"] + sum(parts))
-
-
-def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
-    """The scores of a reward model on the benchmark, by subset, by section and over all."""
-    rows = read_benchmark(config.benchmark, config.benchmark_split)
-    rewards = _score(config, model, accelerator, rows)
-    is_pair, by = rows[0].is_pair, model.scorer
-    figures, subsets = [], {}
-    for subset in sorted({row.subset for row in rows}):
-        chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
-        if not is_pair and subset.lower() == TIES:
-            score = ties_score([(row.id, row.good, found) for row, found in chosen])
-            figures.append(Figure(subset, score, None, None, len(chosen), by, "", "higher"))
-            subsets[subset] = score
-            continue
-        results = [good_response_wins(found, is_pair) for _, found in chosen]
-        figures.append(share_figure(subset, results, by, better="higher"))
-        subsets[subset] = float(np.mean(results))
-    parts = section_scores(subsets) if is_pair else subsets
-    if is_pair:
-        figures += [
-            Figure(section, score, None, None, len(rows), by, "a section", "higher") for section, score in parts.items()
-        ]
-    if parts:
-        note = f"mean of {len(parts)} {'sections' if is_pair else 'subsets'}"
-        figures.append(Figure("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note, "higher"))
-    name = "rewardbench" if is_pair else "rewardbench-2"
-    return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, {})
-
-
-def _score(
-    config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator, rows: Sequence[BenchmarkRow]
-) -> list[list[float]]:
-    """The rewards of each row's responses; stored in `OUTPUT/rewardbench-<name>.jsonl`."""
-    tokenization = model.reward.loaded.tokenization
-    scorer = RewardModelScorer.from_loaded(model.reward, tokenization, accelerator, config.batch_tokens)
-
-    def score_chunk(chunk: list[BenchmarkRow]) -> list[Json]:
-        flat: list[SampledResponse] = []
-        for row in chunk:
-            prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
-            texts = zip(responses, row.responses, strict=True)
-            flat += [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
-        found = iter(scorer(flat))
-        return [{"rewards": [next(found) for _ in row.responses]} for row in chunk]
-
-    settings = {name: getattr(config, name) for name in ("dtype", "chat_template", "benchmark")}
-    settings["reward_sha256"] = model.fingerprint
-    settings["benchmark_sha256"] = fingerprint(config.benchmark)
-    stored = ResultStore(Path(config.output) / f"rewardbench-{model.name}.jsonl", settings, accelerator)
-    items = {f"{number}:{row.id}": row for number, row in enumerate(rows, 1)}
-    content = stored.fill(items, score_chunk, content=lambda row: [list(row.prompt), list(row.responses)])
-    return [row["rewards"] for row in content]

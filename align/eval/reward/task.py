@@ -3,13 +3,135 @@
 A second reward model, called gold, shows over-optimization: answers that the first one prefers and the second does not.
 """
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from math import comb, log
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from accelerate import Accelerator
+
+from align.batches.encoding import Limits, encode_rankings
+from align.batches.micro_batches import map_rows
+from align.builtin.zoo import resolve_model
+from align.core.errors import UserError
+from align.core.files import numbered_paths
 from align.core.launch import run_stage
-from align.eval.core.evaluated_models import open_accelerator, open_models
-from align.eval.core.results import Evaluation, publish
-from align.eval.reward.curves import best_of_n, frontier
-from align.eval.reward.preferences import evaluate_on_preferences
-from align.eval.reward.rewardbench import evaluate_on_benchmark
-from align.eval.reward.settings import RewardEvalConfig, open_reward_models
+from align.core.settings import ModelConfig, option, require_setting
+from align.core.statistics import (
+    correlation,
+    difference_interval,
+    kendall_tau,
+    pair_calibration,
+    pair_calibration_error,
+    percentiles,
+    resample,
+)
+from align.eval.core.answers import (
+    EvaluatedModel,
+    answer_settings,
+    open_accelerator,
+    open_models,
+    sample_answers,
+    score_answers,
+    short_names,
+)
+from align.eval.core.results import (
+    Evaluation,
+    Figure,
+    Json,
+    ResultStore,
+    fingerprint,
+    format_figure,
+    mean_figure,
+    publish,
+    share_figure,
+)
+from align.eval.core.settings import AnsweringTaskConfig
+from align.eval.reward.policy_comparison import response_kl
+from align.eval.reward.rewardbench import TIES, BenchmarkRow, good_response_wins, read_benchmark, section_scores, ties_score
+from align.models.loading import LoadedModel, load
+from align.reward.checkpoint import LoadedReward, load_reward_model
+from align.reward.rankings import ScoredRanking, group_sizes, pairs_and_differences, ranking_metrics, reward_rankings
+from align.reward.scoring import RewardModelScorer
+from align.runtime.distributed import compute_dtype
+from align.runtime.sharding import place_frozen_model
+from align.tokenization.encoded import EncodedRanking, SampledResponse
+
+
+@dataclass(frozen=True)
+class NamedRewardModel:
+    """A reward model with its short name and its fingerprint.
+
+    Attributes:
+        role: `reward` for the proxy, `gold` for the gold model; the name of its figures on curves.
+    """
+
+    name: str
+    fingerprint: str
+    role: str
+    reward: LoadedReward
+
+    @property
+    def scorer(self) -> str:
+        """The scorer's name in results."""
+        return f"reward model {self.name} {self.fingerprint}"
+
+
+@dataclass(kw_only=True)
+class RewardEvalConfig(AnsweringTaskConfig):
+    """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
+
+    reward_model: str = option(
+        "", "reward model to evaluate, which also chooses among answers: a folder or a run", required=True
+    )
+    gold_model: str = option("", "a second reward model, which is evaluated too but chooses nothing; empty: none")
+    preferences: str = option("data/rankings_heldout.jsonl", "rankings or pairs that neither was trained on; empty: none")
+    max_response_tokens: int = option(1024, "longest response among the preferences, in tokens", gt=0)
+    benchmark: str = option("", "RewardBench or RewardBench 2, scored as they are: file, folder or hub name; empty: neither")
+    benchmark_split: str = option("test", "split of a folder or hub name: RewardBench calls it filtered, RewardBench 2 test")
+    samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
+    frontier: str = option("", "folder of a PPO run with keep_policies: reward against KL over its policies; empty: none")
+
+    @property
+    def data_sources(self) -> dict[str, str]:
+        prompts = self.prompts if self.models or self.frontier else ""
+        sources = {"preferences": self.preferences, "benchmark": self.benchmark, "prompts": prompts}
+        return {kind: source for kind, source in sources.items() if source}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "gold_model", self.gold_model != self.reward_model, "another model than reward_model")
+        given = bool(self.preferences or self.models or self.frontier or self.benchmark)
+        require_setting(self, "preferences", given, "given, unless models, frontier or benchmark are")
+
+
+def frontier(
+    config: RewardEvalConfig, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
+) -> list[Evaluation]:
+    """Reward, gold reward and KL to the start of every policy that a PPO run kept, and of the start itself."""
+    policies, start = policies_of(config.frontier)
+    start_settings = ModelConfig(model=start, chat_template=config.chat_template, dtype=config.dtype)
+    reference = load(start_settings, compute_dtype(config.dtype))
+    reference.backbone.to(accelerator.device).eval().requires_grad_(False)
+    evaluations = []
+    for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
+        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
+        kl = kl_to_start(config, evaluated, reference, answers, accelerator)
+        figures = [mean_figure("KL", kl, config.resamples, note="nats per response")]
+        for model, values in zip(reward_models, rewards, strict=True):
+            rewards_of_model = values[:, 0].tolist()
+            figures.append(mean_figure(model.role, rewards_of_model, config.resamples, model.scorer, better="higher"))
+        settings = asdict(config) | {"weights": evaluated.fingerprint}
+        evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
+    curve = [
+        {"policy": evaluation.model} | {figure.name: format_figure(figure.value or 0.0) for figure in evaluation.figures}
+        for evaluation in evaluations
+    ]
+    return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]
 
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
@@ -32,6 +154,285 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     if config.frontier:
         evaluations += frontier(config, reward_models, accelerator)
     return publish(config, evaluations, accelerator)
+
+
+def open_reward_models(config: RewardEvalConfig) -> list[NamedRewardModel]:
+    """The proxy and, where there is one, the gold model.
+
+    Raises:
+        UserError: if one of them cannot be loaded.
+    """
+    models = [config.reward_model, *([config.gold_model] if config.gold_model else [])]
+    folders = [str(resolve_model(model)) for model in models]
+    return [
+        NamedRewardModel(name, fingerprint(folder), role, load_reward_model(folder, config.dtype, config.chat_template))
+        for name, folder, role in zip(short_names(models), folders, ("reward", "gold"), strict=False)
+    ]
+
+
+Interval = tuple[float | None, float | None]
+CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"
+
+
+def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
+    """Accuracy, calibration and order of a reward model on rankings, over all of them and by category."""
+    rankings = score_rankings(config, model, accelerator)
+    total = ranking_metrics(rankings)
+    taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
+    tau = float(np.mean(taus)), *difference_interval(taus)
+    pairs, low, high = int(total["pairs"]), total["accuracy/low"], total["accuracy/high"]
+    responses = sum(len(item.rewards) for item in rankings)
+    intervals = calibration_and_length_intervals(rankings, config.resamples)
+    length, by = total["length_correlation"], model.scorer
+    calibration = total["calibration_error"], *intervals["calibration"]
+    figures = [
+        Figure("accuracy", total["accuracy"], low, high, pairs, by, "share of pairs in the labelers' order", "higher"),
+        Figure("Kendall's tau", *tau, len(taus), by, "", "higher"),
+        Figure("calibration error", *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
+        Figure("length correlation", length, *intervals["length"], responses, by),
+    ]
+    _, differences = pairs_and_differences(rankings)
+    reliability = [
+        {"stated": round(stated, 4), "right": round(right, 4), "pairs": count}
+        for stated, right, count in pair_calibration(differences)
+    ]
+    tables = {"by category": category_rows(rankings), "calibration": reliability}
+    return Evaluation("reward", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, tables)
+
+
+def calibration_and_length_intervals(rankings: Sequence[ScoredRanking], resamples: int) -> dict[str, Interval]:
+    """Bootstrap intervals of the `calibration` error and the `length` correlation; whole rankings are resampled.
+
+    A single ranking has no interval, and neither has a correlation where rewards or lengths do not vary.
+    """
+    rewards, lengths = (
+        [torch.tensor(getattr(item, name), dtype=torch.float64) for item in rankings] for name in ("rewards", "lengths")
+    )
+    differences = [pairs_and_differences([item])[1] for item in rankings]
+
+    def measure_resample(drawn: np.ndarray) -> tuple[float, float]:
+        columns = (torch.cat([values[number] for number in drawn]) for values in (differences, rewards, lengths))
+        difference, reward, length = columns
+        return pair_calibration_error(difference), correlation(reward, length)
+
+    def measure_resamples(rows: np.ndarray) -> np.ndarray:
+        return np.array([measure_resample(row) for row in rows])
+
+    low, high = percentiles(resample(measure_resamples, len(rankings), resamples))
+    found: dict[str, Interval] = {
+        name: (float(low[i]), float(high[i])) if high[i] > low[i] else (None, None)
+        for i, name in enumerate(("calibration", "length"))
+    }
+    return found
+
+
+def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
+    """A row for each category among the rankings."""
+    metrics = {"accuracy": "accuracy", "low": "accuracy/low", "high": "accuracy/high", "Kendall's tau": "kendall_tau"}
+    metrics["calibration error"] = "calibration_error"
+    rows = []
+    for category in sorted({item.category or "none" for item in rankings}):
+        total = ranking_metrics([item for item in rankings if (item.category or "none") == category])
+        figures = {column: round(total[metric], 4) for column, metric in metrics.items()}
+        rows.append({"category": category, "pairs": int(total["pairs"]), **figures})
+    return rows
+
+
+def score_rankings(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> list[ScoredRanking]:
+    """The reward of every response among the preferences; stored in `OUTPUT/reward-<name>.jsonl`."""
+    loaded = model.reward.loaded
+    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
+    whole_turns = model.reward.reads_whole_turns
+    rankings = encode_rankings(config.preferences, loaded, limits, config.skip_bad_rows, whole_turns)
+    module = place_frozen_model(model.reward.model, accelerator)
+
+    @torch.no_grad()
+    def score_chunk(chunk: list[EncodedRanking]) -> list[Json]:
+        def score_rows(rows: list[int]) -> list[list[float]]:
+            batch = [chunk[row] for row in rows]
+            flat = iter((reward_rankings(module, batch, accelerator.device) - model.reward.mean).tolist())
+            return [[next(flat) for _ in item.responses] for item in batch]
+
+        costs = group_sizes(loaded.backbone, chunk)
+        return [{"rewards": rewards} for rewards in map_rows(costs, config.batch_tokens, accelerator, score_rows)]
+
+    names = ("dtype", "chat_template", "preferences", "max_prompt_tokens", "max_response_tokens", "overlong")
+    settings = {name: getattr(config, name) for name in names} | {"reward_sha256": model.fingerprint}
+    settings["preferences_sha256"] = fingerprint(config.preferences)
+    stored = ResultStore(Path(config.output) / f"reward-{model.name}.jsonl", settings, accelerator)
+    numbered = {str(number): item for number, item in enumerate(rankings, 1)}
+    rows = stored.fill(numbered, score_chunk, content=lambda item: [item.prompt, item.responses])
+    return [
+        ScoredRanking(tuple(item.ranks), tuple(row["rewards"]), tuple(map(len, item.responses)), item.category)
+        for item, row in zip(rankings, rows, strict=True)
+    ]
+
+
+def rewarded_answers(
+    config: RewardEvalConfig,
+    task: str,
+    evaluated: EvaluatedModel,
+    reward_models: Sequence[NamedRewardModel],
+    accelerator: Accelerator,
+    samples: int,
+) -> tuple[dict[str, list[SampledResponse]], list[np.ndarray]]:
+    """A model's answers by the prompt's number, and their rewards [prompts, samples] by each reward model."""
+    answers = sample_answers(config, task, evaluated, accelerator, samples)
+    rewards = []
+    for model in reward_models:
+        scorer = RewardModelScorer.from_loaded(model.reward, evaluated.loaded.tokenization, accelerator, config.batch_tokens)
+        settings = answer_settings(config) | {
+            "weights": evaluated.fingerprint,
+            "copies": samples,
+            "reward_sha256": model.fingerprint,
+        }
+        path = Path(config.output) / f"{task}-{evaluated.name}-by-{model.name}.jsonl"
+        rewards.append(np.array(list(score_answers(path, settings, scorer, answers, accelerator).values())))
+    return answers, rewards
+
+
+def best_of_n(
+    config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
+) -> Evaluation:
+    """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
+    _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, accelerator, config.samples)
+    proxy_rewards, curve, figures = rewards[0], [], []
+    for n in sizes_on_curve(config.samples):
+        row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
+        for model, values in zip(reward_models, rewards, strict=True):
+            best = [expected_best(proxy_rewards[i], values[i], n) for i in range(len(values))]
+            note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
+            name, role = f"{model.role}, best of {n}", model.role
+            figure = mean_figure(name, best, config.resamples, model.scorer, note, better="higher")
+            figures.append(figure)
+            ends = {role: figure.value, f"{role} low": figure.low, f"{role} high": figure.high}
+            row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
+        curve.append(row)
+    figures.sort(key=lambda figure: figure.name.startswith("gold"))  # the proxy's curve first, then the gold model's
+    settings = asdict(config) | {"weights": evaluated.fingerprint}
+    return Evaluation("best-of-n", evaluated.name, settings, figures, {"curve": curve})
+
+
+def policies_of(run: str) -> tuple[list[str], str]:
+    """The folders of the policies that a PPO run kept, in the order of updates, and the model that it started from.
+
+    Raises:
+        UserError: if the folder is not such a run.
+    """
+    folder = Path(run)
+    policies = [str(path) for path in numbered_paths(folder / "policies", "update-").values()]
+    if not policies:
+        raise UserError(f"frontier {run}: no policies/ in it; train with keep_policies")
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        return policies, str(settings["model"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'config.yaml'}: not the settings of a PPO run") from error
+
+
+def kl_to_start(
+    config: RewardEvalConfig,
+    evaluated: EvaluatedModel,
+    reference: LoadedModel,
+    answers: dict[str, list[SampledResponse]],
+    accelerator: Accelerator,
+) -> list[float]:
+    """KL of each prompt's first answer from the model that PPO started from."""
+    first_answers = [samples[0] for samples in answers.values()]
+    contexts, ids = [answer.prompt_ids for answer in first_answers], [answer.ids for answer in first_answers]
+    return response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
+
+
+# -------------------------------------------------------------------------------------------- best of n in closed form
+
+
+def kl_bound(n: int) -> float:
+    """Upper bound on the KL between the best of n and a single answer, in nats: log n - (n - 1) / n.
+
+    Stated by Stiennon et al. 2020 (appendix G.3) as the KL; Beirami et al. 2024 show that it is an upper bound.
+    """
+    return log(n) - (n - 1) / n
+
+
+@cache
+def _best_probabilities(samples: int, n: int) -> tuple[float, ...]:
+    """For each of the samples, in ascending order, the probability of being the largest of n drawn without replacement."""
+    return tuple(comb(rank, n - 1) / comb(samples, n) for rank in range(samples))
+
+
+def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
+    """Expected value of the answer that has the highest reward of n, from N >= n answers; unbiased.
+
+    It is the mean over all subsets of n of the N answers, in closed form by order statistics. Answers of equal reward
+    share their probabilities.
+
+    Args:
+        rewards: [N] the rewards by which the answer is chosen.
+        values: [N] what is averaged over the chosen answers: the same rewards, or another model's.
+    """
+    order = np.argsort(rewards, kind="stable")
+    probabilities = np.array(_best_probabilities(len(rewards), n))
+    _, group = np.unique(rewards[order], return_inverse=True)
+    shared = np.bincount(group, probabilities) / np.bincount(group)
+    return float(shared[group] @ values[order])
+
+
+def sizes_on_curve(samples: int) -> list[int]:
+    """The n of a best-of-n curve: the powers of two up to `samples`, and `samples` itself."""
+    return sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples})
+
+
+def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
+    """The scores of a reward model on the benchmark, by subset, by section and over all."""
+    rows = read_benchmark(config.benchmark, config.benchmark_split)
+    rewards = _score(config, model, accelerator, rows)
+    is_pair, by = rows[0].is_pair, model.scorer
+    figures, subsets = [], {}
+    for subset in sorted({row.subset for row in rows}):
+        chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
+        if not is_pair and subset.lower() == TIES:
+            score = ties_score([(row.id, row.good, found) for row, found in chosen])
+            figures.append(Figure(subset, score, None, None, len(chosen), by, "", "higher"))
+            subsets[subset] = score
+            continue
+        results = [good_response_wins(found, is_pair) for _, found in chosen]
+        figures.append(share_figure(subset, results, by, better="higher"))
+        subsets[subset] = float(np.mean(results))
+    parts = section_scores(subsets) if is_pair else subsets
+    if is_pair:
+        figures += [
+            Figure(section, score, None, None, len(rows), by, "a section", "higher") for section, score in parts.items()
+        ]
+    if parts:
+        note = f"mean of {len(parts)} {'sections' if is_pair else 'subsets'}"
+        figures.append(Figure("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note, "higher"))
+    name = "rewardbench" if is_pair else "rewardbench-2"
+    return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, {})
+
+
+def _score(
+    config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator, rows: Sequence[BenchmarkRow]
+) -> list[list[float]]:
+    """The rewards of each row's responses; stored in `OUTPUT/rewardbench-<name>.jsonl`."""
+    tokenization = model.reward.loaded.tokenization
+    scorer = RewardModelScorer.from_loaded(model.reward, tokenization, accelerator, config.batch_tokens)
+
+    def score_chunk(chunk: list[BenchmarkRow]) -> list[Json]:
+        flat: list[SampledResponse] = []
+        for row in chunk:
+            prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
+            texts = zip(responses, row.responses, strict=True)
+            flat += [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
+        found = iter(scorer(flat))
+        return [{"rewards": [next(found) for _ in row.responses]} for row in chunk]
+
+    settings = {name: getattr(config, name) for name in ("dtype", "chat_template", "benchmark")}
+    settings["reward_sha256"] = model.fingerprint
+    settings["benchmark_sha256"] = fingerprint(config.benchmark)
+    stored = ResultStore(Path(config.output) / f"rewardbench-{model.name}.jsonl", settings, accelerator)
+    items = {f"{number}:{row.id}": row for number, row in enumerate(rows, 1)}
+    content = stored.fill(items, score_chunk, content=lambda row: [list(row.prompt), list(row.responses)])
+    return [row["rewards"] for row in content]
 
 
 if __name__ == "__main__":

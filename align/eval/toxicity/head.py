@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from align.core.errors import UserError, first_line
-from align.eval.core.fingerprints import fingerprint
-from align.eval.judging.text_classifier import in_batches_of_tokens, text_lengths
+from align.eval.core.results import fingerprint
+from align.eval.toxicity.scorers import in_batches_of_tokens, text_lengths
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

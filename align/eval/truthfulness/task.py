@@ -15,16 +15,19 @@ from accelerate import Accelerator
 from align.core.launch import run_stage
 from align.core.seeds import Stream
 from align.core.settings import option, require_setting
-from align.eval.core.evaluated_models import EvaluatedModel, open_accelerator, open_models, respond
-from align.eval.core.fingerprints import fingerprint
-from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
+from align.eval.core.answers import EvaluatedModel, open_accelerator, open_models, respond
+from align.eval.core.results import Evaluation, Figure, Json, ResultStore, fingerprint, publish, share_figure
 from align.eval.core.settings import EvalConfig, take_evenly
-from align.eval.judging.answer_judge import AnswerJudge, load_judge
-from align.eval.judging.labeled_answers import Aspect
-from align.eval.truthfulness.multiple_choice import answer_log_likelihoods, multiple_choice
-from align.eval.truthfulness.prompts import PromptStyle, QuestionFormat, require_template
-from align.eval.truthfulness.questions import Question, read_questions
+from align.eval.truthfulness.judge import AnswerJudge, Aspect, load_judge
+from align.eval.truthfulness.questions import (
+    PromptStyle,
+    Question,
+    QuestionFormat,
+    answer_log_likelihoods,
+    multiple_choice,
+    read_questions,
+    require_template,
+)
 from align.sampling.generation import Sampling, row_uniforms
 from align.tokenization.encoded import PromptResponses
 

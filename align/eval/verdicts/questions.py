@@ -69,6 +69,7 @@ GROUNDING = (
     VerdictQuestion("role consistency", {IN_ROLE: ASKED}, {IN_ROLE: YES}, "of all responses", "higher"),
 )
 
+
 # ------------------------------------------------- written by a model or a person: GPT-3, forms/rules/authorship.yaml
 # Brown et al. 2020, section 3.9.4. "A person" is exported as `follows`, "A model" as `violates`.
 
@@ -95,6 +96,7 @@ DO_NOT_KNOW = VerdictQuestion(
     by_labeler=True,
 )
 
+
 # ------------------------------------------------------------------------------- labels of an answer: InstructGPT, task rank
 # Ouyang et al. 2022, table 3.
 
@@ -112,7 +114,6 @@ CLOSED_DOMAIN = VerdictQuestion(
 FLAG_RATES = tuple(
     VerdictQuestion(name, {name: ASKED}, {name: YES}, better="lower", by_labeler=True) for name in map(flag_id, FLAGS)
 )
-
 IN_THE_TABLE = {AUTHORSHIP, CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE, *map(flag_id, FLAGS)}
 """The ids of all questions above: no violation rate is counted for them."""
 PANELS = {

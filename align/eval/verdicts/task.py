@@ -26,11 +26,18 @@ from align.data.fields import check_flags, check_texts, field_error
 from align.data.readers import read_records
 from align.data.records import FLAGS, RATINGS, VERDICTS, RuleJudgment
 from align.data.sources import iter_rows
-from align.eval.core.evaluated_models import open_accelerator
-from align.eval.core.fingerprints import content_hash
-from align.eval.core.results import Evaluation, Figure, Json, mean_figure, publish, read_evaluations, share_figure
-from align.eval.core.rows import parse_rows
-from align.eval.core.settings import EvalConfig
+from align.eval.core.answers import open_accelerator
+from align.eval.core.results import (
+    Evaluation,
+    Figure,
+    Json,
+    content_hash,
+    mean_figure,
+    publish,
+    read_evaluations,
+    share_figure,
+)
+from align.eval.core.settings import EvalConfig, parse_rows
 from align.eval.verdicts.questions import (
     APPROPRIATE,
     AUTHORSHIP,

@@ -3,14 +3,17 @@
 An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit, xlog1py, xlogy
 
-from align.core.statistics import share_interval
-from align.eval.core.results import Json
+from align.core.statistics import LEVEL, design_effect, share_interval
+from align.eval.core.results import Figure, Json
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,192 @@ def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str])
                 }
             )
     return rows
+
+
+STRENGTH, LENGTH_CONTROLLED = "Bradley-Terry strength", "win rate, length-controlled"
+MIN_PROMPTS = 30
+"""Fewest prompts for a fit of two coefficients."""
+NOTE = "log-odds against the mean model, with Jeffreys' prior"
+
+
+def strength_figures(comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str) -> dict[str, Figure]:
+    """The Bradley-Terry strength of each model: log-odds, with a mean of 0 over the models; a tie is half a win.
+
+    The strengths maximize the likelihood with Jeffreys' prior (`align.eval.winrate.pairwise`), which for two
+    models adds half a win to both: a model that never loses gets a finite strength and a wide interval. The comparisons of
+    one prompt count as fewer independent ones, by the design effect of the model's outcomes.
+
+    Returns:
+        Figures without a value where no chain of comparisons connects all models: their strengths have no common scale.
+    """
+    groups = connected_groups(comparisons, models)
+    counts = {model: sum(model in (each.first, each.second) for each in comparisons) for model in models}
+    if len(groups) > 1:
+        named = " | ".join(", ".join(group) for group in groups)
+        note = f"not comparable: no comparison connects {named}"
+        return {model: Figure(STRENGTH, None, None, None, counts[model], scorer, note) for model in models}
+    column = {model: number for number, model in enumerate(models)}
+    sides = np.array([[column[each.first], column[each.second]] for each in comparisons])
+    outcomes, items = np.array([each.outcome for each in comparisons], dtype=np.float64), item_numbers(comparisons)
+    basis = np.linalg.svd(np.ones((1, len(models))))[2][1:].T  # [K, K - 1]: strengths = basis @ coefficients, with sum 0
+    rows = np.eye(len(models))
+    design, outcome, weights = _table(rows, sides, outcomes)
+    strengths = basis @ fit(design @ basis, outcome, weights)
+    figures = {}
+    for model, number in column.items():
+        own = (sides == number).any(1)
+        won = np.where(sides[own, 0] == number, outcomes[own], 1 - outcomes[own])
+        weight = 1 / max(1.0, design_effect(won, items[own]))
+        low, high = profile_interval(design @ basis, outcome, weights * weight, basis[number])
+        value = float(strengths[number])
+        limit = {
+            0.0: "; it never won: only the prior limits it from below",
+            1.0: "; it never lost: only the prior limits it",
+        }
+        note = NOTE + limit.get(float(won.mean()), "")
+        figures[model] = Figure(STRENGTH, value, min(low, value), max(high, value), len(won), scorer, note, "higher")
+    return figures
+
+
+def _table(rows: np.ndarray, sides: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Comparisons summed up by pair: the difference of the models' rows [P, K], the share won [P], the number [P]."""
+    flipped = sides[:, 0] > sides[:, 1]
+    pairs, place = np.unique(np.sort(sides, axis=1), axis=0, return_inverse=True)
+    number = np.bincount(place.ravel()).astype(np.float64)
+    won = np.bincount(place.ravel(), np.where(flipped, 1 - outcomes, outcomes))
+    return rows[pairs[:, 0]] - rows[pairs[:, 1]], won / number, number
+
+
+def connected_groups(comparisons: Sequence[PairwiseComparison], models: Sequence[str]) -> list[list[str]]:
+    """The models in groups: within a group, a chain of comparisons connects any two."""
+    group = {model: {model} for model in models}
+    for comparison in comparisons:
+        if group[comparison.first] is not group[comparison.second]:
+            joined = group[comparison.first] | group[comparison.second]
+            group |= dict.fromkeys(joined, joined)
+    return [
+        [model for model in models if model in members] for members in {id(each): each for each in group.values()}.values()
+    ]
+
+
+def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Figure:
+    """The win rate that `model` would have if both answers were equally long.
+
+    Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
+    prediction at d = 0. After the length control of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval",
+    section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard. The fit has
+    Firth's penalty, see `align.eval.winrate.pairwise`.
+
+    Returns:
+        A figure without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
+    """
+    count, items = len(comparisons), item_numbers(comparisons)
+    if items.max() + 1 < MIN_PROMPTS:
+        return Figure(LENGTH_CONTROLLED, None, None, None, count, scorer, f"needs {MIN_PROMPTS} prompts or more")
+    outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
+    extra_length = np.array([comparison.extra_length_of(model) for comparison in comparisons], dtype=np.float64)
+    if not extra_length.any():
+        rate = win_rate(comparisons, model)
+        return Figure(LENGTH_CONTROLLED, *rate, count, scorer, "all answers are equally long: the win rate itself", "higher")
+    if (extra_length > 0).all() or (extra_length < 0).all():
+        side = "longer" if extra_length[0] > 0 else "shorter"
+        note = f"every answer is {side}: nothing shows the rate at equal length"
+        return Figure(LENGTH_CONTROLLED, None, None, None, count, scorer, note)
+    design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
+    intercept, _ = fit(design, outcomes, np.ones(count))
+    weight = 1 / max(1.0, design_effect(outcomes, items))
+    low, high = profile_interval(design, outcomes, np.full(count, weight), np.array([1.0, 0.0]))
+    value, low, high = (float(expit(end)) for end in (intercept, min(low, intercept), max(high, intercept)))
+    return Figure(LENGTH_CONTROLLED, value, low, high, count, scorer, "predicted for answers of equal length", "higher")
+
+
+MAX_STEP = 2.0
+"""Longest step of a coefficient, in log-odds."""
+FARTHEST = 60.0
+"""The search for the end of an interval stops at this log-odds."""
+
+
+def fit(design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The coefficients [p] of logit P = design @ coefficients that maximize `penalized_log_likelihood`.
+
+    Args:
+        design: [N, p], of full column rank.
+        outcomes: [N], from 0 to 1; a tie is one half.
+        weights: [N], how many observations each row stands for.
+    """
+    return _maximize(design, outcomes, weights, np.zeros(design.shape[1]), np.eye(design.shape[1]))
+
+
+def profile_interval(
+    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, contrast: np.ndarray, level: float = LEVEL
+) -> tuple[float, float]:
+    """The interval of contrast @ coefficients by penalized profile likelihood; arguments as in `fit`.
+
+    Args:
+        contrast: [p], not 0.
+    """
+    from scipy.stats import chi2
+
+    best = fit(design, outcomes, weights)
+    top, at = penalized_log_likelihood(design, outcomes, weights, best), float(contrast @ best)
+    length = float(contrast @ contrast)
+    free = np.linalg.svd(contrast[None])[2][1:].T  # [p, p - 1], orthogonal to the contrast
+    limit = float(chi2.ppf(level, 1)) / 2
+
+    def drop(value: float) -> float:
+        """How far the penalized log-likelihood falls below its maximum, minus the limit, at this value of the contrast."""
+        start = best + contrast * (value - at) / length
+        coefficients = _maximize(design, outcomes, weights, start, free) if free.shape[1] else start
+        return top - penalized_log_likelihood(design, outcomes, weights, coefficients) - limit
+
+    return _end(drop, at, -1.0), _end(drop, at, 1.0)
+
+
+def penalized_log_likelihood(
+    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, coefficients: np.ndarray
+) -> float:
+    """The log-likelihood of the outcomes plus half the log-determinant of the information; arguments as in `fit`."""
+    probability = expit(design @ coefficients)
+    fitted = weights * (xlogy(outcomes, probability) + xlog1py(1 - outcomes, -probability))
+    sign, log_determinant = np.linalg.slogdet(_information(design, weights, probability))
+    return float(fitted.sum() + 0.5 * log_determinant) if sign > 0 else -math.inf
+
+
+def _information(design: np.ndarray, weights: np.ndarray, probability: np.ndarray) -> np.ndarray:
+    information: np.ndarray = (design * (weights * probability * (1 - probability))[:, None]).T @ design
+    return information
+
+
+def _maximize(
+    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, start: np.ndarray, directions: np.ndarray
+) -> np.ndarray:
+    """The maximum of the penalized log-likelihood over start + directions @ steps, by Newton steps that are halved."""
+    coefficients, value = start, penalized_log_likelihood(design, outcomes, weights, start)
+    for _ in range(100):
+        probability = expit(design @ coefficients)
+        information = _information(design, weights, probability)
+        variance = weights * probability * (1 - probability)
+        leverage = variance * np.einsum("ni,ij,nj->n", design, np.linalg.pinv(information), design)
+        score = design.T @ (weights * (outcomes - probability) + leverage * (0.5 - probability))
+        curvature = directions.T @ information @ directions
+        step = directions @ np.linalg.lstsq(curvature, directions.T @ score, rcond=None)[0]
+        step *= min(1.0, MAX_STEP / max(float(np.abs(step).max()), 1e-300))
+        while np.abs(step).max() > 1e-9:
+            moved = penalized_log_likelihood(design, outcomes, weights, coefficients + step)
+            if moved >= value:
+                break
+            step = step / 2
+        else:
+            return coefficients
+        coefficients, value = coefficients + step, moved
+    return coefficients
+
+
+def _end(drop: Callable[[float], float], at: float, sign: float) -> float:
+    """Where `drop` crosses 0 on one side of its minimum."""
+    near, far = at, at + sign
+    while drop(far) < 0:
+        if abs(far) > FARTHEST:
+            return far
+        near, far = far, far + 2 * (far - at)
+    return float(brentq(drop, near, far, xtol=1e-5, rtol=1e-5))

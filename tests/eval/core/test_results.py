@@ -8,20 +8,20 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.files import resolve_path
-from align.eval.core.evaluated_models import open_accelerator
-from align.eval.core.result_store import ResultStore
+from align.eval.core.answers import open_accelerator
 from align.eval.core.results import (
     Evaluation,
     Figure,
+    ResultStore,
     markdown_table,
     notes,
     print_table,
     read_evaluations,
     save_evaluations,
 )
-from align.eval.reward.settings import RewardEvalConfig
+from align.eval.reward.task import RewardEvalConfig
 from align.eval.truthfulness.task import TruthfulnessConfig
-from align.eval.winrate.settings import WinrateConfig
+from align.eval.winrate.task import WinrateConfig
 
 
 @pytest.fixture

@@ -8,11 +8,14 @@ import torch
 from accelerate import Accelerator
 
 from align.commands.sample import score
-from align.eval.core.evaluated_models import EvaluatedModel
-from align.eval.reward.curves import best_of_n
-from align.eval.reward.preferences import evaluate_on_preferences
-from align.eval.reward.rewardbench import evaluate_on_benchmark
-from align.eval.reward.settings import NamedRewardModel, RewardEvalConfig
+from align.eval.core.answers import EvaluatedModel
+from align.eval.reward.task import (
+    NamedRewardModel,
+    RewardEvalConfig,
+    best_of_n,
+    evaluate_on_benchmark,
+    evaluate_on_preferences,
+)
 from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt

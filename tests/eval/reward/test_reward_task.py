@@ -3,23 +3,35 @@
 import json
 import math
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from align.core.errors import UserError
-from align.core.statistics import kendall_tau
+from align.core.settings import ModelConfig
+from align.core.statistics import kendall_tau, mean_interval
 from align.core.tensor_ops import Padded
-from align.data.records import Ranking
+from align.data.records import Prompt, Ranking
 from align.eval.core.results import read_evaluations
-from align.eval.reward.curves import policies_of
-from align.eval.reward.preferences import calibration_and_length_intervals
-from align.eval.reward.settings import RewardEvalConfig
-from align.eval.reward.task import run_reward_eval
+from align.eval.reward.policy_comparison import best_responses, compare_policies, judged_win_rates
+from align.eval.reward.task import (
+    RewardEvalConfig,
+    calibration_and_length_intervals,
+    expected_best,
+    kl_bound,
+    policies_of,
+    run_reward_eval,
+    sizes_on_curve,
+)
+from align.models.loading import load
+from align.models.roles import response_log_probs
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.reward.rankings import ScoredRanking
+from align.sampling.generation import Sampling
 
 RANKINGS = [
     {"prompt": "Hi", "responses": ["a", "bb", "ccc"], "ranks": [1, 2, 3], "category": "x"},
@@ -140,3 +152,106 @@ def test_intervals_draw_whole_rankings_again():
     # Both say 0.731, sigmoid(1): one of each is right half of the time, two of the second never.
     said = 1 / (1 + math.exp(-1))
     assert found["calibration"] == pytest.approx((said - 0.5, said))
+
+
+def test_two_of_three_by_hand():
+    """Of 1, 2 and 4, the pairs have the maxima 2, 4 and 4."""
+    rewards = np.array([4.0, 1.0, 2.0])
+    assert expected_best(rewards, rewards, 2) == pytest.approx(10 / 3)
+    assert expected_best(rewards, rewards, 1) == pytest.approx(7 / 3)
+    assert expected_best(rewards, rewards, 3) == 4
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 7])
+def test_the_closed_form_is_the_mean_over_all_subsets(n):
+    generator = np.random.default_rng(3)
+    rewards, gold = generator.normal(size=7), generator.normal(size=7)
+    chosen = [max(subset, key=lambda i: rewards[i]) for subset in combinations(range(7), n)]
+    assert expected_best(rewards, rewards, n) == pytest.approx(np.mean([rewards[i] for i in chosen]))
+    assert expected_best(rewards, gold, n) == pytest.approx(np.mean([gold[i] for i in chosen]))
+
+
+def test_equal_rewards_share_their_chances():
+    """1 is never the best of two; the two 5s are it equally often, whatever their order."""
+    for gold in ([0.0, 2.0, 4.0], [0.0, 4.0, 2.0]):
+        assert expected_best(np.array([1.0, 5.0, 5.0]), np.array(gold), 2) == pytest.approx(3.0)
+
+
+def test_gold_that_agrees_rises_and_gold_that_does_not_stays():
+    rewards = np.random.default_rng(0).normal(size=64)
+    curve = [expected_best(rewards, rewards, n) for n in sizes_on_curve(64)]
+    assert curve == sorted(curve)
+    assert curve[-1] == pytest.approx(rewards.max())
+    assert expected_best(rewards, np.full(64, 2.0), 16) == pytest.approx(2.0)
+
+
+def test_the_bound_on_kl():
+    assert kl_bound(1) == 0
+    assert kl_bound(2) == pytest.approx(0.6931 - 0.5, abs=1e-4)
+    assert kl_bound(64) == pytest.approx(4.1589 - 63 / 64, abs=1e-4)
+
+
+def test_the_places_on_the_curve():
+    assert sizes_on_curve(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert sizes_on_curve(6) == [1, 2, 4, 6]
+
+
+PROMPTS = [Prompt(prompt=({"role": "user", "content": text},)) for text in ("red", "a longer question", "why")]
+SAMPLING = Sampling(6)
+
+
+@pytest.fixture(scope="module")
+def reward(reward_folders):
+    return load_reward_model(reward_folders["tiny-llama"], "float32")
+
+
+def test_a_policy_against_itself_gains_nothing(sharp_folders, reward):
+    name = sharp_folders["tiny-llama"]
+    found = compare_policies(name, name, reward, PROMPTS, SAMPLING, seed=3, samples=4, dtype="float32")
+    assert found.before == found.after
+    assert (found.gain, found.gain_low, found.gain_high) == (0.0, 0.0, 0.0)
+    assert found.kl == pytest.approx(0.0, abs=1e-6)
+    assert len(found.after.texts) == 12
+    answers = [{tuple(ids) for ids in found.after.ids[i : i + 4]} for i in (0, 4, 8)]
+    assert all(len(each) == 4 for each in answers)  # each sample has noise of its own
+
+
+def test_gain_and_kl_are_means_over_prompts_and_their_answers(sharp_folders, reward):
+    before, after = sharp_folders["tiny-gpt2"], sharp_folders["tiny-llama"]  # their byte tokenizer is one
+    found = compare_policies(before, after, reward, PROMPTS, SAMPLING, seed=3, samples=2, dtype="float32")
+    rewards = np.array([found.before.rewards, found.after.rewards]).reshape(2, 3, 2).mean(-1)
+    assert found.gain == pytest.approx((rewards[1] - rewards[0]).mean())
+    assert (found.gain_low, found.gain_high) == pytest.approx(mean_interval(rewards[1] - rewards[0]))
+    policies = [load(ModelConfig(model=name), torch.float32) for name in (after, before)]
+    total = 0.0
+    for row, ids in enumerate(found.after.ids):
+        prompt = Padded.from_lists([policies[0].tokenization.prompt_ids(PROMPTS[row // 2].prompt)])
+        response = Padded.from_lists([ids])
+        with torch.no_grad():
+            said = [
+                response_log_probs(p.backbone, p.backbone.hidden(prompt, response), response, response.mask())[0].double()
+                for p in policies
+            ]
+        ratio = said[1] - said[0]  # k3 of Schulman's note: r - 1 - log r of reference over policy
+        total += float((ratio.exp() - 1 - ratio).sum())
+    assert found.kl == pytest.approx(total / 6, rel=1e-4)
+
+
+def test_the_best_of_n_is_the_highest_of_those_that_were_drawn(sharp_folders, reward):
+    name = sharp_folders["tiny-llama"]
+    one, many = (best_responses(name, reward, PROMPTS, n, SAMPLING, seed=3, dtype="float32") for n in (1, 8))
+    assert [len(found.rewards) for found in (one, many)] == [3, 3]
+    assert many.rewards[0] >= one.rewards[0]  # the first answer to the first prompt has the same noise in both
+    repeated = compare_policies(name, name, reward, PROMPTS, SAMPLING, seed=3, samples=8, dtype="float32")
+    assert many.ids != repeated.before.ids[::8]  # noise of its own
+    assert sum(many.rewards) > sum(one.rewards)
+
+
+def test_a_judge_counts_wins_and_halves_ties(sharp_folders, reward):
+    before, after = sharp_folders["tiny-gpt2"], sharp_folders["tiny-llama"]
+    found = compare_policies(before, after, reward, PROMPTS, SAMPLING, seed=3, samples=2, dtype="float32")
+    wins = (np.sign(np.subtract(found.after.rewards, found.before.rewards)) + 1) / 2
+    rates = judged_win_rates(found, reward, after)  # as the judge, the reward model itself
+    assert rates == pytest.approx(wins.reshape(3, 2).mean(1))
+    same = compare_policies(after, after, reward, PROMPTS, SAMPLING, seed=3, samples=2, dtype="float32")
+    assert judged_win_rates(same, reward, after).tolist() == [0.5, 0.5, 0.5]

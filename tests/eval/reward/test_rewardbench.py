@@ -8,8 +8,7 @@ import pytest
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.eval.reward.rewardbench import good_response_wins, read_benchmark, section_scores, ties_score
-from align.eval.reward.settings import RewardEvalConfig
-from align.eval.reward.task import run_reward_eval
+from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.reward.checkpoint import load_reward_model
 
 PAIRS = [

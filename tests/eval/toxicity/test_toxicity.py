@@ -11,8 +11,14 @@ from align.core.errors import UserError
 from align.eval.core.results import read_evaluations
 from align.eval.core.settings import take_evenly
 from align.eval.toxicity import task
-from align.eval.toxicity.prompts import INSTRUCTIONS, ContinuationPrompt, read_continuation_prompts
-from align.eval.toxicity.task import ToxicityConfig, run_toxicity, toxicity_figures
+from align.eval.toxicity.task import (
+    INSTRUCTIONS,
+    ContinuationPrompt,
+    ToxicityConfig,
+    read_continuation_prompts,
+    run_toxicity,
+    toxicity_figures,
+)
 
 ROOT = Path(__file__).parents[3]
 RTP = (

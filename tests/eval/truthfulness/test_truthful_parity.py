@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from align.eval.core.evaluated_models import open_accelerator, open_models
-from align.eval.truthfulness.multiple_choice import multiple_choice
-from align.eval.truthfulness.prompts import QuestionFormat
-from align.eval.truthfulness.questions import read_questions
+from align.eval.core.answers import open_accelerator, open_models
+from align.eval.truthfulness.questions import QuestionFormat, multiple_choice, read_questions
 from align.eval.truthfulness.task import TruthfulnessConfig, score_choices
 from tests.eval.truthfulness.parity_model import build
 

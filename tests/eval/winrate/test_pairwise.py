@@ -5,11 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from align.eval.winrate.by_judge import judge_both_orders
-from align.eval.winrate.fits import length_controlled_figure, strength_figures
-from align.eval.winrate.pairwise import PairwiseComparison, pair_table, win_rate
-from align.eval.winrate.penalized_logistic import fit
-from align.eval.winrate.task import model_figures
+from align.eval.winrate.pairwise import (
+    PairwiseComparison,
+    fit,
+    length_controlled_figure,
+    pair_table,
+    strength_figures,
+    win_rate,
+)
+from align.eval.winrate.task import judge_both_orders, model_figures
 
 
 def comparisons(outcomes, first="a", second="b", lengths=(5, 5)):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
+from align.eval import tax
 from align.eval.core.results import read_evaluations
-from align.eval.tax import task
-from align.eval.tax.task import TaxConfig, lost_figure, metric_figure, require_lm_eval, run_tax
+from align.eval.tax import TaxConfig, lost_figure, metric_figure, require_lm_eval, run_tax
 
 RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
 """What `lm_eval_worker.py` wrote in lm-eval 0.4.13's environment, see the file's `command`."""
@@ -60,8 +60,8 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
         asked.append(tasks)
         return said[next(name for name in said if name in source)]
 
-    monkeypatch.setattr(task, "require_lm_eval", lambda python: None)
-    monkeypatch.setattr(task, "run_worker", side)
+    monkeypatch.setattr(tax, "require_lm_eval", lambda python: None)
+    monkeypatch.setattr(tax, "run_worker", side)
     config = TaxConfig(
         models=list(said), tasks=["own_truthfulness"], task_folder="configs/tax", output=str(tmp_path), dtype="float32",
         resamples=200, table=False, limit=12,
@@ -94,7 +94,7 @@ def test_the_side_says_in_one_line_what_failed(tmp_path):
     """Here lm-eval is not installed, so that the side itself fails at its first import."""
     config = TaxConfig(models=["tiny-llama", "tiny-gpt2"], tasks=["x"], dtype="float32")
     with pytest.raises(UserError, match="lm-eval failed: ModuleNotFoundError: No module named 'lm_eval'") as caught:
-        task.run_worker(config, str(tmp_path), ["x"])
+        tax.run_worker(config, str(tmp_path), ["x"])
     assert "\n" not in str(caught.value)
 
 

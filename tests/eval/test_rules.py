@@ -7,7 +7,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
-from align.eval.rules.task import RulesConfig, agreement_figures, run_rules, verdict
+from align.eval.rules import RulesConfig, agreement_figures, run_rules, verdict
 from annotation_ui.tasks import TASKS
 
 V, U, F = "violates", "unsure", "follows"

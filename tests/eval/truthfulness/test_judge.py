@@ -11,9 +11,15 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.statistics import calibration_error, roc_auc
-from align.eval.judging.answer_judge import JudgeModel, WordBags, load_judge
-from align.eval.judging.labeled_answers import LabeledAnswer, read_labeled_answers, split_by_question
-from align.eval.judging.train_judge import JudgeConfig, auc_interval, held_out_figures, run_train_judge
+from align.eval.truthfulness.judge import (
+    JudgeModel,
+    LabeledAnswer,
+    WordBags,
+    load_judge,
+    read_labeled_answers,
+    split_by_question,
+)
+from align.eval.truthfulness.train_judge import JudgeConfig, auc_interval, held_out_figures, run_train_judge
 
 OWN = Path(__file__).parents[4] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
 

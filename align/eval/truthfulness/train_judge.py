@@ -1,6 +1,6 @@
 """`align eval train-judge`: train a judge on labeled answers, and measure it on questions it has not seen.
 
-From a launcher: `accelerate launch align/eval/judging/train_judge.py --data FILE --asks truth`.
+From a launcher: `accelerate launch align/eval/truthfulness/train_judge.py --data FILE --asks truth`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +18,20 @@ from align.core.seeds import Stream, generator
 from align.core.settings import ModelConfig, RunConfig, option, require_setting
 from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
 from align.core.tensor_ops import Padded
-from align.eval.judging.answer_judge import (
+from align.eval.truthfulness.judge import (
     ADAPTER,
+    Aspect,
     JudgeModel,
+    LabeledAnswer,
     WordBags,
     answer_states,
     binary_loss,
     encode_answer,
     pad_answers,
+    read_labeled_answers,
     save_judge,
+    split_by_question,
 )
-from align.eval.judging.labeled_answers import Aspect, LabeledAnswer, read_labeled_answers, split_by_question
 from align.models.backbone.layers import ReadLayers
 from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, load

@@ -75,5 +75,6 @@ def _task(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose names are those of other packages
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     Path(job["output"]).write_text(json.dumps(run(job)), encoding="utf-8")

@@ -5,9 +5,23 @@ import math
 import pytest
 
 from align.core.errors import UserError
-from align.eval.bias.lists import CONTEXTS, DESCRIPTIONS, GENDERS, NEGATIVE, OCCUPATIONS, POSITIVE
-from align.eval.bias.measures import favored_words, group_log_odds, paired_sentiment, sentiment
-from align.eval.bias.task import BiasConfig, change_figures, occupation_figures, occupation_odds, run_bias
+from align.eval.bias import (
+    CONTEXTS,
+    DESCRIPTIONS,
+    GENDERS,
+    NEGATIVE,
+    OCCUPATIONS,
+    POSITIVE,
+    BiasConfig,
+    change_figures,
+    favored_words,
+    group_log_odds,
+    occupation_figures,
+    occupation_odds,
+    paired_sentiment,
+    run_bias,
+    sentiment,
+)
 from align.eval.core.results import read_evaluations
 
 

@@ -23,10 +23,19 @@ from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
-from align.eval.core.evaluated_models import open_accelerator, short_names
-from align.eval.core.fingerprints import content_hash, fingerprint
-from align.eval.core.result_store import ResultStore
-from align.eval.core.results import Better, Evaluation, Figure, Json, mean_figure, publish, share_figure
+from align.eval.core.answers import open_accelerator, short_names
+from align.eval.core.results import (
+    Better,
+    Evaluation,
+    Figure,
+    Json,
+    ResultStore,
+    content_hash,
+    fingerprint,
+    mean_figure,
+    publish,
+    share_figure,
+)
 from align.eval.core.settings import EvalConfig
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
@@ -113,7 +122,7 @@ def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerato
 
 
 def run_worker(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Any]:
-    """One run of lm-eval: what `align.eval.tax.lm_eval_worker.run` returns.
+    """One run of lm-eval: what `align.eval.lm_eval_worker.run` returns.
 
     Raises:
         UserError: if it ends with an error; the last line of it is in the message.

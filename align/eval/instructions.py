@@ -1,0 +1,234 @@
+"""`align eval instructions`: how many answers obey their prompt's constraints, as far as a program can check them.
+
+From a launcher: `accelerate launch align/eval/instructions.py --config FILE`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from align.core.errors import UserError, nearest_name_hint
+from align.core.launch import run_stage
+from align.core.settings import option
+from align.data.readers import read_records
+from align.data.records import Prompt
+from align.eval.core.answers import open_accelerator, open_models, sample_answers
+from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
+from align.eval.core.settings import AnsweringTaskConfig
+from align.sampling.settings import PrimerSettings
+
+TASK = "instructions"
+SCORER = "checks by program"
+
+
+@dataclass(kw_only=True)
+class InstructionsConfig(PrimerSettings, AnsweringTaskConfig):
+    """Prompts with a `check`, answered by each model; prompts without one are left out."""
+
+    samples: int = option(4, "answers to each prompt", gt=0)
+
+
+def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
+    """Let the models answer, check the answers, and write `instructions.json`.
+
+    Raises:
+        UserError: for a mistake in the settings or the data, or if no prompt has a check.
+    """
+    accelerator = open_accelerator(config)
+    constraints = read_constraints(config.prompts, config.skip_bad_rows)
+    evaluations = []
+    for evaluated in open_models(config, accelerator):
+        answers = sample_answers(config, TASK, evaluated, accelerator, config.samples, constraints)
+        obeyed = {
+            number: [constraints[number].obeyed_by(answer.text) for answer in drawn] for number, drawn in answers.items()
+        }
+        texts = {number: drawn[0].text for number, drawn in answers.items()}
+        figures, tables = instruction_figures(constraints, obeyed)
+        tables["First answers"] = [
+            {"prompt": number, "check": _describe(constraints[number]), "obeyed": obeyed[number][0], "answer": texts[number]}
+            for number in answers
+        ]
+        evaluations.append(Evaluation(TASK, evaluated.name, config.result_settings(), figures, tables))
+    return publish(config, evaluations, accelerator)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer has to obey.
+
+    Attributes:
+        kind: a key of `KINDS`; data/README.md lists them.
+        value: what the kind needs: a number, a text or a list of texts; None where it needs nothing.
+
+    Raises:
+        UserError: for an unknown kind or a value of another form.
+    """
+
+    kind: str
+    value: Any = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            hint = nearest_name_hint(self.kind, KINDS) or f"; use one of {', '.join(KINDS)}"
+            raise UserError(f"check.kind is {self.kind!r}, which is unknown{hint}")
+        expected, _ = KINDS[self.kind]
+        value = self.value
+        fits = {
+            "a whole number above 0": type(value) is int and value > 0,
+            "a text": isinstance(value, str) and bool(value),
+            "a list of texts": isinstance(value, list) and bool(value) and all(isinstance(v, str) and v for v in value),
+            "left out": value is None,
+        }
+        if not fits[expected]:
+            raise UserError(f"check.value of {self.kind} is {value!r}; it has to be {expected}")
+
+    @classmethod
+    def from_row(cls, check: object) -> "Constraint":
+        """From a row's `check`, an object of `kind` and `value`.
+
+        Raises:
+            UserError: for anything else.
+        """
+        if not isinstance(check, Mapping) or not set(check) <= {"kind", "value"} or not isinstance(check.get("kind"), str):
+            raise UserError(f"check is {check!r}, not an object of kind and value")
+        return cls(check["kind"], check.get("value"))
+
+    def obeyed_by(self, answer: str) -> bool:
+        """Whether an answer obeys; an empty one never does."""
+        _, check = KINDS[self.kind]
+        return bool(answer.strip()) and check(answer, self.value)
+
+
+def read_constraints(path: str, skip_bad_rows: bool = False) -> dict[str, Constraint]:
+    """The constraint of each prompt that has one, by the prompt's number in the file, from 1.
+
+    Raises:
+        UserError: for a check that cannot be read, with the prompt's number, or if there is none.
+    """
+    constraints = {}
+    for number, record in enumerate(read_records(path, Prompt, skip_bad_rows=skip_bad_rows), 1):
+        if record.check is not None:
+            try:
+                constraints[str(number)] = Constraint.from_row(record.check)
+            except UserError as error:
+                raise UserError(f"{path}: prompt {number}: {error}") from error
+    if not constraints:
+        raise UserError(f"{path}: no prompt has a check; data/README.md says how one is written")
+    return constraints
+
+
+def instruction_figures(
+    constraints: Mapping[str, Constraint], obeyed: Mapping[str, list[bool]]
+) -> tuple[list[Figure], dict[str, list[Json]]]:
+    """The share of answers that obey, with an interval over prompts, and a table of the kinds.
+
+    Args:
+        constraints: by the prompt's number.
+        obeyed: for each prompt that was answered, whether each answer obeys.
+    """
+    shares = {number: sum(answers) / len(answers) for number, answers in obeyed.items()}
+    nothing = "no prompt was answered"
+    figure = share_figure("answers that obey", list(shares.values()), SCORER, nothing=nothing, better="higher")
+    by_kind: dict[str, list[float]] = {}
+    for number, share in shares.items():
+        by_kind.setdefault(constraints[number].kind, []).append(share)
+    table = [
+        {"kind": kind, "prompts": len(of_kind), "answers that obey": round(sum(of_kind) / len(of_kind), 4)}
+        for kind, of_kind in sorted(by_kind.items())
+    ]
+    return [figure], {"By kind of check": table}
+
+
+def _describe(constraint: Constraint) -> str:
+    return constraint.kind if constraint.value is None else f"{constraint.kind} {constraint.value}"
+
+
+WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
+"""A word: letters and digits, with apostrophes and hyphens inside."""
+SENTENCE = re.compile(r"[^.!?]*[^\W_][^.!?]*(?:[.!?]+|$)")
+"""A sentence: some letter or digit, up to a full stop, an exclamation or a question mark, or the end."""
+BULLET, NUMBER = re.compile(r"[-*•]\s+\S"), re.compile(r"(\d+)[.)]\s+\S")
+TRAILING = " \t\n.!?,;:\"'”’"
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in lower case."""
+    return [word.lower() for word in WORD.findall(text)]
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _parts(text: str) -> list[list[str]]:
+    return [words(part) for part in text.split(",")]
+
+
+def _is_numbered(text: str, count: int) -> bool:
+    numbers = [match and int(match[1]) for match in map(NUMBER.match, _lines(text))]
+    return numbers == list(range(1, count + 1))
+
+
+def _is_object(text: str, keys: list[str]) -> bool:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and sorted(value) == sorted(keys)
+
+
+def _has_words(text: str, wanted: list[str]) -> bool:
+    found = f" {' '.join(words(text))} "
+    return all(f" {' '.join(words(word))} " in found for word in wanted)
+
+
+def _ends_with(text: str, ending: str) -> bool:
+    text, ending = text.strip().lower(), ending.lower()
+    return text.endswith(ending) or (ending[-1:].isalnum() and text.rstrip(TRAILING).endswith(ending))
+
+
+NUMBERS: dict[str, Callable[[str, int], bool]] = {
+    "word_count": lambda text, count: len(words(text)) == count,
+    "max_words": lambda text, most: 0 < len(words(text)) <= most,
+    "sentence_count": lambda text, count: len(SENTENCE.findall(text)) == count,
+    "line_count": lambda text, count: len(_lines(text)) == count,
+    "bullet_count": lambda text, count: len(_lines(text)) == count and all(map(BULLET.match, _lines(text))),
+    "numbered_count": _is_numbered,
+    "comma_count": lambda text, count: len(_lines(text)) == 1 and list(map(bool, _parts(text))) == [True] * count,
+}
+"""Kinds whose value is a whole number above 0."""
+TEXTS: dict[str, Callable[[str, str], bool]] = {
+    "without_letter": lambda text, letter: bool(words(text)) and letter.lower() not in text.lower(),
+    "without_word": lambda text, word: bool(words(text)) and word.lower() not in words(text),
+    "starts_with": lambda text, start: text.strip().lower().startswith(start.lower()),
+    "ends_with": _ends_with,
+}
+"""Kinds whose value is a text."""
+LISTS: dict[str, Callable[[str, list[str]], bool]] = {
+    "one_of": lambda text, allowed: text.strip(TRAILING).lower() in {word.strip(TRAILING).lower() for word in allowed},
+    "contains": _has_words,
+    "json": _is_object,
+}
+"""Kinds whose value is a list of texts."""
+NO_VALUE: dict[str, Callable[[str, None], bool]] = {
+    "number": lambda text, _: bool(re.fullmatch(r"[-−]?\d+(?:[.,]\d+)*", text.strip().rstrip(".!"))),
+    "lowercase": lambda text, _: any(letter.isalpha() for letter in text) and text == text.lower(),
+    "uppercase": lambda text, _: any(letter.isalpha() for letter in text) and text == text.upper(),
+}
+"""Kinds without a value."""
+KINDS: dict[str, tuple[str, Callable[[str, Any], bool]]] = {
+    name: (expected, check)
+    for expected, group in (
+        ("a whole number above 0", NUMBERS),
+        ("a text", TEXTS),
+        ("a list of texts", LISTS),
+        ("left out", NO_VALUE),
+    )
+    for name, check in group.items()
+}
+
+
+if __name__ == "__main__":
+    run_stage(InstructionsConfig, run_instructions)

@@ -1,1 +1,0 @@
-"""The alignment tax: lm-eval's tasks before and after alignment."""
