@@ -28,7 +28,6 @@ from align.models.roles import LanguageModel, response_log_probs
 from align.reward.rankings import group_flops, pack_rankings
 from align.tokenization import Tokenization
 from align.tokenization.encoded import TokenIds
-from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Sums
 
 RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
@@ -249,12 +248,6 @@ class GenerativeTask(AttributeTask[RatedText]):
     @staticmethod
     def sizes(loaded: LoadedModel, examples: Sequence[RatedText]) -> list[int]:
         return text_sizes(loaded.backbone, examples)
-
-    @staticmethod
-    def batch_shape(batch: Sequence[RatedText]) -> BatchShape:
-        parts = [part for item in batch for part in item.parts]
-        predicted = sum(sum(_predicted(part)) for part in parts)
-        return BatchShape.from_lengths([(len(part.prompt), list(map(len, part.responses))) for part in parts], predicted)
 
     def _compute(self, parts: Sequence[TextPart]) -> TextOutputs:
         device = self.run.accelerator.device

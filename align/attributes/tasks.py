@@ -20,10 +20,9 @@ from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
 from align.reward.loss import Pairs, pairs_of, ranking_loss
-from align.reward.rankings import batch_shape_of, group_flops, group_sizes, reward_rankings
+from align.reward.rankings import group_flops, group_sizes, reward_rankings
 from align.rules.judgments import ScoredJudgment, rule_metrics
 from align.runtime.distributed import run_on_main
-from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 
@@ -86,11 +85,6 @@ class AttributeTask(ABC, Generic[Example]):
     @abstractmethod
     def sizes(loaded: LoadedModel, examples: Sequence[Example]) -> list[int]:
         """Tokens that each example holds in memory."""
-
-    @staticmethod
-    @abstractmethod
-    def batch_shape(batch: Sequence[Example]) -> BatchShape:
-        """The shape of a micro-batch."""
 
     @abstractmethod
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
@@ -195,10 +189,6 @@ class HeadTask(AttributeTask[EncodedTask]):
     @staticmethod
     def sizes(loaded: LoadedModel, examples: Sequence[EncodedTask]) -> list[int]:
         return group_sizes(loaded.backbone, examples)
-
-    @staticmethod
-    def batch_shape(batch: Sequence[EncodedTask]) -> BatchShape:
-        return batch_shape_of(batch)
 
     def _targets(self, examples: Sequence[EncodedTask]) -> Tensor:
         """[R, n] of all responses, those of rankings too."""

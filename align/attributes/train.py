@@ -77,8 +77,7 @@ class AttributeTrainer(EpochTrainer):
         validation = form.encode(config, held_out, module, loaded, limits)
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
         self.run.say(f"attributes: {len(mixed.examples)} examples, {len(validation)} held out; {config.form}: {listed}")
-        tokens = partial(form.sizes, loaded)
-        optimization = self.make_optimization(module, mixed, validation, tokens, form.batch_shape, form.writes)
+        optimization = self.make_optimization(module, mixed)
         self.task = form(self.run, config, loaded, optimization, mixed.examples, validation, heads)
 
 

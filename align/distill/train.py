@@ -28,7 +28,6 @@ from align.runtime.flops import forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
 from align.training.loop import EpochTrainer, with_data_names
-from align.training.memory_dry_run import BatchShape, RolePass
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model
@@ -73,12 +72,11 @@ class DistillTrainer(EpochTrainer):
         held_out = encode(config, self.teacher, False, validation_data) if validation_data else []
         self._report(len(mixed.examples), len(held_out))
         place_frozen_model(self.teacher.backbone, self.run.accelerator)
-        parts = (Predictor(self.loaded.backbone), mixed, held_out)
-        sizes = (partial(token_counts, config), partial(batch_shape_of, config))
-        teachers = [RolePass(self.teacher.backbone, None, takes_logits=True)]
-        optimization = self.make_optimization(*parts, *sizes, takes_logits=True, teachers=teachers)
+        frozen = [self.teacher.backbone]
+        optimization = self.make_optimization(Predictor(self.loaded.backbone), mixed, frozen=frozen)
         models = (self.teacher, self.loaded, self.run.accelerator)
         responses = WrittenBatches(config, self.epochs, mixed.examples, *models)
+        responses.current |= {row: longest(config, example) for row, example in enumerate(mixed.examples)}
         self.batches = responses
         self.task = DistillTask(self.run, config, self.teacher, self.loaded, optimization, responses, held_out)
 
@@ -107,16 +105,12 @@ def encode(config: DistillConfig, loaded: LoadedModel, prompts_only: bool, data:
     return [EncodedDemonstration(prompt.ids, [], []) for prompt in prompts]
 
 
-def token_counts(config: DistillConfig, examples: Sequence[EncodedDemonstration]) -> list[int]:
-    """Tokens of prompt and response of each example; a response that is yet to be written counts with its maximum."""
-    written = config.max_response_tokens if config.all_written or config.student_share else 0
-    return [len(example.prompt) + max(written, len(example.response)) for example in examples]
-
-
-def batch_shape_of(config: DistillConfig, batch: Sequence[EncodedDemonstration]) -> BatchShape:
-    """The shape of a micro-batch."""
-    sizes = zip(batch, token_counts(config, batch), strict=True)
-    return BatchShape.from_lengths([(len(example.prompt), [count - len(example.prompt)]) for example, count in sizes])
+def longest(config: DistillConfig, example: EncodedDemonstration) -> EncodedDemonstration:
+    """The example with the longest response that may be written for it."""
+    length = config.max_response_tokens
+    if len(example.response) >= length or not (config.all_written or config.student_share):
+        return example
+    return EncodedDemonstration(example.prompt, [0] * length, [True] * length)
 
 
 class DistillTask:

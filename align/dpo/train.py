@@ -27,7 +27,6 @@ from align.models.roles import LanguageModel
 from align.reward.loss import Pairs, pairs_of
 from align.reward.rankings import (
     ScoredRanking,
-    batch_shape_of,
     describe_rankings,
     group_flops,
     group_sizes,
@@ -112,8 +111,7 @@ class DPOTrainer(EpochTrainer):
         counts = f"{len(mixed.examples)} rankings to learn from, {len(held_out)} held out"
         self.run.say(f"dpo: {counts}; model {self.run.config.model}")
         module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
-        tokens = partial(group_sizes, module.backbone)
-        optimization = self.make_optimization(module, mixed, held_out, tokens, batch_shape_of, takes_logits=True)
+        optimization = self.make_optimization(module, mixed, (len(ranking.responses) for ranking in mixed.examples))
         self.task = DPOTask(self.run, config, self.loaded, optimization, mixed.examples, held_out)
 
     def train(self) -> Path:

@@ -37,7 +37,7 @@ from align.ppo.rollout import PromptIdentity, Rollout, prompts_of_update, sample
 from align.ppo.rollout_files import RolloutWriter
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
-from align.ppo.setup import ReferenceRefresh
+from align.ppo.setup import ReferenceRefresh, largest_micro_batch
 from align.runtime.distributed import largest, run_on_main
 from align.runtime.flops import Clock
 from align.sampling.engines import SamplingEngine, sampling_tokens
@@ -45,7 +45,7 @@ from align.sampling.generation import Sampling
 from align.tokenization.encoded import EncodedPrompt
 from align.training import checkpoint
 from align.training.checkpoint import restoring
-from align.training.loop import stop_on_nan
+from align.training.loop import measure_micro_batch, stop_on_nan
 from align.training.optimization import NotFiniteError, Optimization, Sums
 from align.training.run import Run, StopRequestedError
 
@@ -128,6 +128,8 @@ class PPOAlgorithm:
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
         done = self.restore()
+        if done < self.config.updates and self.run.memory.estimate and self.optimization.can_try:
+            self._try_largest_micro_batch()
         if not done and self.validation:
             self.run.log(0, self.evaluate(0))
         self.run.open()  # holds the folder before anything in it is removed
@@ -149,6 +151,13 @@ class PPOAlgorithm:
             with self._averaged_weights():
                 self.save(self.folder, {})
         return self.folder
+
+    def _try_largest_micro_batch(self) -> None:
+        """Run the largest micro-batch of this process and report its peak of memory."""
+        found = largest_micro_batch(self.config, self.loaded.backbone, self.prompts, self.run.accelerator)
+        device = self.run.accelerator.device
+        loss = loss_of_minibatch(self.config, found.experience, found.minibatch, self.roles, device)
+        measure_micro_batch(self.run, self.optimization, loss, found.rows, found.tokens)
 
     def restore(self) -> int:
         """Restore the run's checkpoint; returns the update after which it was written, 0 if there is none.

@@ -1,85 +1,77 @@
 """The models of a PPO run: which model has which role, and how much memory they need."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from align.batches.micro_batches import group_tokens, prompt_groups
 from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.loading import LoadedModel
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.ppo.config import PPOConfig
-from align.ppo.experience import minibatches
+from align.ppo.experience import Experience, RoleOutputs, minibatches, plan_minibatch
 from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import reads_ids_of
 from align.runtime.distributed import run_on_all, run_on_main
 from align.runtime.sharding import is_sharded, sharded_copies, whole_count
-from align.sampling.engines import sampling_tokens
 from align.tokenization.encoded import EncodedPrompt
-from align.training.loop import MEMORY_ESTIMATE_UPDATES, largest_micro_batch
-from align.training.memory import FLOAT32_BYTES, cache_bytes
-from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
+from align.training.loop import PLANNED_UPDATES
+from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import RateGroup
 from align.training.run import Run
 
 
-def check_memory(
-    run: Run,
-    config: PPOConfig,
-    loaded: LoadedModel,
-    module: ActorCritic,
-    frozen: Sequence[nn.Module | None],
-    prompts: list[EncodedPrompt],
-) -> None:
-    """Report how much memory the run will need if every response has its maximum length.
-
-    Raises:
-        UserError: if that is more than there is.
-    """
-    role_passes = [RolePass(loaded.backbone, loaded.adapter, takes_logits=True)]
-    if config.critic == "separate":
-        role_passes.append(RolePass(module.critic or loaded.backbone, module.critic_adapter, takes_logits=False))
-    lengths: list[tuple[int, list[int]]] = []  # of each group: tokens of its prompt and of its responses
-    sizes: list[int] = []
-    batches: list[list[int]] = []
-    for update in range(1, min(config.updates, MEMORY_ESTIMATE_UPDATES) + 1):
-        chosen = prompts_of_update(config, prompts, update)
-        rollout = Rollout(chosen, [[0] * config.max_new_tokens] * len(chosen), [], [])
-        prompt_ids = [prompt.ids for prompt in chosen]
-        for rows in minibatches(config, rollout, update, 0):
-            groups = prompt_groups(loaded.backbone, prompt_ids, rollout.responses, rows, config.micro_batch_tokens)
-            batches.append([len(lengths) + number for number in range(len(groups))])
-            lengths += [(len(prompt_ids[group[0]]), [config.max_new_tokens] * len(group)) for group in groups]
-            sizes += group_tokens(loaded.backbone, prompt_ids, rollout.responses, groups)
-    largest, accumulates = largest_micro_batch(run, ((batch, [sizes[group] for group in batch]) for batch in batches))
-    batch_shape = BatchShape.from_lengths([lengths[group] for group in largest])
-    sampled_rows = math.ceil(config.rollout_size / run.accelerator.num_processes)
-    width = max(prompt for prompt, _ in lengths) + config.max_new_tokens
-
-    def sampling_bytes() -> int:
-        at_once = min(sampled_rows, max(1, sampling_tokens(run.memory, loaded.backbone, width) // width))
-        return cache_bytes(loaded.backbone, at_once * width, at_once)
-
-    phases = {
-        "learning": lambda: pass_bytes(role_passes, batch_shape, backward=True),
-        "scoring": lambda: pass_bytes(role_passes, batch_shape, backward=False),
-        "sampling": sampling_bytes,
-    }
-    accumulates |= bool(config.ptx_data)
+def check_memory(run: Run, config: PPOConfig, loaded: LoadedModel, module: ActorCritic, frozen: Sequence[nn.Module]) -> None:
+    """Report the memory that the run holds whatever its batches are. Raises: UserError if it is more than there is."""
     trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)
     mean = FLOAT32_BYTES * trained if config.ema_decay else 0
     moved = trained * loaded.backbone.model.dtype.itemsize if config.reference_refresh else 0
-    held = [model for model in frozen if model]
-    run.say(run.memory.check(config, module, held, phases, accumulates, {"mean of the weights": mean}, mean + moved))
+    run.say(run.memory.check(config, module, frozen, {"mean of the weights": mean}, mean + moved))
+
+
+class LargestMicroBatch(NamedTuple):
+    """The micro-batch of a run with the most tokens, if every response has its maximum length.
+
+    Attributes:
+        rows: of the micro-batch in the experience.
+        minibatch: the rows of its minibatch.
+        tokens: padded, of the micro-batch.
+    """
+
+    experience: Experience
+    minibatch: list[int]
+    rows: list[int]
+    tokens: int
+
+
+def largest_micro_batch(
+    config: PPOConfig, backbone: Backbone, prompts: list[EncodedPrompt], accelerator: Accelerator
+) -> LargestMicroBatch:
+    """Find the largest micro-batch of this process; its responses, advantages and role outputs are 0."""
+    found: list[tuple[int, Rollout, list[int], list[int]]] = []
+    for update in range(1, min(config.updates, PLANNED_UPDATES) + 1):
+        chosen = prompts_of_update(config, prompts, update)
+        rollout = Rollout(chosen, [[0] * config.max_new_tokens] * len(chosen), [], [])
+        for minibatch in minibatches(config, rollout, update, 0):
+            for batch in plan_minibatch(config, rollout, minibatch, backbone, accelerator):
+                groups = len(getattr(batch.rows, "starts", batch.rows))
+                prompt = max(len(chosen[row].ids) for row in batch.rows)
+                tokens = groups * prompt + len(batch.rows) * config.max_new_tokens
+                found.append((tokens, rollout, minibatch, batch.rows))
+    tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
+    zeros = torch.zeros(len(rollout), config.max_new_tokens)
+    returns = zeros if config.estimator.learns_values else None
+    outputs = RoleOutputs(zeros, zeros, zeros, zeros)
+    experience = Experience(rollout, zeros[:, 0], outputs, rollout.lengths, zeros, returns, config.kl_beta)
+    return LargestMicroBatch(experience, minibatch, rows, tokens)
 
 
 def build_actor_critic(

@@ -154,7 +154,8 @@ class PPOTrainer:
         with sharded_loading(accelerator):
             reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone))
             start = LanguageModel(copy_backbone(loaded.backbone)) if config.reference_refresh and reference else None
-        check_memory(self.run, config, loaded, module, [reference, start, *scoring.modules], prompts)
+        frozen = [model for model in (reference, start, *scoring.modules) if model]
+        check_memory(self.run, config, loaded, module, frozen)
         placed_reference = place_frozen_model(reference, accelerator) if reference else None
         placed_start = place_frozen_model(start, accelerator) if start else None
         steps = config.updates * config.epochs * config.minibatches

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +13,6 @@ from align.reward.loss import Pairs, compare_by_preference, compare_by_rank, pai
 from align.runtime.flops import FlopsProfile, training_flops
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedRanking, SharedPrompt
-from align.training.memory_dry_run import BatchShape
-
-Ranked = TypeVar("Ranked", bound=SharedPrompt)
 
 RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
 """Prompts [N], responses [R] and the prompt of each response [R] (None: one each) to rewards [R]."""
@@ -25,16 +21,6 @@ RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
 def group_sizes(backbone: Backbone, rankings: Sequence[SharedPrompt]) -> list[int]:
     """Tokens that each ranking, its prompt with all responses, holds in memory."""
     return [backbone.tokens_in_memory(len(item.prompt), list(map(len, item.responses))) for item in rankings]
-
-
-def batch_shape_of(batch: Sequence[Ranked], predicted: Callable[[Ranked], Sequence[int]] | None = None) -> BatchShape:
-    """The shape of a micro-batch of rankings.
-
-    Args:
-        predicted: tokens of each response of a ranking whose logits are taken; None: all, where any are.
-    """
-    tokens = None if predicted is None else sum(sum(predicted(item)) for item in batch)
-    return BatchShape.from_lengths([(len(item.prompt), list(map(len, item.responses))) for item in batch], tokens)
 
 
 def group_flops(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
 from align.batches.micro_batches import map_rows
-from align.batches.mixtures import MixedExamples, TrainingData, encode_mixture
+from align.batches.mixtures import TrainingData, encode_mixture
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.launch import run_stage
@@ -28,7 +28,6 @@ from align.reward.config import RewardConfig
 from align.reward.loss import Pairs, bradley_terry, centering_loss, davidson, ranking_loss
 from align.reward.rankings import (
     ScoredRanking,
-    batch_shape_of,
     describe_rankings,
     group_flops,
     group_sizes,
@@ -64,21 +63,6 @@ class HeadTrainer(EpochTrainer):
     ) -> None:
         super().__init__(config, stage, model, tokenizer, REWARD_ADAPTER, allow_reward_model=True)
         run_on_main(lambda: require_savable_classifier(self.loaded), self.run.accelerator)
-
-    def optimize_heads(
-        self,
-        module: nn.Module,
-        mixed: MixedExamples[Ranked],
-        held_out: Sequence[Ranked],
-        predicted: Callable[[Ranked], Sequence[int]] | None = None,
-    ) -> Optimization:
-        """`make_optimization` for prompts with their responses.
-
-        Args:
-            predicted: tokens of each response that a language-model loss is taken on; None: there is none.
-        """
-        tokens, shape = partial(group_sizes, self.loaded.backbone), partial(batch_shape_of, predicted=predicted)
-        return self.make_optimization(module, mixed, held_out, tokens, shape, takes_logits=predicted is not None)
 
 
 class RewardTrainer(HeadTrainer):
@@ -125,8 +109,7 @@ class RewardTrainer(HeadTrainer):
         self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
         head = initial_head(name, self.loaded.backbone)
         module = build_module(config, self.loaded, head)
-        predicted = predicted_tokens if config.lm_loss_weight else None
-        optimization = self.optimize_heads(module, mixed, held_out, predicted)
+        optimization = self.make_optimization(module, mixed, (len(ranking.responses) for ranking in mixed.examples))
         self.task = RewardTask(self.run, config, self.loaded, optimization, mixed.examples, held_out, demonstrated)
 
 

@@ -124,7 +124,7 @@ class RuleTrainer(HeadTrainer):
         freeze_unused_lm_head(loaded.backbone)
         module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone, RULE), loaded.adapter)
         mixed = MixedExamples(encoded[0], [counts[0]], [1.0])
-        optimization = self.optimize_heads(module, mixed, [*encoded[1], *encoded[2]])
+        optimization = self.make_optimization(module, mixed, (len(example.responses) for example in mixed.examples))
         texts = {rule: rules[rule] for rule in trained}
         self.task = RuleTask(self.run, config, loaded, optimization, encoded, texts)
 

@@ -32,7 +32,6 @@ from align.sft.loss import demonstration_loss
 from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
 from align.training.epochs import EpochConfig
 from align.training.loop import EpochTrainer, with_data_names
-from align.training.memory_dry_run import BatchShape
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 from align.training.start import Model, share_sequences
@@ -69,7 +68,7 @@ class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream_updates:
-            for name, default in (("mixing_cap", 0), ("mixing_temperature", 1), ("epochs", 1), ("batch_ramp", [])):
+            for name, default in (("mixing_cap", 0), ("mixing_temperature", 1), ("epochs", 1)):
                 wanted = f"{default} with stream_updates"
                 require_setting(self, name, getattr(self, name) == default, wanted)
 
@@ -107,9 +106,10 @@ class SFTTrainer(EpochTrainer):
         stream: StreamedBatches[EncodedDemonstration] | None = None
         if config.stream_updates:
             stream = stream_of(config, self.loaded, train_data, self.run.accelerator)
-            # The memory estimate takes every example to be as long as it may.
+            # The first micro-batch that is tried is as large as one can be.
             longest = [0] * config.max_prompt_tokens, [0] * config.max_response_tokens, [True] * config.max_response_tokens
             examples = [EncodedDemonstration(*longest)] * config.batch_size
+            stream.current |= dict(enumerate(examples))
             mixed = MixedExamples(examples, [config.batch_size], [1.0])
         else:
             mixed = encode_mixture(train_data, partial(encode, config, self.loaded), config.task_prefixes)
@@ -118,9 +118,7 @@ class SFTTrainer(EpochTrainer):
         counts = f"{number} examples to learn from, {len(held_out)} held out"
         self.run.say(f"sft: {counts}; model {self.run.config.model}")
         module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
-        shape = partial(batch_shape_of, config)
-        parts = (module, mixed, held_out, token_counts, shape)
-        optimization = self.make_optimization(*parts, takes_logits=True, stream=stream)
+        optimization = self.make_optimization(module, mixed, stream=stream)
         learned = stream.current if stream else mixed.examples
         self.task = SFTTask(self.run, config, self.loaded, optimization, learned, held_out)
 
@@ -167,12 +165,6 @@ def stream_of(
 def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
     """Tokens of prompt and response of each example."""
     return [len(example.prompt) + len(example.response) for example in examples]
-
-
-def batch_shape_of(config: SFTConfig, batch: Sequence[EncodedDemonstration]) -> BatchShape:
-    """The shape of a micro-batch."""
-    predicted = None if config.prompt_loss_weight else sum(sum(example.loss_mask) for example in batch)
-    return BatchShape.from_lengths([(len(example.prompt), [len(example.response)]) for example in batch], predicted)
 
 
 def example_flops(config: SFTConfig, shape: FlopsProfile, example: EncodedDemonstration) -> float:

@@ -42,6 +42,7 @@ class DeepSpeedOptimization(Optimization):
     module: Any
     """The engine; DeepSpeed ships no types."""
     keeps_parts = True
+    can_try = False
 
     def __init__(
         self, run: Run, module: nn.Module, total: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0

@@ -1,9 +1,8 @@
 """Which examples each update learns from: passes over one set of examples, or over a mixture of several."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy
@@ -12,7 +11,7 @@ from align.batches.encoding import Limits
 from align.batches.streams import require_same_examples
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
-from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option, require_setting
+from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option
 
 
 @dataclass(kw_only=True)
@@ -23,38 +22,12 @@ class EpochConfig(ModelConfig, RunConfig):
     batch_size: int = option(16, "examples in one update, over all processes", gt=0)
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
     max_response_tokens: int = option(1024, "longest response, in tokens", gt=0)
-    batch_ramp: list[str] = option(
-        [],
-        "smaller batches at first, each as SIZE:UPDATES, such as 8:100 16:100 before a batch_size of 32 (PaLM: 512, 1024, "
-        "then 2048)",
-    )
     evaluate_every: int = option(0, "updates between evaluations; 0: at the end of each epoch", ge=0)
 
     @property
     def limits(self) -> Limits:
         """How long prompts and responses may be."""
         return Limits(self.max_prompt_tokens, self.max_response_tokens, self.overlong)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sizes = [size for size, _ in parse_ramp(self.batch_ramp)] + [self.batch_size]
-        rising = all(small < large for small, large in pairwise(sizes))
-        require_setting(self, "batch_ramp", rising, "sizes that rise and stay below batch_size")
-
-
-def parse_ramp(words: Sequence[str]) -> list[tuple[int, int]]:
-    """Sizes of batches with the number of updates that each lasts.
-
-    Raises:
-        UserError: for a word that is not SIZE:UPDATES.
-    """
-    ramp = []
-    for word in words:
-        size, _, updates = word.partition(":")
-        if not (size.isdecimal() and updates.isdecimal() and int(size) and int(updates)):
-            raise UserError(f"batch_ramp: {word!r} must be SIZE:UPDATES, two whole numbers above 0, such as 8:100")
-        ramp.append((int(size), int(updates)))
-    return ramp
 
 
 class Batches(Protocol):
@@ -103,7 +76,6 @@ class Epochs:
     Args:
         sizes: examples of each source; an example's index counts through all of them.
         weights: one for each source.
-        ramp: sizes of the first batches, with the updates that each lasts (`parse_ramp`).
         digest: of the examples (`examples_digest`), by which a resumed run recognizes them.
 
     Raises:
@@ -117,53 +89,24 @@ class Epochs:
         sizes: Sequence[int],
         weights: Sequence[float] = (1.0,),
         mixing: MixtureConfig | None = None,
-        ramp: Sequence[tuple[int, int]] = (),
         digest: str = "",
     ) -> None:
         self.seed, self.batch_size, self.sizes = seed, batch_size, list(sizes)
         self.examples = sum(sizes)
-        self.ramp = list(self._cut_ramp(ramp))
         self.updates_per_epoch = math.ceil(self.examples / batch_size)
         self.counts = _counts(self.sizes, weights, mixing or MixtureConfig())
         self.digest = digest
 
-    def _cut_ramp(self, ramp: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-        """Epoch, first and last place of each batch of the ramp; as always, an epoch's last one may be smaller."""
-        epoch = start = 0
-        for size, updates in ramp:
-            for _ in range(updates):
-                stop = min(start + size, self.examples)
-                yield epoch, start, stop
-                epoch, start = (epoch, stop) if stop < self.examples else (epoch + 1, 0)
-
-    def _place(self, update: int) -> tuple[int, int, int]:
-        """Epoch, first and last place of an update's batch."""
-        if update <= len(self.ramp):
-            return self.ramp[update - 1]
-        epoch, _, start = self.ramp[-1] if self.ramp else (0, 0, 0)
-        left = math.ceil((self.examples - start) / self.batch_size)  # of the epoch in which the ramp ends
-        number = update - len(self.ramp) - 1
-        if number >= left:
-            more, place = divmod(number - left, self.updates_per_epoch)
-            epoch, start, number = epoch + 1 + more, 0, place
-        start += number * self.batch_size
-        return epoch, start, min(start + self.batch_size, self.examples)
-
     def updates(self, epochs: int) -> int:
         """The number of updates in `epochs` epochs."""
-        ends = [number for number, (epoch, _, _) in enumerate(self.ramp) if epoch == epochs]
-        if ends:  # the ramp is longer than the run
-            return ends[0]
-        epoch, _, start = self.ramp[-1] if self.ramp else (0, 0, 0)
-        left = math.ceil((self.examples - start) / self.batch_size)
-        return len(self.ramp) + left + (epochs - epoch - 1) * self.updates_per_epoch
+        return epochs * self.updates_per_epoch
 
     def rows(self, update: int) -> list[int]:
         """The examples of an update, which is counted from 1."""
-        epoch, start, stop = self._place(update)
+        epoch, place = divmod(update - 1, self.updates_per_epoch)
         drawn = numpy.concatenate([self._drawn(source, epoch) for source in range(len(self.sizes))])
         order = generator(self.seed, Stream.DATA_ORDER, epoch).permutation(len(drawn))
-        rows: list[int] = drawn[order[start:stop]].tolist()
+        rows: list[int] = drawn[order[place * self.batch_size :][: self.batch_size]].tolist()
         return rows
 
     def state(self) -> dict[str, Any]:

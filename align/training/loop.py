@@ -18,19 +18,17 @@ from align.core.settings import MixtureConfig, ModelConfig
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
-from align.runtime.sequence import sequence_size
 from align.training import checkpoint
 from align.training.checkpoint import restoring
-from align.training.epochs import Batches, EpochConfig, Epochs, parse_ramp
-from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
+from align.training.epochs import Batches, EpochConfig, Epochs
 from align.training.optimization import NotFiniteError, Optimization, Sums
 from align.training.run import Run, StopRequestedError
 from align.training.start import Model, make_optimization, open_run, say_if_prompts_are_repeated
 
 Example = TypeVar("Example")
 
-MEMORY_ESTIMATE_UPDATES = 200
-"""The memory estimate is made from the batches of at most this many updates."""
+PLANNED_UPDATES = 200
+"""The largest micro-batch is that of at most this many updates."""
 
 
 class Task(Protocol):
@@ -59,16 +57,21 @@ class Task(Protocol):
         """The examples of a batch, for finding the cause of a NaN."""
 
 
-def train(run: Run, optimization: Optimization, task: Task, epochs: Batches, evaluate_every: int) -> None:
+def train(
+    run: Run, optimization: Optimization, task: Task, epochs: Batches, evaluate_every: int, planned: Epochs | None = None
+) -> None:
     """Train for `optimization.total` updates; evaluate, keep the best model and write checkpoints in between.
 
     Args:
         epochs: which examples each update learns from.
         evaluate_every: updates between evaluations; 0: at the end of each epoch.
+        planned: examples as large as those of `epochs`, of which the largest micro-batch is tried first; None: none is.
     """
     total, evaluate_every = optimization.total, evaluate_every or epochs.updates_per_epoch
     done, progress = checkpoint.load(run, optimization)
     best, evaluated = progress.get("best", math.inf), progress.get("evaluated")
+    if planned and done < total:
+        try_largest_micro_batch(run, optimization, task, planned)
     with restoring(run):
         epochs.load_state(progress.get("batches", {}))
     if not done and task.evaluate_before_training:
@@ -118,65 +121,33 @@ def train(run: Run, optimization: Optimization, task: Task, epochs: Batches, eva
         keep_if_best(task.evaluate(), must_keep=not has_model)
 
 
-def largest_micro_batch(run: Run, batches: Iterable[tuple[list[int], list[int]]]) -> tuple[list[int], bool]:
-    """Find the micro-batch that needs the most memory.
-
-    Args:
-        batches: for each batch its rows and their tokens.
-
-    Returns:
-        The rows of the micro-batch with the most padded tokens, and whether any batch has more than one micro-batch.
-    """
-    largest: tuple[int, list[int]] = (0, [])
-    accumulates = False
-    for rows, lengths in batches:
-        tokens = dict(zip(rows, lengths, strict=True))
-        plan = micro_batches(rows, lengths, run.config.micro_batch_tokens, run.accelerator)
-        accumulates |= len(plan) > 1
-        largest = max(largest, *((len(part.rows) * max(tokens[row] for row in part.rows), part.rows) for part in plan))
-    return largest[1], accumulates
-
-
-def check_memory(
-    run: Run,
-    config: ModelConfig,
-    module: nn.Module,
-    role_pass: RolePass,
-    epochs: Epochs,
-    examples: Sequence[Example],
-    held_out: Sequence[Example],
-    token_counts: Callable[[Sequence[Example]], list[int]],
-    batch_shape: Callable[[Sequence[Example]], BatchShape],
-    teachers: Sequence[RolePass] = (),
-) -> None:
-    """Tell how much memory a run of this loop will need.
-
-    Args:
-        module: what is trained.
-        role_pass: how it reads a micro-batch.
-        epochs: which examples each update learns from.
-        token_counts: tokens that each example holds in memory.
-        batch_shape: the shape of a micro-batch of some examples.
-        teachers: frozen models that read each micro-batch too.
+def try_largest_micro_batch(run: Run, optimization: Optimization, task: Task, epochs: Epochs) -> None:
+    """Run the largest micro-batch that is planned, before the first update, and report its peak of memory.
 
     Raises:
-        UserError: if that is more than there is.
+        UserError: if it does not fit.
     """
-    first = len(epochs.ramp) + 1  # the largest batches
-    updates = range(first, first + min(MEMORY_ESTIMATE_UPDATES, epochs.updates_per_epoch))
-    batches = map(epochs.rows, updates)
-    sized = ((rows, token_counts([examples[row] for row in rows])) for rows in batches)
-    rows, accumulates = largest_micro_batch(run, sized)
-    largest = [examples[row] for row in rows]
-    passes = [*teachers, role_pass]
-    # Processes that share rows hold a part of them each.
-    sharing = sequence_size(run.accelerator)
-    phases = {"learning": lambda: pass_bytes(passes, batch_shape(largest), backward=True) // sharing}
-    if held_out:
-        rows, _ = largest_micro_batch(run, [(list(range(len(held_out))), token_counts(held_out))])
-        largest_held_out = [held_out[row] for row in rows]
-        phases["validation"] = lambda: pass_bytes(passes, batch_shape(largest_held_out), backward=False) // sharing
-    run.say(run.memory.check(config, module, [teacher.backbone for teacher in teachers], phases, accumulates))
+    if not run.memory.estimate or not optimization.can_try:
+        return
+    largest: tuple[int, list[int], list[int]] = (0, [], [])
+    for update in range(1, min(PLANNED_UPDATES, epochs.updates_per_epoch) + 1):
+        rows = epochs.rows(update)
+        lengths = [task.lengths[row] for row in rows]
+        for batch in micro_batches(rows, lengths, run.config.micro_batch_tokens, run.accelerator):
+            size = len(batch.rows) * max(task.lengths[row] for row in batch.rows)
+            largest = max(largest, (size, batch.rows, rows))
+    size, part, rows = largest
+    measure_micro_batch(run, optimization, task.loss(rows), part, size)
+
+
+def measure_micro_batch(
+    run: Run, optimization: Optimization, loss: Callable[[list[int]], tuple[Tensor, Sums]], rows: list[int], size: int
+) -> None:
+    """Run a micro-batch of `size` padded tokens and report the peak of memory. Raises: UserError if it does not fit."""
+    assert isinstance(run.config, ModelConfig)
+    text = f"{size} tokens in {len(rows)} rows"
+    run.say(f"trying the largest micro-batch: {text}")
+    run.say(run.memory.measure(run.config, lambda: optimization.try_micro_batch(loss, rows), text, optimization.has_state))
 
 
 def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[str, object]]) -> None:
@@ -243,11 +214,8 @@ class EpochTrainer:
         self,
         module: nn.Module,
         mixed: MixedExamples[Example],
-        held_out: Sequence[Example],
-        token_counts: Callable[[Sequence[Example]], list[int]],
-        batch_shape: Callable[[Sequence[Example]], BatchShape],
-        takes_logits: bool,
-        teachers: Sequence[RolePass] = (),
+        responses: Iterable[int] = (),
+        frozen: Sequence[nn.Module] = (),
         stream: Batches | None = None,
     ) -> Optimization:
         """Build the training engine after checking available memory.
@@ -255,32 +223,26 @@ class EpochTrainer:
         Args:
             module: what is trained, `loaded` with its heads.
             mixed: the examples to learn from.
-            held_out: those to evaluate on.
-            token_counts: tokens that each example holds in memory.
-            batch_shape: the shape of a micro-batch of some examples.
-            takes_logits: whether tokens are predicted.
-            teachers: frozen models that read each micro-batch too.
-            stream: examples that are read while the model learns; `mixed` are then as large as they may be.
+            responses: how many the prompt of each example has.
+            frozen: other models that are kept.
+            stream: examples that are read during training; `mixed` are then as large as they may be.
 
         Raises:
             UserError: if memory is insufficient.
         """
         config = self.config
-        responses = (len(batch_shape([example]).response_tokens) for example in mixed.examples)
         say_if_prompts_are_repeated(self.run, self.loaded.backbone, responses)
         mixing = config if isinstance(config, MixtureConfig) else None
-        ramp = parse_ramp(config.batch_ramp)
         digest = examples_digest(mixed.examples)
-        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing, ramp, digest)
+        self.epochs = Epochs(config.seed, config.batch_size, mixed.sizes, mixed.weights, mixing, digest)
         self.batches = stream or self.epochs
-        role_pass = RolePass(self.loaded.backbone, self.loaded.adapter, takes_logits)
-        parts = (self.epochs, mixed.examples, held_out, token_counts, batch_shape, teachers)
-        check_memory(self.run, self.run.config, module, role_pass, *parts)
+        assert isinstance(self.run.config, ModelConfig)
+        self.run.say(self.run.memory.check(self.run.config, module, frozen))
         return make_optimization(self.run, module, self.batches.updates(config.epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; returns the folder of the best model."""
-        train(self.run, self.task.optimization, self.task, self.batches, self.config.evaluate_every)
+        train(self.run, self.task.optimization, self.task, self.batches, self.config.evaluate_every, self.epochs)
         self.run.close()
         return self.task.folder
 

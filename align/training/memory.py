@@ -1,14 +1,14 @@
-"""Estimates how much memory a run will need, before it starts, and refuses a run that the machine has no memory for.
+"""The memory of a run: arithmetic before it starts, and the peak of its largest micro-batch before its first update.
 
-Resident memory follows from shapes: weights, float32 masters, optimizer state, gradients. Temporary memory is counted by
-`align.training.memory_dry_run` on the run's largest micro-batch.
+Weights, gradients and optimizer state follow from shapes. What activations take is measured: `align.training.loop` runs the
+largest micro-batch first and drops its gradients.
 """
 
 import gc
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import psutil
@@ -21,66 +21,38 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig, RunConfig
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.configs import base_of, load_config
-from align.runtime.distributed import compute_dtype, cpu_flags, run_on_all
+from align.runtime.distributed import compute_dtype, run_on_all
 from align.runtime.process import cgroup_bytes_left, process_peak, release_freed_memory, reset_process_peak
 from align.runtime.sharding import whole_bytes, whole_count, whole_shape
 
 GIB = 2**30
 FLOAT32_BYTES = 4
-"""Bytes of a float32."""
-HEAP_OVERHEAD = 0.2
-"""What fragmentation of the C library's heap adds to temporary memory, as a share of it. None on a GPU, where torch counts
-live tensors."""
-PROCESS_OVERHEAD = int(0.45 * GIB)
-"""Bytes of a process on a CPU that the estimate does not count: kernels compiled at their first use, threads, texts. Both
-overheads were fitted to four runs of SmolLM2-135M on Linux (docs/metrics.md)."""
-AMX_KERNELS = int(1.8 * GIB)
-"""Bytes of oneDNN's kernels for bfloat16 on a CPU with AMX. oneDNN keeps the kernels of the last 1024 products of matrices
-that differ in a shape (ONEDNN_PRIMITIVE_CACHE_CAPACITY), and a run has more of these than that. Inferred from one
-observation: supervised training of SmolLM2-135M on such a CPU was estimated at 3.9 GiB and used 5.7. On a CPU with
-avx512_bf16 alone, 1024 kernels took 0.55 GiB whatever the shapes; only a run with few shapes stays in PROCESS_OVERHEAD."""
 ALWAYS_FITS_BYTES = 2**26
-"""Below this many bytes of weights a model fits anywhere: nothing is estimated."""
+"""A model with fewer bytes of weights fits anywhere: nothing is estimated or tried."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one process will hold on its device.
+    """Bytes that one process holds whatever its batches are.
 
     Attributes:
-        resident: bytes held all the time, by name: weights, masters, optimizer, process.
+        resident: weights, masters and optimizer state, by name.
         gradients: all float32 gradients.
-        phases: the peak of temporary memory in each phase, by name.
-        accumulates_gradients: whether gradients of earlier micro-batches are held while a later one is learned from.
-        heap_overhead: what the allocator adds to temporary memory, as a share of it.
     """
 
     resident: dict[str, int]
     gradients: int
-    phases: dict[str, int] = field(default_factory=dict)
-    accumulates_gradients: bool = True
-    heap_overhead: float = 0.0
 
     @property
     def total(self) -> int:
-        """The peak."""
-        learn = self.phases.get("learning", 0)
-        # The last gradients are made when the last activations have been freed.
-        learn = learn + self.gradients if self.accumulates_gradients else max(learn, self.gradients)
-        return sum(self.resident.values()) + int((1 + self.heap_overhead) * max([learn, *self.phases.values()]))
+        """All of them."""
+        return sum(self.resident.values()) + self.gradients
 
     def table(self, free: int) -> str:
-        """A short table for people; `free`: bytes that this process can have on its device."""
-
-        def sizes(parts: dict[str, int]) -> str:
-            return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-
-        return (
-            f"memory estimate, GiB per process: {self.total / GIB:.2f} at the peak, {free / GIB:.2f} free\n"
-            f"  all the time   {sizes(self.resident)}\n"
-            f"  temporarily    {sizes({'gradients': self.gradients} | self.phases)}"
-            + (f"; heap overhead {self.heap_overhead:.0%}" if self.heap_overhead else "")
-        )
+        """One line for people; `free`: bytes that this process can have on its device."""
+        parts = self.resident | {"gradients": self.gradients}
+        sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        return f"memory, GiB per process: {self.total / GIB:.2f} before activations ({sizes}), {free / GIB:.2f} free"
 
 
 class Sharding(NamedTuple):
@@ -108,7 +80,6 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
         optimizer: `adamw` or `adafactor`.
         trained: the weights that are trained, on any device (meta too).
         weights: bytes of all weights, frozen ones and those of other models included.
-        sharding: how DeepSpeed shards them.
     """
     count = sum(map(whole_count, trained))
     masters = sum(FLOAT32_BYTES * whole_count(weight) for weight in trained if weight.dtype != torch.float32)
@@ -142,6 +113,9 @@ class Memory:
     """Memory on one run's device, as this process sees it: what is free, what will be needed, what was needed.
 
     On a CPU this is the resident memory of the process; on a GPU what torch has allocated.
+
+    Attributes:
+        resident_bytes: weights, masters and optimizer state, once `check` has counted them.
     """
 
     def __init__(self, accelerator: Accelerator, limit: float) -> None:
@@ -149,12 +123,11 @@ class Memory:
         self.sharding = Sharding.from_accelerator(accelerator)
         gc.collect()  # what an earlier run in this process left
         release_freed_memory()
-        self.start_bytes = self.expected_bytes = self.resident_bytes = 0
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
+        self.start_bytes = self.expected_bytes = self.resident_bytes = self.earlier_peak = 0
+        self.estimate: MemoryEstimate | None = None
+        if self.device.type == "cpu":
             self.start_bytes = psutil.Process().memory_info().rss
-            reset_process_peak()
+        self._reset_peak()
 
     def free(self) -> int:
         """Bytes that this process could hold in total, including what it holds already; `memory_limit` where that is set."""
@@ -173,9 +146,16 @@ class Memory:
 
     def peak(self) -> int:
         """The most bytes that were held since the run began."""
+        return max(self.earlier_peak, self._current_peak())
+
+    def _current_peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else process_peak()
+
+    def _reset_peak(self) -> None:
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return process_peak()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            reset_process_peak()
 
     def check_before_load(self, config: ModelConfig, copies: int = 0) -> None:
         """Refuse a model before it is loaded if its weights, gradients and optimizer state alone are too much.
@@ -201,24 +181,20 @@ class Memory:
         self,
         config: ModelConfig,
         module: nn.Module,
-        frozen: Sequence[nn.Module],
-        phases: Mapping[str, Callable[[], int]],
-        accumulates_gradients: bool,
+        frozen: Sequence[nn.Module] = (),
         more: Mapping[str, int] | None = None,
         in_checkpoints: int = 0,
     ) -> str:
-        """Estimate for a run whose models are loaded and whose optimizer is not made yet.
+        """Count what a run with loaded models holds, before its optimizer is made.
 
         Args:
             module: what is trained.
             frozen: other models that are kept.
-            phases: functions that count the peak of each phase in bytes; `learning` is one of them.
-            accumulates_gradients: see `MemoryEstimate`.
             more: other bytes that are held all the time, by name.
             in_checkpoints: bytes of a checkpoint in addition to masters and the optimizer's state.
 
         Returns:
-            The estimate as a table; "" for a model that fits anywhere.
+            The estimate as a line; "" for a model that fits anywhere.
 
         Raises:
             UserError: if the device has less memory.
@@ -231,18 +207,61 @@ class Memory:
         resident = estimate.resident | dict(more or {})
         if "checkpoint" in resident:
             resident["checkpoint"] += in_checkpoints
+        self.estimate = estimate = replace(estimate, resident=resident)
         self.resident_bytes = sum(resident.values())
-        peaks = {name: count() for name, count in phases.items()}
-        estimate = replace(estimate, resident=resident, phases=peaks, accumulates_gradients=accumulates_gradients)
         run_on_all(lambda: self._require(estimate, config), self.accelerator)  # what is free differs by process
-        self.expected_bytes = estimate.total
         return estimate.table(self.free())
 
-    def hold_to_estimate(self) -> None:
-        """On a CPU, give freed memory back where it has grown beyond the estimate.
+    def measure(self, config: ModelConfig, try_it: Callable[[], None], size: str, has_optimizer_state: bool) -> str:
+        """Run the largest micro-batch, and refuse the run if its peak does not fit.
 
-        Freed memory is kept for the next buffers. With rows of ever new lengths, gaps that fit none
-        of them add up, update by update: without this, the fine-tuning of the demo held 5.6 GiB where 4.0 were estimated.
+        Args:
+            try_it: one forward and backward pass.
+            size: of the micro-batch, for people.
+            has_optimizer_state: whether the optimizer's state is in memory already; otherwise it is added.
+
+        Returns:
+            The peak as a line.
+
+        Raises:
+            UserError: on every process, if the peak exceeds what one of them has.
+        """
+        assert self.estimate is not None
+        to_come = {name: self.estimate.resident.get(name, 0) for name in ("optimizer", "checkpoint")}
+        if has_optimizer_state:
+            to_come["optimizer"] = 0
+
+        def run_it() -> None:
+            self.earlier_peak = self.peak()
+            self._reset_peak()
+            try:
+                try_it()
+            except torch.OutOfMemoryError as error:
+                raise self._does_not_fit(config, size, "more memory than there is") from error
+            self.expected_bytes = self._current_peak() + sum(to_come.values())
+            if self.expected_bytes > self.free():
+                raise self._does_not_fit(config, size, f"{self.expected_bytes / GIB:.1f} GiB per process")
+
+        run_on_all(run_it, self.accelerator)
+        return (
+            f"memory, GiB per process: {self.expected_bytes / GIB:.2f} at the peak of the largest micro-batch ({size}), "
+            f"{self.free() / GIB:.2f} free"
+        )
+
+    def _does_not_fit(self, config: ModelConfig, size: str, needed: str) -> UserError:
+        assert isinstance(config, RunConfig)
+        advice = f"lower micro_batch_tokens to {max(1, config.micro_batch_tokens // 2)}, which changes no result"
+        if not config.gradient_checkpointing:
+            advice += ", or set gradient_checkpointing true"
+        return UserError(
+            f"model '{config.model}': the largest micro-batch ({size}) takes {needed}, but {self.free() / GIB:.1f} GiB are "
+            f"free on {self.device}: {advice}"
+        )
+
+    def hold_to_estimate(self) -> None:
+        """On a CPU, return freed memory to the system once the process holds more than the measured peak.
+
+        The C library keeps freed memory for the next buffers. Rows of ever new lengths leave gaps that fit none of them.
         """
         if self.device.type == "cpu" and 0 < self.expected_bytes < psutil.Process().memory_info().rss:
             release_freed_memory()
@@ -250,22 +269,19 @@ class Memory:
     def _estimate(self, config: ModelConfig, trained: Sequence[Tensor], weights: int) -> MemoryEstimate:
         assert isinstance(config, RunConfig)
         estimate = resident_memory(config.optimizer, trained, weights, self.sharding)
-        heap, process = (0.0, 0) if self.device.type == "cuda" else (HEAP_OVERHEAD, PROCESS_OVERHEAD)
-        resident = estimate.resident | {"process": self.start_bytes + process}
+        resident = estimate.resident | {"process": self.start_bytes}
         if self.device.type == "cpu" and config.checkpoint_in_background:
             masters = sum(FLOAT32_BYTES * whole_count(weight) for weight in trained)
             shares = self.sharding.processes if self.sharding.stage else 1
             resident["checkpoint"] = masters // shares + resident["optimizer"]
-        if self.device.type == "cpu" and compute_dtype(config.dtype) == torch.bfloat16 and "amx_bf16" in cpu_flags():
-            resident["AMX kernels"] = AMX_KERNELS
-        return replace(estimate, resident=resident, heap_overhead=heap)
+        return replace(estimate, resident=resident)
 
     def _require(self, estimate: MemoryEstimate, config: ModelConfig) -> None:
         free = self.free()
         if estimate.total > free:
             raise UserError(
-                f"model '{config.model}': training needs about {estimate.total / GIB:.1f} GiB per process, but "
-                f"{free / GIB:.1f} GiB are free on {self.device}; to reduce it, the largest saving first: "
+                f"model '{config.model}': training needs about {estimate.total / GIB:.1f} GiB per process before "
+                f"activations, but {free / GIB:.1f} GiB are free on {self.device}; to reduce it, the largest saving first: "
                 f"{'; '.join(suggestions(estimate, config, self.sharding))}; memory_limit {math.ceil(estimate.total / GIB)} "
                 "starts it anyway"
             )
@@ -274,18 +290,12 @@ class Memory:
 def suggestions(estimate: MemoryEstimate, config: ModelConfig, sharding: Sharding) -> list[str]:
     """Settings that save memory, each with the GiB that it saves about, the largest saving first."""
     assert isinstance(config, RunConfig)
-    resident, learning = estimate.resident, estimate.phases.get("learning", 0)
+    resident = estimate.resident
     state = resident["masters"] + resident["optimizer"] + estimate.gradients
     savings = []
     if not config.lora_rank:
         savings += [(state, "lora_rank 16"), (resident["optimizer"], "optimizer adafactor")]
-    if not config.gradient_checkpointing:
-        # Measured on SmolLM2-135M with a ranking and a rollout: two thirds of the temporary memory of learning.
-        savings.append((2 * learning // 3, "gradient_checkpointing true"))
-    savings.append((learning // 2, f"micro_batch_tokens {max(1, config.micro_batch_tokens // 2)}"))
-    if sharding.stage < 3:
-        savings.append(((state + resident["weights"]) // 2, "ZeRO-3 on two processes (docs/clusters.md)"))
-    else:
-        savings.append(((state + resident["weights"]) // 2, "twice the processes"))
+    zero = "ZeRO-3 on two processes (docs/clusters.md)" if sharding.stage < 3 else "twice the processes"
+    savings.append(((state + resident["weights"]) // 2, zero))
     largest = sorted(((size, text) for size, text in savings if size > 0.01 * estimate.total), reverse=True)
     return [f"{text} (about {size / GIB:.1f} GiB)" for size, text in largest] or ["a smaller model"]

@@ -49,6 +49,8 @@ class Optimization:
     average: WeightAverage | None = None
     expert_load: ExpertLoad | None = None
     reduction: "GradientReduction | None" = None
+    can_try = True
+    """Whether `try_micro_batch` is possible; DeepSpeed's engine expects a step after a backward pass."""
     keeps_parts = False
     """Whether `state` is what this process keeps of tensors, and not whole ones."""
 
@@ -106,6 +108,23 @@ class Optimization:
             self.expert_load.keep(result)
         self._leave_untouched_update()
         return result
+
+    def try_micro_batch(self, loss: Callable[[list[int]], tuple[Tensor, Sums]], rows: list[int]) -> None:
+        """Run one forward and backward pass with all gradients in memory, then drop them. Random states stay as they are."""
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            for master in self.masters.values():  # as those of earlier micro-batches are
+                master.grad = torch.zeros_like(master)
+            value, sums = loss(rows)
+            if self.expert_load:
+                value, _ = self.expert_load.add(value, sums, len(rows), len(rows))
+            self._backward(value)
+        self._drop_gradients()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimizer has made its state."""
+        return bool(self.optimizer.state)
 
     def _leave_untouched_update(self) -> None:
         try:

@@ -5,7 +5,6 @@ import torch
 
 from align.models import roles
 from align.models.roles import predict_tokens
-from align.training.memory_dry_run import BatchShape, RolePass, pass_bytes
 
 COUNT = 50
 
@@ -70,12 +69,3 @@ def test_no_logits_of_more_than_a_part_are_made(load_sharp, monkeypatch):
     assert sorted(asked[8:]) == sorted(asked[:8]), "once in each direction"
     assert sum(asked[:8]) == COUNT
     assert max(asked) == 7
-
-
-def test_the_estimate_knows_it(load_sharp, monkeypatch):
-    backbone = load_sharp("tiny-llama").backbone
-    shape = BatchShape.from_lengths([(4, [60])] * 8)
-    roles = [RolePass(backbone, None, takes_logits=True)]
-    whole = pass_bytes(roles, shape, backward=True)
-    in_parts_of(60, backbone, monkeypatch)
-    assert pass_bytes(roles, shape, backward=True) < whole

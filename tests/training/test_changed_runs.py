@@ -65,10 +65,6 @@ def test_settings_that_order_the_examples_must_stay(setting, value, before, refu
     assert f"config.yaml: this run has {setting} {before}, not {value}; resume it with that, or give another" in line
 
 
-def test_smaller_first_batches_must_stay(refuse):
-    assert "this run has batch_ramp [], not ['1:2']" in refuse("--batch_ramp", "1:2")
-
-
 @pytest.mark.parametrize("change", ["fewer", "more", "reordered", "edited"])
 def test_other_examples_are_refused(change, started, tmp_path, refuse):
     rows = (started / "demos.jsonl").read_text().splitlines()

@@ -10,8 +10,7 @@ from align.batches.mixtures import Mixture, encode_mixture
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.settings import MixtureConfig
-from align.sft.train import SFTConfig
-from align.training.epochs import Epochs, parse_ramp
+from align.training.epochs import Epochs
 
 
 def epoch_of(epochs: Epochs, number: int) -> list[int]:
@@ -88,44 +87,3 @@ def test_names_in_one_setting_and_sources_in_memory_are_the_same_mixture(tmp_pat
     for weight in ("0", "-1", "nan", "inf"):
         with pytest.raises(UserError, match=f"b={weight}: the weight of a source must be a number above 0"):
             encode_mixture(f"a, b={weight}", read)
-
-
-# --------------------------------------------------------------------------------------------------- a ramp of batch sizes
-
-
-def test_a_ramp_by_hand():
-    """10 examples: 2, 2, 3, 3, then batches of 4: 4, 4, 2 an epoch."""
-    epochs = Epochs(5, 4, [10], ramp=[(2, 2), (3, 2)])
-    assert [len(epochs.rows(update)) for update in range(1, 11)] == [2, 2, 3, 3, 4, 4, 2, 4, 4, 2]
-    assert [epochs.updates(count) for count in (1, 2, 3)] == [4, 7, 10]
-
-
-@settings(deadline=None, max_examples=60)
-@given(examples=st.integers(1, 30), first=st.integers(1, 3), lasts=st.integers(1, 12), count=st.integers(1, 4))
-def test_an_epoch_has_every_example_once_with_a_ramp_too(examples, first, lasts, count):
-    epochs = Epochs(1, 5, [examples], ramp=[(first, lasts), (4, 3)])
-    rows = [epochs.rows(update) for update in range(1, epochs.updates(count) + 1)]
-    seen = Counter(row for batch in rows for row in batch)
-    assert seen == dict.fromkeys(range(examples), count)
-    sizes = [len(batch) for batch in rows[:lasts]]
-    assert all(size <= first for size in sizes)
-
-
-def test_no_ramp_is_as_ever():
-    plain, none = Epochs(3, 8, [21]), Epochs(3, 8, [21], ramp=parse_ramp([]))
-    assert [plain.rows(update) for update in range(1, 10)] == [none.rows(update) for update in range(1, 10)]
-    assert plain.updates(4) == 12
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["8"], "batch_ramp: '8' must be SIZE:UPDATES"),
-        (["0:5"], "'0:5' must be"),
-        (["16:5", "8:5"], "sizes that rise"),
-        (["32:5"], "stay below batch_size"),
-    ],
-)
-def test_a_wrong_ramp_is_one_line(words, complaint):
-    with pytest.raises(UserError, match=complaint):
-        SFTConfig(batch_size=32, batch_ramp=words)

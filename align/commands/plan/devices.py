@@ -1,7 +1,7 @@
 """Devices by their datasheets, the FLOP/s that runs reached on them, and how a stage's models fit into their memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from align.core.errors import UserError
 from align.models.backbone import Backbone
 from align.runtime.flops import PEAKS, peak_flops
-from align.training.memory import MemoryEstimate, Sharding, resident_memory, weights_bytes
+from align.training.memory import Sharding, resident_memory, weights_bytes
 from align.training.run_folder import read_metrics
 
 GIB = 2**30
-USABLE = 0.9
-"""Share of a device's memory that a plan fills: the rest is for its context, communication and fragments."""
+USABLE = 0.8
+"""Share of a device's memory that a plan fills. The rest is for activations, its context, communication and fragments."""
 STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
 """A setting that only one of the planned stages has: it identifies the stage of a run."""
 
@@ -156,22 +156,17 @@ def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
     return [("whole", "ddp.yaml", Sharding()), *sharded, offload]
 
 
-def layouts(
-    roles: Mapping[str, HeldModel], temporary: int, optimizer: str, memory: float, gpu: str, devices: int
-) -> list[Layout]:
+def layouts(roles: Mapping[str, HeldModel], optimizer: str, memory: float, gpu: str, devices: int) -> list[Layout]:
     """Compute the memory that each way to place a stage needs.
 
     Args:
-        temporary: bytes of activations and logits at the peak.
         memory: bytes of a device.
     """
     found = []
     for name, launcher, sharding in placements(gpu, devices):
         parts = {role: resident_memory(optimizer, held.trained, held.weights, sharding) for role, held in roles.items()}
         bytes_of = {role: sum(part.resident.values()) + part.gradients for role, part in parts.items()}
-        gradients = sum(part.gradients for part in parts.values())
-        resident = {role: sum(part.resident.values()) for role, part in parts.items()}
-        total = replace(MemoryEstimate(resident, gradients), phases={"learning": temporary}).total
+        total = sum(bytes_of.values())
         found.append(Layout(name, launcher, bytes_of, total, total <= USABLE * memory))
     return found
 

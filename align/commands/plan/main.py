@@ -20,7 +20,6 @@ from align.reward.config import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import training_flops
 from align.sft.train import SFTConfig
-from align.training.memory_dry_run import pass_bytes
 
 FLOPS_PER_WEIGHT = 6
 """FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
@@ -141,8 +140,7 @@ def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> St
         # Sampling a token reads every weight: on small batches memory bandwidth is the limit. Measured speeds include it.
         floor = 0.0 if measured else work.decoded.get(phase, 0.0) / device.bandwidth
         hours[phase] = max(flops / rate, floor) / 3600
-    temporary = pass_bytes(work.passes, work.batch, backward=True)
-    placed = layouts(work.roles, temporary, work.config.optimizer, device.memory, config.gpu, config.gpus)
+    placed = layouts(work.roles, work.config.optimizer, device.memory, config.gpu, config.gpus)
     return StagePlan(name, work.steps, work.phases, hours, placed)
 
 

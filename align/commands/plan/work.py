@@ -1,6 +1,5 @@
 """FLOPs of each phase of a stage, from its settings and data, counted as its runs count them."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,9 +28,8 @@ from align.runtime.flops import forward_flops
 from align.sampling.generation import Sampling
 from align.sft.train import SFTConfig, encode, example_flops
 from align.tokenization.encoded import EncodedPrompt
-from align.training.epochs import Epochs, parse_ramp
+from align.training.epochs import Epochs
 from align.training.memory import weights_bytes
-from align.training.memory_dry_run import BatchShape, RolePass
 
 Example = TypeVar("Example")
 
@@ -50,15 +48,12 @@ class StageWork:
         steps: optimizer steps.
         decoded: bytes of weights that one device reads for sampling, by phase: each token of a batch reads all of them.
         roles: the models that it keeps, by role.
-        passes: how the trained roles read a micro-batch of the shape `batch`.
     """
 
     phases: dict[str, float]
     steps: int
     roles: dict[str, HeldModel]
     config: Any
-    passes: list[RolePass]
-    batch: BatchShape
     decoded: dict[str, float] = field(default_factory=dict)
 
 
@@ -84,11 +79,8 @@ def sft_work(config: SFTConfig, devices: int) -> StageWork:
         "learning": config.epochs * _epoch_sum(epochs, [example_flops(config, shape, e) for e in examples]),
         "validation": once * (1 + _evaluations(config, epochs)),
     }
-    longest = max(examples, key=lambda example: len(example.prompt) + len(example.response))
-    batch = _batch(config.micro_batch_tokens, config.batch_size / devices, len(longest.prompt), [len(longest.response)])
     roles = {"model": trained_model(loaded.backbone)}
-    passes = [RolePass(loaded.backbone, loaded.adapter, takes_logits=True)]
-    return StageWork(phases, epochs.updates(config.epochs), roles, config, passes, batch)
+    return StageWork(phases, epochs.updates(config.epochs), roles, config)
 
 
 def reward_work(config: RewardConfig, devices: int) -> StageWork:
@@ -107,13 +99,8 @@ def reward_work(config: RewardConfig, devices: int) -> StageWork:
         "learning": config.epochs * _epoch_sum(epochs, learned),
         "validation": once * _evaluations(config, epochs),
     }
-    longest = max(rankings, key=lambda ranking: len(ranking.prompt) + sum(map(len, ranking.responses)))
-    batch = _batch(
-        config.micro_batch_tokens, config.batch_size / devices, len(longest.prompt), list(map(len, longest.responses))
-    )
     roles = {"model": trained_model(loaded.backbone)}
-    passes = [RolePass(loaded.backbone, loaded.adapter, takes_logits=config.lm_loss_weight > 0)]
-    return StageWork(phases, epochs.updates(config.epochs), roles, config, passes, batch)
+    return StageWork(phases, epochs.updates(config.epochs), roles, config)
 
 
 def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> StageWork:
@@ -164,13 +151,8 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
         name: weights_bytes([backbone]) * response_tokens * sum(_batches(rows, devices, row) for rows in sizes)
         for name, sizes in rollouts.items()
     }
-    passes = [RolePass(backbone, loaded.adapter, takes_logits=True)]
-    if separate:
-        passes.append(RolePass(backbone, loaded.adapter, takes_logits=False))
-    minibatch = config.rollout_size / config.minibatches / devices
-    batch = _batch(config.micro_batch_tokens, minibatch, longest, [config.max_new_tokens])
     steps = config.updates * config.epochs * config.minibatches
-    return StageWork(phases, steps, _ppo_roles(config, loaded, rewards), config, passes, batch, decoded)
+    return StageWork(phases, steps, _ppo_roles(config, loaded, rewards), config, decoded)
 
 
 def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, LoadedModel]) -> dict[str, HeldModel]:
@@ -188,7 +170,7 @@ def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, Loa
 
 def _mixture(config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]) -> tuple[list[Example], Epochs]:
     examples, sizes, weights = encode_mixture(config.train_data, read, config.task_prefixes)
-    return examples, Epochs(config.seed, config.batch_size, sizes, weights, config, parse_ramp(config.batch_ramp))
+    return examples, Epochs(config.seed, config.batch_size, sizes, weights, config)
 
 
 def _epoch_sum(epochs: Epochs, flops: Sequence[float]) -> float:
@@ -232,9 +214,3 @@ def _batches(rows: int, devices: int, row_tokens: int) -> int:
     """Number of batches in which one device samples its part of a rollout."""
     own = -(-rows // devices)
     return -(-own // max(1, Sampling.batch_tokens // row_tokens))
-
-
-def _batch(budget: int, most: float, prompt: int, responses: list[int]) -> BatchShape:
-    """The largest micro-batch: as many of the longest examples as the budget of tokens allows, at most `most`."""
-    rows = max(1, min(budget // (prompt + sum(responses)), math.ceil(most)))
-    return BatchShape(rows, prompt, responses, rows * sum(responses))

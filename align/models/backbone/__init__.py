@@ -12,7 +12,6 @@ from align.models.backbone.classifier import (
 from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
 from align.models.backbone.decoder import is_prefix_lm
-from align.models.backbone.dry_run import dry_run_states
 from align.models.backbone.gated import GatedRewardModel, is_gated
 from align.models.backbone.kinds import (
     adapter_settings,
@@ -39,7 +38,6 @@ __all__ = [
     "classifier_adapter",
     "classifier_head",
     "disable_dropout",
-    "dry_run_states",
     "flops_profile",
     "has_separate_encoder",
     "is_classifier",

@@ -7,7 +7,7 @@ An encoder reads both in both directions and has no such states; all kinds have 
 which a reward is read.
 
 What follows from a model's kind but is not part of reading text is in modules of its own: `costs` (FLOPs, cache size),
-`classifier` (the reward model on disk), `dry_run` (memory without data), `verification` (checks on loading).
+`classifier` (the reward model on disk), `verification` (checks on loading).
 """
 
 from abc import ABC, abstractmethod
