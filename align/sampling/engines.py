@@ -53,11 +53,10 @@ class TransformersEngine:
     Args:
         optimization: of the module that the policy is part of.
         loaded: the policy.
-        zero3_sampling: as in `EngineConfig`.
     """
 
-    def __init__(self, optimization: Optimization, loaded: LoadedModel, zero3_sampling: str = "auto") -> None:
-        self.optimization, self.loaded, self.zero3_sampling = optimization, loaded, zero3_sampling
+    def __init__(self, optimization: Optimization, loaded: LoadedModel) -> None:
+        self.optimization, self.loaded = optimization, loaded
         self.sampled_whole: bool | None = None
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
@@ -85,10 +84,7 @@ class TransformersEngine:
             yield
 
     def _fits_whole(self, prompts: Sequence[list[int]], sampling: Sampling) -> bool:
-        """Whether every process samples with whole weights; a change is reported.
-
-        Unless it is set, it follows from the memory that is free now, on the process that has the least.
-        """
+        """Whether every process has memory for whole weights and the cache; a change is reported."""
         run, backbone = self.optimization.run, self.loaded.backbone
         sharded = [weight for weight in backbone.model.parameters() if is_sharded(weight)]
         if not sharded:
@@ -97,7 +93,7 @@ class TransformersEngine:
         tokens = min(own * (max(map(len, prompts), default=0) + sampling.max_new_tokens), sampling.batch_tokens)
         needed = sum(map(whole_bytes, sharded)) + cache_bytes(backbone, tokens, own)
         left = -largest(-run.memory.left(), run.accelerator)
-        whole = self.zero3_sampling == "whole" or (self.zero3_sampling == "auto" and needed <= left)
+        whole = needed <= left
         if whole != self.sampled_whole:
             how = "whole weights on every process" if whole else "weights gathered layer by layer, which is slower"
             run.say(f"sampling with {how}: {needed / GIB:.2f} GiB needed for whole ones, {left / GIB:.2f} free")
@@ -118,7 +114,7 @@ def make_engine(config: EngineConfig, optimization: Optimization, loaded: Loaded
         UserError: if vLLM is not installed or cannot serve this model, or if its server cannot be used.
     """
     if config.engine == "transformers":
-        return TransformersEngine(optimization, loaded, config.zero3_sampling)
+        return TransformersEngine(optimization, loaded)
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"engine {config.engine}: vLLM is not installed where the training runs (it carries the weights to the server "
@@ -128,13 +124,10 @@ def make_engine(config: EngineConfig, optimization: Optimization, loaded: Loaded
         kind = "a prefix language model" if loaded.backbone.prompt_in_row else "an encoder-decoder"
         name = loaded.backbone.model.config.model_type
         raise UserError(f"engine {config.engine}: vLLM cannot sample from {kind} ({name}); use engine transformers")
-    if config.engine == "vllm-server":
-        from align.sampling.vllm_engines import VLLMServer
+    from align.sampling.vllm_engines import VLLMColocate, VLLMServer
 
-        return VLLMServer(config, optimization, loaded, longest)
-    from align.sampling.vllm_engines import VLLMColocate
-
-    return VLLMColocate(config, optimization, loaded, longest)
+    kind_of_engine = VLLMServer if config.engine == "vllm-server" else VLLMColocate
+    return kind_of_engine(config, optimization, loaded, longest)
 
 
 SHARE_OF_FREE_MEMORY = 0.5

@@ -83,22 +83,11 @@ class EngineConfig(Settings):
         "what samples: transformers with the model in training, a vLLM server on separate GPUs, or vLLM inside the training "
         "processes, on their GPUs",
     )
-    zero3_sampling: Literal["auto", "whole", "layers"] = option(
-        "auto",
-        "how transformers samples from a policy that ZeRO-3 has sharded: with whole weights on every process, or gathered "
-        "layer by layer, which is slower; auto: whole where the free memory allows it",
-    )
     vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
     vllm_timeout: float = option(
         300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers", gt=0, le=1500
     )
-    vllm_retries: int = option(
-        3, "how often a rollout may wait up to vllm_timeout for a vLLM server that went down; 0: never", ge=0
-    )
     vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
-    vllm_requests: int = option(
-        256, "most rows that a server or vllm-colocate works on at once (vLLM's max_num_seqs, 256 by its default)", gt=0
-    )
     vllm_sleep: bool = option(False, "free vllm-colocate's memory between rollouts, for training; waking it takes seconds")
     vllm_tensor_parallel: int = option(
         1, "GPUs that share one copy of the policy in vllm-colocate; the number of processes is a multiple of it", gt=0

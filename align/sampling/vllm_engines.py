@@ -1,60 +1,50 @@
-"""Sampling by a vLLM server on GPUs of its own, through TRL's client.
+"""Sampling by vLLM through TRL: by a server on separate GPUs, or inside the training processes.
 
-Only the main process talks to the server and shares the results with the others. After each update it sends the policy's
-weights (over NCCL, from GPU to GPU). Each row is its own request, because it has its own seed. A server that goes away
-and comes back gets the weights again, and is asked for the rows that it had not answered.
+The policy's weights are sent before each rollout, by the names of a plain checkpoint. Each row has its own seed.
 """
 
 import math
 import os
-import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import requests
-import torch
-from peft.tuners.lora.layer import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
 from requests.adapters import HTTPAdapter
 from torch import Tensor, nn
-from transformers.core_model_loading import revert_weight_conversion
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
-from align.core.seeds import SeedKey, Stream
-from align.models.backbone import Backbone
+from align.core.seeds import SeedKey
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.sharding import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
+from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
 from align.training.optimization import Optimization
 
+ROWS_AT_ONCE = 256
+"""Most requests to a server at once, and vLLM's `max_num_seqs`, of which it is the default."""
 HEALTH_SECONDS = 5.0
 TOKENIZER_PROBE = "Zwölf Boxkämpfer, 1,234.5 (x != y)\n\tnaïve: 人工"
 """A text that different tokenizers split differently: letters, digits, spaces and bytes of several kinds."""
 
-
-class ServerGoneError(UserError):
-    """The server no longer answers."""
-
-
 Row = tuple[list[int], list[float]]
-"""A response's tokens, and the server's log-prob of each."""
+"""A response's tokens, and vLLM's log-prob of each."""
 
 
 class VLLMServer:
     """Samples from a server that was started with the policy's base or another checkpoint of its architecture.
+
+    Only the main process talks to the server, and shares the results with the others.
 
     Args:
         longest: tokens of the longest prompt and response together.
@@ -67,43 +57,27 @@ class VLLMServer:
     """Exists only on the main process."""
 
     def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
-        self.url, self.timeout, self.retries = config.vllm_url.rstrip("/"), config.vllm_timeout, config.vllm_retries
-        self.requests = config.vllm_requests
-        self.optimization, self.loaded, self.longest = optimization, loaded, longest
+        self.url, self.timeout = config.vllm_url.rstrip("/"), config.vllm_timeout
+        self.optimization, self.loaded, self.stale = optimization, loaded, True
         self.accelerator = optimization.accelerator
-        self.stale = True
         require_servable(loaded.backbone, loaded.adapter)
         run_on_main(lambda: self._connect(longest), self.accelerator)
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
-        seeds = row_seeds(len(prompts), *seed)
-        answered: dict[int, Row] = {}  # filled on the main process alone
-        sample_missing = partial(self._sample_missing, prompts, sampling, seeds, answered)
-        for attempt in range(self.retries + 1):
-            gone = self._send_weights_if_stale() or run_on_main(lambda: _connection_loss(sample_missing), self.accelerator)
-            if not gone:
-                return run_on_main(lambda: self._responses(answered), self.accelerator)
-            if attempt == self.retries:
-                break
-            kept = f"{len(answered)} of {len(prompts)} responses are kept"
-            self.optimization.run.say(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
-            if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
-                break
-            self.stale = True
-        self.optimization.run.open()  # on all processes, before the first one writes
-        update = 0 if isinstance(seed[-1], Stream) else seed[-1]
-        saved = run_on_main(lambda: self._save(prompts, answered, update), self.accelerator)
-        raise UserError(f"{gone}{saved}")
-
-    def _send_weights_if_stale(self) -> str:
-        """Call on all processes; returns why the connection was lost, or ""."""
         if self.stale:
             with gathered_weights(self.optimization.module, self.accelerator):
-                gone = run_on_main(lambda: _connection_loss(self._send_weights), self.accelerator)
-            if gone:
-                return gone
+                run_on_main(self._send_weights, self.accelerator)
             self.stale = False
-        return ""
+        seeds = row_seeds(len(prompts), *seed)
+
+        def sample_rows() -> list[Row]:
+            pool = ThreadPoolExecutor(ROWS_AT_ONCE)
+            try:
+                return list(pool.map(lambda row: self._sample_row(prompts[row], sampling, seeds[row]), range(len(prompts))))
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+        return _responses(run_on_main(sample_rows, self.accelerator), self.loaded)
 
     def weights_changed(self) -> None:
         self.stale = True
@@ -115,32 +89,12 @@ class VLLMServer:
     def _connect(self, longest: int) -> None:
         self.optimization.run.say(f"waiting for the vLLM server at {self.url}")
         with self._server_errors("the server"):
-            self.client = Client(self.url, self.timeout, self.requests)
+            self.client = Client(self.url, self.timeout)
         self._require_same_model(longest)
-        with (
-            self._server_errors("joining the server's weight transfer"),
-            self._exit_after_timeout("joining its weight transfer"),
-        ):
+        what = "joining the server's weight transfer"
+        with self._server_errors(what), self._exit_after_timeout(what):
             # No index: the current device, which accelerate has set.
             self.client.init_communicator("cuda")
-
-    def _connect_again(self) -> None:
-        """Wait for a server that went away, and join it as at first."""
-        self.client.close_communicator()  # type: ignore[no-untyped-call]
-        try:
-            self._connect(self.longest)
-        except UserError as error:
-            raise ServerGoneError(str(error)) from error
-        self.optimization.run.say(f"the vLLM server at {self.url} is back")
-
-    def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
-        """Save what was sampled to the run's folder; returns the end of the error message that says so."""
-        if not answered:
-            return ""
-        text, run = self.loaded.tokenization.text, self.optimization.run
-        rows = [{"prompt": text(prompts[row]), "response": text(ids)} for row, (ids, _) in sorted(answered.items())]
-        run.record("unfinished", rows, update)
-        return f"; the {len(rows)} of {len(prompts)} responses that it gave are in {run.folder / 'unfinished.jsonl'}"
 
     def _require_same_model(self, longest: int) -> None:
         """Refuse a server with another vocabulary or too short a context."""
@@ -165,34 +119,14 @@ class VLLMServer:
     def _send_weights(self) -> None:
         backbone, adapter = self.loaded.backbone, self.loaded.adapter
         what = "sending it the weights"
-        # A server that was started again has not joined the transfer. Each start of vLLM draws a new id: without that check
-        # the broadcast would wait for a receiver that is gone.
-        with self._server_errors(what, may_have_restarted=True), self._exit_after_timeout(what):
+        with self._server_errors(what), self._exit_after_timeout(what):
+            # Each start of vLLM draws a new id. A restarted server has not joined the transfer: the broadcast would hang.
             if self.client.get_server_info().get("instance_id") != self.instance:
                 raise ConnectionResetError("it was started again since the last rollout")
             self.client.update_named_params(weight_layout(backbone, adapter), served_weights(backbone, adapter))
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
-    def _sample_missing(
-        self, prompts: Sequence[list[int]], sampling: Sampling, seeds: list[int], answered: dict[int, Row]
-    ) -> None:
-        """Request the rows that have no answer yet, several at a time; each answer is stored as it arrives."""
-
-        def ask(row: int) -> None:
-            answered[row] = self._sample_row(prompts[row], sampling, seeds[row])
-
-        pool = ThreadPoolExecutor(self.requests)
-        try:
-            list(pool.map(ask, [row for row in range(len(prompts)) if row not in answered]))
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _responses(self, answered: dict[int, Row]) -> Responses:
-        rows, ends = [answered[row] for row in range(len(answered))], self.loaded.tokenization.end_ids
-        return Responses([ids for ids, _ in rows], [ids[-1] in ends for ids, _ in rows], [seen for _, seen in rows])
-
     def _sample_row(self, prompt: list[int], sampling: Sampling, seed: int) -> Row:
-        """One response and the server's log-prob of each of its tokens."""
         # Only these end ids: the server would add those of its checkpoint's generation_config.json.
         parameters = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(self.loaded.tokenization.end_ids)}
         with self._server_errors("sampling"):
@@ -206,26 +140,19 @@ class VLLMServer:
             )
             if answer["prompt_ids"][0] != prompt:
                 raise ValueError("it answered another prompt than the one it was sent")
-            ids, log_probs = answer["completion_ids"][0], [float(chosen[0]) for chosen in answer["logprobs"][0]]
-            vocabulary = int(self.loaded.backbone.model.config.vocab_size)
-            require_answer(ids, log_probs, sampling.max_new_tokens, vocabulary, self.loaded.tokenization.end_ids)
-        return ids, log_probs
+            row = answer["completion_ids"][0], [float(chosen[0]) for chosen in answer["logprobs"][0]]
+            require_answer(row, sampling.max_new_tokens, self.loaded)
+        return row
 
     @contextmanager
-    def _server_errors(self, what: str, may_have_restarted: bool = False) -> Iterator[None]:
-        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception.
-
-        Args:
-            may_have_restarted: whether any error but a timeout counts as a lost connection.
-        """
+    def _server_errors(self, what: str) -> Iterator[None]:
+        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception."""
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            lost = not _is_timeout(error) if may_have_restarted else _is_connection_loss(error)
-            kind = ServerGoneError if lost else UserError
-            raise kind(
+            raise UserError(
                 f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
                 "docs/clusters.md says, then go on with --resume true"
             ) from error
@@ -247,34 +174,11 @@ class VLLMServer:
             timer.cancel()
 
 
-def _is_connection_loss(error: Exception) -> bool:
-    """Whether the server is down: no connection, an answer that breaks off, or a proxy's 502 to 504.
-
-    A server that is only slow is not retried.
-    """
-    if isinstance(error, (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)):
-        return not _is_timeout(error)
-    return bool(re.match(r"Request failed: 50[234]\b", str(error)))
-
-
-def _is_timeout(error: Exception) -> bool:
-    return isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in str(error)
-
-
-def _connection_loss(work: Callable[[], None]) -> str:
-    """Call a function; returns why the connection was lost meanwhile, or ""."""
-    try:
-        work()
-    except ServerGoneError as error:
-        return str(error)
-    return ""
-
-
 class Client(VLLMClient):
     """TRL's client, with a timeout for every request, and as many connections as parallel requests."""
 
-    def __init__(self, url: str, timeout: float, connections: int) -> None:
-        self.timeout, self.connections = timeout, connections
+    def __init__(self, url: str, timeout: float) -> None:
+        self.timeout = timeout
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
@@ -288,7 +192,7 @@ class Client(VLLMClient):
         """
         self.session.headers["Connection"] = "close"  # the server would drop a kept connection during an update
         for scheme in ("http://", "https://"):
-            self.session.mount(scheme, _TimeoutAdapter(self.timeout, self.connections))
+            self.session.mount(scheme, _TimeoutAdapter(self.timeout))
         started = time.monotonic()
         while True:
             try:
@@ -309,10 +213,10 @@ class Client(VLLMClient):
 class _TimeoutAdapter(HTTPAdapter):
     """Limits the wait for an answer; urllib3 retries failed connections, but a request is never sent twice."""
 
-    def __init__(self, limit: float, connections: int) -> None:
+    def __init__(self, limit: float) -> None:
         self.limit = limit
         retries = Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.5)
-        super().__init__(pool_maxsize=connections, max_retries=retries)
+        super().__init__(pool_maxsize=ROWS_AT_ONCE, max_retries=retries)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **settings: Any) -> requests.Response:
         settings["timeout"] = settings.get("timeout") or self.limit
@@ -320,7 +224,11 @@ class _TimeoutAdapter(HTTPAdapter):
 
 
 class VLLMColocate:
-    """vLLM on the training's own GPUs.
+    """vLLM inside the training processes, on their GPUs.
+
+    Each process holds a full copy of the policy in vLLM, in addition to the trained one, and samples its share of the rows.
+    With tensor parallelism, a few processes share one copy and sample the same rows. With `vllm_sleep`, vLLM holds neither
+    weights nor cache between rollouts.
 
     Args:
         longest: tokens of the longest prompt and response together.
@@ -347,7 +255,7 @@ class VLLMColocate:
                 mode="colocate",
                 gpu_memory_utilization=config.vllm_memory_share,
                 max_model_length=longest,
-                max_num_seqs=config.vllm_requests,
+                max_num_seqs=ROWS_AT_ONCE,
                 enable_sleep_mode=self.sleeps,
                 tensor_parallel_size=self.processes_per_copy,
             )
@@ -360,13 +268,12 @@ class VLLMColocate:
                 self.vllm.sync_weights()
             self.stale = False
 
-        def generate_rows(rows: list[int]) -> list[tuple[list[int], list[float]]]:
+        def generate_rows(rows: list[int]) -> list[Row]:
             return self._generate([prompts[row] for row in rows], sampling, [seeds[row] for row in rows])
 
         with self._awake():
-            results = map_across_processes(range(len(prompts)), generate_rows, accelerator, self.processes_per_copy)
-        ends = self.loaded.tokenization.end_ids
-        return Responses([ids for ids, _ in results], [ids[-1] in ends for ids, _ in results], [seen for _, seen in results])
+            rows = map_across_processes(range(len(prompts)), generate_rows, accelerator, self.processes_per_copy)
+        return _responses(rows, self.loaded)
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
@@ -379,10 +286,7 @@ class VLLMColocate:
             self.vllm.llm.sleep(level=2)
             self.stale = True
 
-    def _generate(
-        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]
-    ) -> list[tuple[list[int], list[float]]]:
-        """Each response with vLLM's log-prob of each of its tokens."""
+    def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Row]:
         from vllm import SamplingParams
 
         if not prompts:
@@ -406,15 +310,12 @@ class VLLMColocate:
         with _vllm_errors("cannot sample", "lower rollout_size or raise vllm_memory_share if memory ran out"):
             outputs = self.vllm.llm.generate(requests, sampling_params=settings, use_tqdm=False)
         with _vllm_errors("gave a wrong answer", "is this version of vLLM one that this package knows?"):
-            rows = [row.outputs[0] for row in outputs]
-            found = [
-                (list(row.token_ids), [seen[id].logprob for id, seen in zip(row.token_ids, row.logprobs, strict=True)])
-                for row in rows
-            ]
-            vocabulary = int(self.loaded.backbone.model.config.vocab_size)
-            for ids, log_probs in found:
-                require_answer(ids, log_probs, sampling.max_new_tokens, vocabulary, self.loaded.tokenization.end_ids)
-        return found
+            rows = []
+            for output in (row.outputs[0] for row in outputs):
+                pairs = zip(output.token_ids, output.logprobs, strict=True)
+                rows.append((list(output.token_ids), [seen[id].logprob for id, seen in pairs]))
+                require_answer(rows[-1], sampling.max_new_tokens, self.loaded)
+        return rows
 
     def weights_changed(self) -> None:
         self.stale = True
@@ -438,106 +339,26 @@ class _ServedModel(nn.Module):
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
         self.name_or_path = loaded.base
-        self._loaded = [loaded]  # in a list, so that it is not registered as a submodule
+        self._loaded = [loaded]  # in a list: not registered as a submodule
 
     def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, Tensor]]:  # type: ignore[override]
         loaded = self._loaded[0]
         return served_weights(loaded.backbone, loaded.adapter)
 
 
-BASE = ".base_layer."
+def _responses(rows: list[Row], loaded: LoadedModel) -> Responses:
+    ends = loaded.tokenization.end_ids
+    return Responses([ids for ids, _ in rows], [ids[-1] in ends for ids, _ in rows], [seen for _, seen in rows])
 
 
-def require_servable(backbone: Backbone, adapter: str | None) -> None:
-    """Refuse adapters that cannot be merged into the base's matrices.
-
-    Raises:
-        UserError: for anything but plain LoRA, and for LoRA on a vocabulary matrix that reads and writes (tied).
-    """
-    model = backbone.model
-    into, out = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = {id(_base(layer)) for layer in (into, out)} if _base(into).weight is _base(out).weight else set[int]()
-    for path, layer in model.named_modules():
-        whole = isinstance(layer, AuxiliaryTrainingWrapper)
-        if not whole and (not isinstance(layer, BaseTunerLayer) or adapter not in getattr(layer, "r", {})):
-            continue
-        plain = isinstance(layer, LoraLayer) and adapter not in layer.lora_variant and not layer.lora_bias.get(adapter or "")
-        if whole or not plain:
-            raise UserError(f"engine: the adapter on '{path}' is not plain LoRA: it cannot be added to a matrix for vLLM")
-        if id(_base(layer)) in tied:
-            raise UserError(
-                f"engine: LoRA on '{path}', whose matrix both reads and writes tokens, cannot be merged for vLLM; leave "
-                "it out of lora_targets"
-            )
-
-
-def _base(layer: nn.Module) -> nn.Module:
-    return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
-
-
-@torch.no_grad()
-def served_weights(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the policy, one at a time; tied weights once.
-
-    The base is not changed. PEFT's own merging adds to it in place and subtracts afterward, which moves a bfloat16 base by a
-    rounding error each time, and that base is the reference of PPO's KL.
-
-    Args:
-        adapter: the policy's; None: it has none.
-    """
-    for name, weight, layer in _weights_with_layers(backbone, adapter):
-        whole = weight.data
-        if layer is not None:
-            whole = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
-        yield from _as_on_disk(backbone, name, whole)
-
-
-def _as_on_disk(backbone: Backbone, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A weight by its names in a checkpoint: transformers renames GPT-NeoX's output and joins experts when it loads them."""
-    yield from revert_weight_conversion(backbone.model, {name: weight}).items()
-
-
-def weight_layout(backbone: Backbone, adapter: str | None) -> list[tuple[str, str, list[int]]]:
-    """Name, dtype and shape of each of `served_weights`, in the same order, as vLLM's server expects them."""
-    return [
-        (plain, str(shape.dtype).removeprefix("torch."), list(shape.shape))
-        for name, weight, _ in _weights_with_layers(backbone, adapter)
-        for plain, shape in _as_on_disk(backbone, name, weight.data.to("meta"))
-    ]
-
-
-def _weights_with_layers(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, nn.Parameter, Any]]:
-    """The base's weights by the model's own names, each with the layer whose adapter is added to it (or None)."""
-    layers = {path: layer for path, layer in backbone.model.named_modules() if isinstance(layer, BaseTunerLayer)}
-    adapter_weights = {
-        id(weight)
-        for layer in layers.values()
-        for name, weight in layer.named_parameters()  # type: ignore[attr-defined]  # each is a module too
-        if not name.startswith(BASE[1:])
-    }
-    for name, weight in backbone.model.named_parameters():
-        if id(weight) in adapter_weights:
-            continue
-        path, inside, leaf = name.rpartition(BASE)
-        layer = layers.get(path) if inside and leaf == "weight" else None
-        yield name.replace(BASE, "."), weight, layer if adapter in getattr(layer, "r", {}) else None
-
-
-def require_answer(
-    ids: Sequence[int], log_probs: Sequence[float], max_new_tokens: int, vocabulary: int, ends: Collection[int]
-) -> None:
+def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel) -> None:
     """Refuse a response that sampling cannot have given.
 
-    Args:
-        ids: the response's tokens [T].
-        log_probs: of each token [T].
-        max_new_tokens: the most tokens that were asked for.
-        vocabulary: the number of the model's tokens.
-        ends: tokens that end a response.
-
     Raises:
-        ValueError: if it is empty, too long, cut off, continues after its end, or holds a token or log-prob that cannot be.
+        ValueError: if it is empty, too long, truncated, continues after its end, or holds an impossible token or log-prob.
     """
+    (ids, log_probs), ends = row, loaded.tokenization.end_ids
+    vocabulary = int(loaded.backbone.model.config.vocab_size)
     if not ids or len(ids) != len(log_probs):
         raise ValueError(f"it returned {len(ids)} tokens with {len(log_probs)} log-probs")
     if len(ids) > max_new_tokens:

@@ -12,7 +12,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.loading import from_objects
-from align.sampling.vllm_engines import require_servable, served_weights, weight_layout
+from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
 from tests.models.architectures import DECODERS as ALL_DECODERS
 from tests.models.architectures import make_model
 

@@ -40,12 +40,12 @@ def test_two_updates_sample_from_the_weights_of_each(stand_in_vllm, settings, lo
 
 
 def test_a_vllm_that_sleeps_is_sent_the_weights_before_each_rollout(stand_in_vllm, settings):
-    more = {"vllm_sleep": True, "vllm_requests": 7, "validation_prompts": settings["prompts"], "evaluate_every": 2}
+    more = {"vllm_sleep": True, "validation_prompts": settings["prompts"], "evaluate_every": 2}
     folder = run_ppo(PPOConfig(**settings | more)).parent
     from vllm.model import MADE
 
     llm = MADE.pop()
-    assert (llm.settings["enable_sleep_mode"], llm.settings["max_num_seqs"]) == (True, 7)
+    assert (llm.settings["enable_sleep_mode"], llm.settings["max_num_seqs"]) == (True, 256)
     rollout = ["wake weights", "wake kv_cache", "generate", "sleep"]
     # The weights are gone after each sleep, also where no update came between: four times evaluation and rollout.
     assert llm.states == ["sleep", *(4 * rollout)]

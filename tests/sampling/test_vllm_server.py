@@ -1,13 +1,6 @@
 """PPO with a vLLM server: TRL's client over HTTP to a stand-in server, weights by name, seeds, bad servers."""
 
-import json
-import os
-import re
-import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +11,6 @@ from align.core.errors import UserError
 from align.core.seeds import Stream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import Sampling, row_seeds
-from tests.launch.launcher import ROOT, free_port
 from tests.launch.test_launch import metrics
 from tests.sampling.prompts import PROMPTS
 
@@ -102,59 +94,6 @@ def test_a_server_that_dies_costs_nothing_but_the_update_it_died_in(serve, setti
     resumed = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url, resume=True)).parent
     assert metrics(resumed) == metrics(whole)
     assert (resumed / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-
-
-def start_server(folder, port, *completions):
-    words = [sys.executable, str(Path(__file__).with_name("served.py")), folder, str(port), *map(str, completions)]
-    return subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
-
-
-@pytest.fixture
-def restarted(settings):
-    """`restarted(n)`: a server that is killed at its n-th completion, and started again when that has happened."""
-    made = []
-
-    def start(completions):
-        port = free_port()
-        made.append(start_server(settings["model"], port, completions))
-
-        def start_again():
-            made[0].wait()
-            made.append(start_server(settings["model"], port))
-
-        threading.Thread(target=start_again, daemon=True).start()
-        return f"http://127.0.0.1:{port}"
-
-    yield start
-    for process in made[::-1]:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.full
-def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, restarted, tmp_path, capsys):
-    whole = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url)).parent
-    settings |= {"output_dir": str(tmp_path / "again"), "vllm_timeout": 120.0}
-    capsys.readouterr()
-    # 3 validation prompts, a rollout of 4, 3 again: killed in the middle of the second rollout.
-    again = run_ppo(PPOConfig(**settings, vllm_url=restarted(3 + 4 + 3 + 2))).parent
-    printed = capsys.readouterr().err
-    assert re.search(r"warning: vLLM server .* of 4 responses are kept, waiting 120 s at most", printed)
-    assert len(re.findall(r":\d+ is back$", printed, re.M)) == 1
-    assert metrics(again) == metrics(whole)
-    assert (again / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-
-
-def test_a_server_that_stays_away_leaves_what_it_gave(serve, settings, tmp_path):
-    dying = serve(settings["model"])
-    dying.dies_after = 3 + 2  # in the middle of the first rollout
-    settings |= {"rollout_size": 200, "vllm_timeout": 1.0}
-    with pytest.raises(UserError, match=r"the (\d+) of 200 responses that it gave are in .*unfinished.jsonl") as caught:
-        run_ppo(PPOConfig(**settings, vllm_url=dying.url))
-    count = int(re.search(r"the (\d+) of 200", str(caught.value))[1])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "unfinished.jsonl").read_text().splitlines()]
-    assert len(rows) == count > 0
-    assert all(row["update"] == 1 and any(text in row["prompt"] for text in PROMPTS) for row in rows)
 
 
 # ------------------------------------------------------------------------------------------------------ lengths and ends

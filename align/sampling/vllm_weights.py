@@ -1,0 +1,88 @@
+"""The policy's weights as vLLM loads them: by the names of a plain checkpoint, with the adapter merged."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
+
+from align.core.errors import UserError
+from align.models.backbone import Backbone
+
+BASE = ".base_layer."
+
+
+def require_servable(backbone: Backbone, adapter: str | None) -> None:
+    """Refuse adapters that cannot be merged into the base's matrices.
+
+    Raises:
+        UserError: for anything but plain LoRA, and for LoRA on a vocabulary matrix that reads and writes (tied).
+    """
+    model = backbone.model
+    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = {id(_base(layer)) for layer in (into, out)} if _base(into).weight is _base(out).weight else set[int]()
+    for path, layer in model.named_modules():
+        whole = isinstance(layer, AuxiliaryTrainingWrapper)
+        if not whole and (not isinstance(layer, BaseTunerLayer) or adapter not in getattr(layer, "r", {})):
+            continue
+        plain = isinstance(layer, LoraLayer) and adapter not in layer.lora_variant and not layer.lora_bias.get(adapter or "")
+        if whole or not plain:
+            raise UserError(f"engine: the adapter on '{path}' is not plain LoRA: it cannot be added to a matrix for vLLM")
+        if id(_base(layer)) in tied:
+            raise UserError(
+                f"engine: LoRA on '{path}', whose matrix both reads and writes tokens, cannot be merged for vLLM; leave "
+                "it out of lora_targets"
+            )
+
+
+def _base(layer: nn.Module) -> nn.Module:
+    return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
+
+
+@torch.no_grad()
+def served_weights(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the policy, one at a time; tied weights once.
+
+    The base is not changed. PEFT's own merging adds to it in place and subtracts afterward, which moves a bfloat16 base by a
+    rounding error each time, and that base is the reference of PPO's KL.
+    """
+    for name, weight, layer in _weights_with_layers(backbone, adapter):
+        whole = weight.data
+        if layer is not None:
+            whole = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+        yield from _as_on_disk(backbone, name, whole)
+
+
+def _as_on_disk(backbone: Backbone, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight by its names in a checkpoint: transformers renames GPT-NeoX's output and joins experts when it loads them."""
+    yield from revert_weight_conversion(backbone.model, {name: weight}).items()
+
+
+def weight_layout(backbone: Backbone, adapter: str | None) -> list[tuple[str, str, list[int]]]:
+    """Name, dtype and shape of each of `served_weights`, in the same order, as vLLM's server expects them."""
+    return [
+        (plain, str(shape.dtype).removeprefix("torch."), list(shape.shape))
+        for name, weight, _ in _weights_with_layers(backbone, adapter)
+        for plain, shape in _as_on_disk(backbone, name, weight.data.to("meta"))
+    ]
+
+
+def _weights_with_layers(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, nn.Parameter, Any]]:
+    """The base's weights by the model's own names, each with the layer whose adapter is added to it (or None)."""
+    layers = {path: layer for path, layer in backbone.model.named_modules() if isinstance(layer, BaseTunerLayer)}
+    adapter_weights = {
+        id(weight)
+        for layer in layers.values()
+        for name, weight in layer.named_parameters()  # type: ignore[attr-defined]  # each is a module too
+        if not name.startswith(BASE[1:])
+    }
+    for name, weight in backbone.model.named_parameters():
+        if id(weight) in adapter_weights:
+            continue
+        path, inside, leaf = name.rpartition(BASE)
+        layer = layers.get(path) if inside and leaf == "weight" else None
+        yield name.replace(BASE, "."), weight, layer if adapter in getattr(layer, "r", {}) else None
