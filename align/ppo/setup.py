@@ -68,7 +68,7 @@ def largest_micro_batch(
                 found.append((tokens, rollout, minibatch, batch.rows))
     tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
     zeros = torch.zeros(len(rollout), config.max_new_tokens)
-    returns = zeros if config.estimator.learns_values else None
+    returns = zeros if config.has_critic else None
     outputs = RoleOutputs(zeros, zeros, zeros, zeros)
     experience = Experience(rollout, zeros[:, 0], outputs, rollout.lengths, zeros, returns, config.kl_beta)
     return LargestMicroBatch(experience, minibatch, rows, tokens)
