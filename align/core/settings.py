@@ -222,11 +222,6 @@ class RunConfig(Settings):
     peak_flops: float = option(
         0.0, "peak FLOP/s of one device, for MFU; 0: known for a GPU in bfloat16 by its name, else measured", ge=0
     )
-    router_loss_weight: float = option(
-        0.0,
-        "weight of the loss that keeps a mixture's experts evenly used, 1 where they are (Switch Transformers: 0.01)",
-        ge=0,
-    )
     save_every: int = option(
         0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop", ge=0
     )

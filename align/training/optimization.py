@@ -17,7 +17,6 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.training.checkpoint.state import Part, shapes_of
-from align.training.expert_load import ExpertLoad
 from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
 from align.training.run import Run, StopRequestedError
 
@@ -47,7 +46,6 @@ class Optimization:
     """
 
     average: WeightAverage | None = None
-    expert_load: ExpertLoad | None = None
     reduction: "GradientReduction | None" = None
     can_try = True
     """Whether `try_micro_batch` is possible; DeepSpeed's engine expects a step after a backward pass."""
@@ -65,7 +63,6 @@ class Optimization:
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.optimizer = build_optimizer(run.config, self.masters, self.groups, rate_scales(run.config, module))
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
-        self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
         if self.accelerator.num_processes > 1:
             self.reduction = GradientReduction(self.trainable, self.masters)
 
@@ -81,15 +78,12 @@ class Optimization:
         """
         totals: Sums = {}
         batches = list(batches)
-        row_count = self._count_rows(batches) if self.expert_load else 0.0
         if self.reduction:
             self.reduction.begin()
         for number, batch in enumerate(batches):
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
                 self._leave_untouched_update()
             value, sums = loss(batch.rows)
-            if self.expert_load:
-                value, sums = self.expert_load.add(value, sums, len(batch.rows), row_count)
             if self.reduction and number + 1 == len(batches):
                 self.reduction.listen()
             self._backward(value * batch.weight)
@@ -104,8 +98,6 @@ class Optimization:
         if not torch.isfinite(result["loss"]):
             self._drop_gradients()
             raise NotFiniteError("the loss is not a finite number")
-        if self.expert_load:
-            self.expert_load.keep(result)
         self._leave_untouched_update()
         return result
 
@@ -133,11 +125,6 @@ class Optimization:
             self._drop_gradients()
             raise
 
-    def _count_rows(self, batches: Sequence[MicroBatch]) -> float:
-        """Rows over all micro-batches and processes, fillers apart."""
-        count = torch.tensor([sum(batch.weight * len(batch.rows) for batch in batches)], dtype=torch.float64)
-        return float(sum_across_processes(count.to(self.accelerator.device), self.accelerator))
-
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
 
@@ -151,8 +138,7 @@ class Optimization:
         for group in self._optimizer_groups():
             group["lr"] = rates[group["metric"]] * group["scale"]
         self.run.untouched = False
-        load = self.expert_load.metrics if self.expert_load else {}
-        return rates | {"gradient_norm": self._apply()} | load
+        return rates | {"gradient_norm": self._apply()}
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups, with their rates."""
