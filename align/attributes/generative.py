@@ -4,18 +4,17 @@ It reads `<context> RESPONSE <response> SENSIBLE 1`, where the chat template's b
 place of RESPONSE. A rating is the probability of the token after an attribute's name.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from align.attributes.config import AttributeConfig
 from align.attributes.expressions import Condition
-from align.attributes.judgments import RatedResponse, encoded_responses
+from align.attributes.judgments import JUDGMENTS, judged_by
 from align.attributes.model import SCALE, Head, save_generative_model
 from align.attributes.tasks import AttributeTask
 from align.batches.encoding import Limits
@@ -25,7 +24,8 @@ from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel, response_log_probs
-from align.reward.rankings import group_flops, pack_rankings
+from align.reward.rankings import group_flops, group_sizes, pack_rankings
+from align.rules.judgments import JudgedResponse, encoded_responses
 from align.tokenization import Tokenization
 from align.tokenization.encoded import TokenIds
 from align.training.optimization import Sums
@@ -36,12 +36,12 @@ RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE
 
 @dataclass(frozen=True)
 class AttributeText:
-    """How the model is asked for an attribute, and how it answers.
+    """The question for an attribute, and its possible answers.
 
     Attributes:
         question: the tokens of its name, which follow the response.
         ratings: the possible ratings.
-        answers: the token of each.
+        answers: the token of each rating.
     """
 
     question: TokenIds
@@ -50,10 +50,10 @@ class AttributeText:
 
     @classmethod
     def from_head(cls, head: Head, tokenization: Tokenization) -> "AttributeText":
-        """The text of the attribute that a head stands for.
+        """The text of a head's attribute.
 
         Raises:
-            UserError: if it is a ranking, which no token rates, or a rating is not one token after the same name.
+            UserError: for a ranking, which no token rates, or if a rating is not one token after the same name.
         """
         if head.kind == "ranking":
             raise UserError("form: generative rates by tokens, which a ranking has none of; use form heads")
@@ -69,13 +69,12 @@ class AttributeText:
 
 @dataclass(frozen=True)
 class TextPart:
-    """Texts that are read together: a shared beginning, and several continuations that do not see each other.
+    """A shared beginning with several continuations: a context with a response, or both with the questions about it.
 
     Attributes:
-        prompt: the context with a generator's response, or context and response with the questions about it.
         responses: the response, or the questions.
         generated: for each token of `responses` whether the generator learns it.
-        attributes: the number of the attribute that each of `responses` asks for; empty for a generator's response.
+        attributes: the number of the attribute of each question; empty for a generator's response.
         shares: for each question, the weight of each of the model's answers as its target.
     """
 
@@ -88,11 +87,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class RatedText:
-    """One example: a response that is rated; where `parts` begins with the response alone, the generator learns it too.
-
-    Attributes:
-        attributes: the means over labelers, by name.
-    """
+    """A rated response. If the generator learns it too, `parts` begins with the response alone."""
 
     parts: tuple[TextPart, ...]
     attributes: Mapping[str, float]
@@ -104,12 +99,7 @@ class RatedText:
 
 
 class Questions:
-    """All attributes of a model, each with its question and its answers.
-
-    Attributes:
-        texts: of each attribute.
-        answers: all tokens that rate.
-    """
+    """The questions of all attributes; `answers` are all tokens that rate."""
 
     def __init__(self, heads: Sequence[Head], tokenization: Tokenization) -> None:
         self.heads = list(heads)
@@ -164,17 +154,13 @@ class GenerativeModel(LanguageModel):
 
 
 def encode_texts(
-    rated: Sequence[RatedResponse],
-    questions: Questions,
-    loaded: LoadedModel,
-    limits: Limits,
-    generator_filter: str,
+    rated: Sequence[JudgedResponse], questions: Questions, loaded: LoadedModel, limits: Limits, generator_filter: str
 ) -> list[RatedText]:
     """Rated responses as the texts that the model reads.
 
     Args:
-        generator_filter: comparisons of attributes that a response must pass for the generator to learn it, where an
-            attribute that nobody judged passes none; empty: all are learned.
+        generator_filter: comparisons of attributes that a response must pass for the generator to learn it; an attribute
+            without a judgment passes none. Empty: all responses are learned.
 
     Raises:
         UserError: if a text exceeds the limits or what the model can read, or for a filter that cannot be read.
@@ -182,35 +168,18 @@ def encode_texts(
     names = [head.name for head in questions.heads]
     condition = Condition(generator_filter, names, "generator_filter") if generator_filter else None
     longest = max(len(text.question) for text in questions.texts)
-
-    def examples() -> Iterator[RatedText]:
-        for where, encoded, known in encoded_responses(rated, questions.heads, loaded, limits):
-            loaded.backbone.require_fit(len(encoded.prompt) + len(encoded.response), longest + 1, where)
-            values = dict.fromkeys(names, float("nan")) | dict(known)
-            learned = condition is None or condition.holds(values)
-            numbers = tuple(number for number, name in enumerate(names) if name in known)
-            question_ids = [questions.texts[number].question for number in numbers]
-            rated_part = TextPart(
-                [*encoded.prompt, *encoded.response],
-                question_ids,
-                [[False] * len(ids) for ids in question_ids],
-                numbers,
-                tuple(questions.shares(number, known[names[number]]) for number in numbers),
-            )
-            generated_part = TextPart(encoded.prompt, [encoded.response], [[True] * len(encoded.response)])
-            yield RatedText((generated_part, rated_part) if learned else (rated_part,), known)
-
-    return list(examples())
-
-
-def text_sizes(backbone: Backbone, examples: Sequence[RatedText]) -> list[int]:
-    """Tokens that each example holds in memory."""
-    tokens = partial(_part_tokens, backbone)
-    return [sum(map(tokens, item.parts)) for item in examples]
-
-
-def _part_tokens(backbone: Backbone, part: TextPart) -> int:
-    return backbone.tokens_in_memory(len(part.prompt), list(map(len, part.responses)))
+    found = []
+    for where, encoded, item in encoded_responses(judged_by(rated, questions.heads), loaded, limits, JUDGMENTS):
+        read, known = [*encoded.prompt, *encoded.response], item.targets
+        loaded.backbone.require_fit(len(read), longest + 1, where)
+        numbers = tuple(number for number, name in enumerate(names) if name in known)
+        question_ids = [questions.texts[number].question for number in numbers]
+        shares = tuple(questions.shares(number, known[names[number]]) for number in numbers)
+        parts = [TextPart(read, question_ids, [[False] * len(ids) for ids in question_ids], numbers, shares)]
+        if condition is None or condition.holds(dict.fromkeys(names, math.nan) | dict(known)):
+            parts.insert(0, TextPart(encoded.prompt, [encoded.response], [[True] * len(encoded.response)]))
+        found.append(RatedText(tuple(parts), known))
+    return found
 
 
 class TextOutputs(NamedTuple):
@@ -229,11 +198,10 @@ class TextOutputs(NamedTuple):
     generator: Tensor
 
 
-class GenerativeTask(AttributeTask[RatedText]):
+class GenerativeTask(AttributeTask):
     """A language model learns to write responses that pass a filter, and the ratings of all."""
 
-    adapter: ClassVar[str] = "policy"
-    writes: ClassVar[bool] = True
+    adapter, writes = "policy", True
 
     @staticmethod
     def build(config: AttributeConfig, loaded: LoadedModel, heads: list[Head]) -> GenerativeModel:
@@ -241,13 +209,13 @@ class GenerativeTask(AttributeTask[RatedText]):
 
     @staticmethod
     def encode(
-        config: AttributeConfig, rated: Sequence[RatedResponse], module: Any, loaded: LoadedModel, limits: Limits
+        config: AttributeConfig, rated: Sequence[JudgedResponse], module: Any, loaded: LoadedModel, limits: Limits
     ) -> list[RatedText]:
         return encode_texts(rated, module.questions, loaded, limits, config.generator_filter)
 
     @staticmethod
     def sizes(loaded: LoadedModel, examples: Sequence[RatedText]) -> list[int]:
-        return text_sizes(loaded.backbone, examples)
+        return [sum(group_sizes(loaded.backbone, item.parts)) for item in examples]
 
     def _compute(self, parts: Sequence[TextPart]) -> TextOutputs:
         device = self.run.accelerator.device
@@ -313,8 +281,8 @@ class GenerativeTask(AttributeTask[RatedText]):
         extra_losses = {"loss/generator": sum(generator) / tokens} if tokens else {}
         return torch.tensor(predicted), torch.tensor(losses).sum(0), extra_losses
 
-    def write_model(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
-        save_generative_model(folder, self.loaded, weights, self.heads, card)
+    def write_model(self, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
+        save_generative_model(self.folder, self.loaded, weights, self.heads, card)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text = self.loaded.tokenization.text

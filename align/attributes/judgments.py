@@ -1,31 +1,17 @@
 """From labelers' judgments of responses to the examples that an attribute model learns from."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from align.attributes.model import PREFERENCE, SCALE, Head
-from align.batches.encoding import Data, Limits, encode_rankings, encode_response, records_of
-from align.batches.limits import OverlongCounts
+from align.batches.encoding import Data, Limits, encode_rankings, records_of
 from align.core.errors import UserError, nearest_name_hint
-from align.data.conversation import to_json
-from align.data.records import AttributeJudgment, Conversation
+from align.data.records import AttributeJudgment
 from align.models.loading import LoadedModel
-from align.rules.judgments import draw_conversations
-from align.tokenization.encoded import PromptResponse, TokenIds
+from align.rules.judgments import JudgedResponse, encoded_responses, mean_judgments
+from align.tokenization.encoded import TokenIds
 
-
-@dataclass(frozen=True)
-class RatedResponse:
-    """A response with the mean over labelers of each attribute that anyone judged."""
-
-    prompt: Conversation
-    response: str
-    attributes: Mapping[str, float]
-
-    @property
-    def conversation(self) -> str:
-        """Equal for responses to the same conversation."""
-        return str(to_json(self.prompt))
+JUDGMENTS = "attribute judgments"
 
 
 @dataclass(frozen=True)
@@ -45,27 +31,19 @@ class EncodedTask:
     ranks: list[int] = field(default_factory=list)
 
 
-def collect_ratings(records: Sequence[AttributeJudgment]) -> list[RatedResponse]:
-    """Every response with the means of its attributes, in the order of the records."""
-    values: dict[tuple[str, str], dict[str, list[float]]] = {}
-    first: dict[tuple[str, str], AttributeJudgment] = {}
-    for record in records:
-        key = (str(to_json(record.prompt)), record.response)
-        first.setdefault(key, record)
-        for name, value in record.attributes.items():
-            values.setdefault(key, {}).setdefault(name, []).append(value)
-    return [
-        RatedResponse(first[key].prompt, first[key].response, {name: sum(v) / len(v) for name, v in by_name.items()})
-        for key, by_name in values.items()
-    ]
+def read_ratings(data: Data, skip_bad_rows: bool) -> list[JudgedResponse]:
+    """Responses with the means of their attributes, from a file or from records in memory.
+
+    Raises:
+        UserError: for a bad row.
+    """
+    records = records_of(data, AttributeJudgment, skip_bad_rows)
+    return mean_judgments(
+        (record.prompt, record.response, name, value) for record in records for name, value in record.attributes.items()
+    )
 
 
-def read_ratings(data: Data, skip_bad_rows: bool) -> list[RatedResponse]:
-    """Rated responses from a file or from records in memory. Raises: UserError for a bad row."""
-    return collect_ratings(list(records_of(data, AttributeJudgment, skip_bad_rows)))
-
-
-def choose_heads(wanted: Sequence[str], rated: Sequence[RatedResponse], has_rankings: bool) -> list[Head]:
+def choose_heads(wanted: Sequence[str], rated: Sequence[JudgedResponse], has_rankings: bool) -> list[Head]:
     """The heads of a model, in a fixed order.
 
     Args:
@@ -74,12 +52,12 @@ def choose_heads(wanted: Sequence[str], rated: Sequence[RatedResponse], has_rank
         has_rankings: whether there is a head for the preference too.
 
     Raises:
-        UserError: for an attribute that nobody judged, an unknown kind, a value outside of its kind, or no head at all.
+        UserError: for an attribute without judgments, an unknown kind, a value outside of its kind, or no head at all.
     """
     highest: dict[str, float] = {}
     lowest: dict[str, float] = {}
     for item in rated:
-        for name, value in item.attributes.items():
+        for name, value in item.targets.items():
             highest[name], lowest[name] = max(value, highest.get(name, value)), min(value, lowest.get(name, value))
     heads: list[Head] = []
     for text in wanted or sorted(highest):
@@ -101,38 +79,15 @@ def choose_heads(wanted: Sequence[str], rated: Sequence[RatedResponse], has_rank
     return heads
 
 
-def split_ratings(
-    rated: Sequence[RatedResponse], share: float, seed: int
-) -> tuple[list[RatedResponse], list[RatedResponse]]:
-    """Responses to learn from, and those of a share of the conversations, which are held out whole."""
-    held_out = draw_conversations([item.conversation for item in rated], share, seed)
-    parts: tuple[list[RatedResponse], list[RatedResponse]] = ([], [])
-    for item in rated:
-        parts[item.conversation in held_out].append(item)
-    return parts
-
-
-def encoded_responses(
-    rated: Sequence[RatedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
-) -> Iterator[tuple[str, PromptResponse, dict[str, float]]]:
-    """Responses within the limits that were judged by one of the heads: a name for errors, token ids, and the values.
-
-    Raises:
-        UserError: if a text exceeds the limits.
-    """
+def judged_by(rated: Sequence[JudgedResponse], heads: Sequence[Head]) -> list[JudgedResponse]:
+    """The responses that have an attribute of one of the heads, with these attributes alone."""
     names = {head.name for head in heads if head.kind != "ranking"}
-    counts = OverlongCounts(limits)
-    for number, item in enumerate(rated, start=1):
-        known = {name: value for name, value in item.attributes.items() if name in names}
-        where = f"rated response {number} ({item.response[:40]!r})"
-        encoded = encode_response(item.prompt, item.response, loaded, limits, where, counts) if known else None
-        if encoded is not None:
-            yield where, encoded, known
-    counts.report("attribute judgments", "rated response")
+    known = [(item, {name: value for name, value in item.targets.items() if name in names}) for item in rated]
+    return [JudgedResponse(item.prompt, item.response, targets) for item, targets in known if targets]
 
 
 def encode_ratings(
-    rated: Sequence[RatedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
+    rated: Sequence[JudgedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
 ) -> list[EncodedTask]:
     """Rated responses as examples of heads.
 
@@ -140,9 +95,9 @@ def encode_ratings(
         UserError: if a text exceeds the limits or what the model can read.
     """
     found = []
-    for where, encoded, known in encoded_responses(rated, heads, loaded, limits):
+    for where, encoded, item in encoded_responses(judged_by(rated, heads), loaded, limits, JUDGMENTS):
         loaded.backbone.require_fit(len(encoded.prompt), len(encoded.response), where)
-        found.append(EncodedTask(encoded.prompt, [encoded.response], known))
+        found.append(EncodedTask(encoded.prompt, [encoded.response], item.targets))
     return found
 
 

@@ -1,16 +1,15 @@
-"""What the training of both forms of an attribute model shares: figures on held-out responses, and how they are reported."""
+"""Training of attribute models: what both forms share, and the head form, as in MT-DNN."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from align.attributes.config import AttributeConfig
-from align.attributes.judgments import EncodedTask, RatedResponse, encode_ratings
+from align.attributes.judgments import EncodedTask, encode_ratings
 from align.attributes.model import AttributeModel, Head, head_losses, in_label_units, save_attribute_model
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
@@ -21,25 +20,14 @@ from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
 from align.reward.loss import Pairs, pairs_of, ranking_loss
 from align.reward.rankings import group_flops, group_sizes, reward_rankings
-from align.rules.judgments import ScoredJudgment, rule_metrics
+from align.rules.judgments import JudgedResponse, ScoredJudgment, rule_metrics
 from align.runtime.distributed import run_on_main
 from align.training.optimization import Optimization, Sums
 from align.training.run import Run
 
 
-class Rated(Protocol):
-    """An example with the means over labelers of its attributes."""
-
-    @property
-    def attributes(self) -> Any:
-        """By name."""
-
-
-Example = TypeVar("Example", bound=Rated)
-
-
-class AttributeTask(ABC, Generic[Example]):
-    """Examples, losses and evaluation of an attribute model, as `align.training.loop.train` asks for them.
+class AttributeTask(ABC):
+    """The common part of both forms' tasks, which add the loss and the model: see `align.training.loop.Task`.
 
     Args:
         examples: to learn from.
@@ -48,10 +36,6 @@ class AttributeTask(ABC, Generic[Example]):
     """
 
     evaluate_before_training = False
-    adapter: ClassVar[str]
-    """What the trained adapter is called."""
-    writes: ClassVar[bool]
-    """Whether the model writes text too, and needs its vocabulary matrix."""
 
     def __init__(
         self,
@@ -59,8 +43,8 @@ class AttributeTask(ABC, Generic[Example]):
         config: AttributeConfig,
         loaded: LoadedModel,
         optimization: Optimization,
-        examples: list[Example],
-        held_out: list[Example],
+        examples: list[Any],
+        held_out: list[Any],
         heads: list[Head],
     ) -> None:
         self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
@@ -71,35 +55,11 @@ class AttributeTask(ABC, Generic[Example]):
 
     @staticmethod
     @abstractmethod
-    def build(config: AttributeConfig, loaded: LoadedModel, heads: list[Head]) -> nn.Module:
-        """The module that is trained. Raises: UserError for a model that cannot be."""
-
-    @staticmethod
-    @abstractmethod
-    def encode(
-        config: AttributeConfig, rated: Sequence[RatedResponse], module: Any, loaded: LoadedModel, limits: Limits
-    ) -> list[Example]:
-        """Rated responses as examples. Raises: UserError for what does not fit."""
-
-    @staticmethod
-    @abstractmethod
-    def sizes(loaded: LoadedModel, examples: Sequence[Example]) -> list[int]:
+    def sizes(loaded: LoadedModel, examples: Sequence[Any]) -> list[int]:
         """Tokens that each example holds in memory."""
 
     @abstractmethod
-    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        """See `align.training.loop.Task`."""
-
-    @abstractmethod
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """See `align.training.loop.Task`."""
-
-    @abstractmethod
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        """See `align.training.loop.Task`."""
-
-    @abstractmethod
-    def judge(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, dict[str, float]]:
+    def judge(self, examples: Sequence[Any]) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The model's predictions for rated responses, on every process.
 
         Returns:
@@ -108,13 +68,8 @@ class AttributeTask(ABC, Generic[Example]):
         """
 
     @abstractmethod
-    def write_model(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
-        """Save the model.
-
-        Args:
-            weights: of the backbone's model.
-            state: all that was trained.
-        """
+    def write_model(self, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
+        """Save the model from the weights of the backbone's model and the state of all that was trained."""
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -141,13 +96,13 @@ class AttributeTask(ABC, Generic[Example]):
             data = ", ".join(name for name in (self.config.train_data, self.config.rankings) if name)
             card = {"title": "Attribute model", "stage": "attributes", "data": data}
             card |= {name: f"{value:.4g}" for name, value in metrics.items()}
-            self.write_model(self.folder, weights_of(self.loaded.backbone, state, "backbone.model."), state, card)
+            self.write_model(weights_of(self.loaded.backbone, state, "backbone.model."), state, card)
 
         run_on_main(write, self.run.accelerator)
 
 
-def targets_of(examples: Sequence[Rated], heads: Sequence[Head]) -> Tensor:
-    """[R, n] of responses that were rated: NaN where a head was not judged."""
+def targets_of(examples: Sequence[Any], heads: Sequence[Head]) -> Tensor:
+    """The `attributes` of examples as [R, n]: NaN where a head was not judged."""
     return torch.tensor([[item.attributes.get(head.name, torch.nan) for head in heads] for item in examples])
 
 
@@ -163,11 +118,10 @@ def _figures(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]
     }
 
 
-class HeadTask(AttributeTask[EncodedTask]):
+class HeadTask(AttributeTask):
     """Attributes of responses and rankings, each with a head of its own on one trunk."""
 
-    adapter: ClassVar[str] = REWARD_ADAPTER
-    writes: ClassVar[bool] = False
+    adapter, writes = REWARD_ADAPTER, False
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -182,7 +136,7 @@ class HeadTask(AttributeTask[EncodedTask]):
 
     @staticmethod
     def encode(
-        config: AttributeConfig, rated: Sequence[RatedResponse], module: Any, loaded: LoadedModel, limits: Limits
+        config: AttributeConfig, rated: Sequence[JudgedResponse], module: Any, loaded: LoadedModel, limits: Limits
     ) -> list[EncodedTask]:
         return encode_ratings(rated, module.heads, loaded, limits)
 
@@ -210,9 +164,7 @@ class HeadTask(AttributeTask[EncodedTask]):
                 ranks = [item.ranks or [1] * len(item.responses) for item in examples]
                 pairs = Pairs(*(column.to(device) for column in pairs_of(ranks, [0.0] * len(ranks))))
                 ranking = ranking_loss(outputs[:, self.ranking], pairs)
-                losses = losses + ranking * torch.nn.functional.one_hot(
-                    torch.tensor(self.ranking, device=device), len(self.heads)
-                )
+                losses = losses + ranking * one_hot(torch.tensor(self.ranking, device=device), len(self.heads))
             means = losses / counts.to(device).clamp(min=1)
             flops = sum(group_flops(self.loaded.backbone, self.shape, item) for item in examples)
             return means.sum(), {
@@ -228,10 +180,9 @@ class HeadTask(AttributeTask[EncodedTask]):
         return {"loss": sums["loss"], **heads, "tokens/read": sums["read"]}
 
     def judge(self, examples: Sequence[EncodedTask]) -> tuple[Tensor, Tensor, dict[str, float]]:
-        read = partial(reward_rankings, self.optimization.module, device=self.run.accelerator.device)
-
         def score_rows(rows: list[int]) -> list[list[float]]:
-            outputs: list[list[float]] = read([examples[row] for row in rows]).tolist()
+            part, device = [examples[row] for row in rows], self.run.accelerator.device
+            outputs: list[list[float]] = reward_rankings(self.optimization.module, part, device).tolist()
             return outputs
 
         sizes = self.sizes(self.loaded, examples)
@@ -239,8 +190,8 @@ class HeadTask(AttributeTask[EncodedTask]):
         losses = head_losses(outputs, self._targets(examples), self.binary)
         return in_label_units(outputs, self.heads), losses, {}
 
-    def write_model(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
-        save_attribute_model(folder, self.loaded, weights, state, self.heads, card)
+    def write_model(self, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
+        save_attribute_model(self.folder, self.loaded, weights, state, self.heads, card)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
         text = self.loaded.tokenization.text

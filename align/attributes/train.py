@@ -11,17 +11,15 @@ from transformers import PreTrainedTokenizerBase
 
 from align.attributes.config import AttributeConfig
 from align.attributes.generative import GenerativeTask
-from align.attributes.judgments import choose_heads, encode_preferences, read_ratings, split_ratings
-from align.attributes.tasks import AttributeTask, HeadTask
+from align.attributes.judgments import choose_heads, encode_preferences, read_ratings
+from align.attributes.tasks import HeadTask
 from align.batches.encoding import Data
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
 from align.core.errors import UserError
 from align.core.launch import run_stage
+from align.rules.judgments import split_judgments
 from align.training.loop import EpochTrainer, with_data_names
 from align.training.start import Model
-
-FORMS: dict[str, type[AttributeTask[Any]]] = {"heads": HeadTask, "generative": GenerativeTask}
-"""How an attribute model rates: see `form` in the settings."""
 
 
 class AttributeTrainer(EpochTrainer):
@@ -55,14 +53,15 @@ class AttributeTrainer(EpochTrainer):
         read = partial(read_ratings, skip_bad_rows=config.skip_bad_rows)
         judgments = mixture_of(train_data, config.task_prefixes) if train_data else Mixture([], [])
         parts = [read(source) for source in judgments.sources]
-        split = [split_ratings(part, 0.0 if validation_data else config.held_out_share, config.seed) for part in parts]
-        held_out = read(validation_data) if validation_data else [item for _, part in split for item in part]
+        share = 0.0 if validation_data else config.held_out_share
+        split = [split_judgments(part, (), share, config.seed) for part in parts]
+        held_out = read(validation_data) if validation_data else [item for part in split for item in part.validation]
         heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, bool(rankings))
-        form = FORMS[config.form]
+        form: Any = {"heads": HeadTask, "generative": GenerativeTask}[config.form]
         super().__init__(config, "attributes", model, tokenizer, form.adapter, allow_reward_model=not form.writes)
         loaded, limits = self.loaded, config.limits
         module = form.build(config, loaded, heads)
-        encoded = [form.encode(config, train, module, loaded, limits) for train, _ in split]
+        encoded = [form.encode(config, part.train, module, loaded, limits) for part in split]
         mixed: MixedExamples[Any] = MixedExamples(
             [example for part in encoded for example in part], list(map(len, encoded)), list(judgments.weights)
         )

@@ -1,6 +1,6 @@
-"""From people's verdicts to what a rule model learns from: shares of labelers, and token ids that put the rule last."""
+"""Judgments of responses: means over labelers, held-out conversations, token ids that put the rule last, and metrics."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,15 +15,19 @@ from align.data.conversation import to_json
 from align.data.records import Conversation, RuleJudgment
 from align.models.loading import LoadedModel
 from align.tokenization import Tokenization
-from align.tokenization.encoded import EncodedJudgments
+from align.tokenization.encoded import EncodedJudgments, PromptResponse
 
 RULE_FORM = "\nRule: {text}\nVerdict:"
-"""What follows the response; the head reads the state of its last token."""
+"""Follows the response; the head reads the state of its last token."""
+TINY = 1e-12
 
 
 @dataclass(frozen=True)
 class JudgedResponse:
-    """A response with the share of labelers who saw each rule violated, by the rule's id."""
+    """A response with the mean over labelers of each judgment, by its name.
+
+    For a rule it is the share of labelers who saw it violated; for an attribute the mean of its values.
+    """
 
     prompt: Conversation
     response: str
@@ -40,31 +44,38 @@ class SplitJudgments(NamedTuple):
 
     train: list[JudgedResponse]
     validation: list[JudgedResponse]
-    """Held-out conversations, by the rules that are trained on."""
+    """Held-out conversations, by the names that are trained on."""
     unseen: list[JudgedResponse]
     """All conversations, by the rules that are held out."""
 
 
-def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
-    """Every response with its targets, in the order of the records.
+def mean_judgments(judgments: Iterable[tuple[Conversation, str, str, float | None]]) -> list[JudgedResponse]:
+    """Average the judgments of each response, in the order of its first one.
 
-    A target is the share of `violates` among the verdicts other than `unsure`. A rule with no such verdict is left out, and
-    so is a response without any other rule.
+    Args:
+        judgments: prompt, response, name and value; None is an undecided labeler, who does not count. A response without
+            a value is left out.
     """
-    votes: dict[tuple[str, str], dict[str, list[bool]]] = {}
-    first: dict[tuple[str, str], RuleJudgment] = {}
-    for record in records:
-        key = (str(to_json(record.prompt)), record.response)
-        first.setdefault(key, record)
-        decided = votes.setdefault(key, {}).setdefault(record.rule, [])
-        if record.verdict != "unsure":
-            decided.append(record.verdict == "violates")
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    prompts: dict[tuple[str, str], Conversation] = {}
+    for prompt, response, name, value in judgments:
+        key = (str(to_json(prompt)), response)
+        prompts.setdefault(key, prompt)
+        decided = values.setdefault(key, {}).setdefault(name, [])
+        if value is not None:
+            decided.append(value)
     found = []
-    for key, by_rule in votes.items():
-        targets = {rule: sum(decided) / len(decided) for rule, decided in by_rule.items() if decided}
+    for key, by_name in values.items():
+        targets = {name: sum(decided) / len(decided) for name, decided in by_name.items() if decided}
         if targets:
-            found.append(JudgedResponse(first[key].prompt, first[key].response, targets))
+            found.append(JudgedResponse(prompts[key], key[1], targets))
     return found
+
+
+def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
+    """Every response with the share of `violates` among the verdicts other than `unsure`, by rule."""
+    value = {"violates": 1.0, "follows": 0.0}
+    return mean_judgments((row.prompt, row.response, row.rule, value.get(row.verdict)) for row in records)
 
 
 def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], files: Sequence[str]) -> list[JudgedResponse]:
@@ -75,7 +86,7 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
         files: where the rules are from, for an error.
 
     Raises:
-        UserError: for a bad row, a rule without a text, or if nobody decided anything.
+        UserError: for a bad row, a rule without a text, or if every verdict is unsure.
     """
     records = list(records_of(data, RuleJudgment, skip_bad_rows))
     source = data if isinstance(data, str) else "rule judgments in memory"
@@ -88,24 +99,14 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
     return judged
 
 
-def draw_conversations(conversations: Sequence[str], share: float, seed: int) -> set[str]:
-    """A share of the different conversations, to be held out with all of their judgments; never all conversations."""
-    different = list(dict.fromkeys(conversations))
-    count = min(len(different) - 1, round(share * len(different))) if different else 0
-    drawn = generator(seed, Stream.HELD_OUT_CONVERSATIONS).permutation(len(different))[:count].tolist()
-    return {different[number] for number in drawn}
-
-
 def split_judgments(
     judged: Sequence[JudgedResponse], held_out_rules: Sequence[str], share: float, seed: int
 ) -> SplitJudgments:
-    """Hold out rules, and a share of the conversations with all of their responses.
-
-    Args:
-        share: of the conversations; 0 holds out none.
-        seed: of the draw.
-    """
-    held_out = draw_conversations([item.conversation for item in judged], share, seed)
+    """Hold out rules, and a share of the conversations with all of their responses, but never all conversations."""
+    conversations = list(dict.fromkeys(item.conversation for item in judged))
+    count = min(len(conversations) - 1, round(share * len(conversations))) if conversations else 0
+    drawn = generator(seed, Stream.HELD_OUT_CONVERSATIONS).permutation(len(conversations))[:count].tolist()
+    held_out = {conversations[number] for number in drawn}
     split = SplitJudgments([], [], [])
     for item in judged:
         seen = {rule: target for rule, target in item.targets.items() if rule not in held_out_rules}
@@ -127,6 +128,26 @@ def rule_ids(tokenization: Tokenization, text: str) -> list[int]:
     return tokenization.response_ids(RULE_FORM.format(text=text))
 
 
+def encoded_responses(
+    judged: Sequence[JudgedResponse], loaded: LoadedModel, limits: Limits, kind: str
+) -> Iterator[tuple[str, PromptResponse, JudgedResponse]]:
+    """Responses within the limits: a name for errors, token ids, and the judgments.
+
+    Args:
+        kind: of the judgments, for the report on what was too long.
+
+    Raises:
+        UserError: if a text exceeds the limits.
+    """
+    counts = OverlongCounts(limits)
+    for number, item in enumerate(judged, start=1):
+        where = f"judged response {number} ({item.response[:40]!r})"
+        encoded = encode_response(item.prompt, item.response, loaded, limits, where, counts)
+        if encoded is not None:
+            yield where, encoded, item
+    counts.report(kind, "judged response")
+
+
 def encode_judgments(
     judged: Sequence[JudgedResponse], rules: Mapping[str, str], loaded: LoadedModel, limits: Limits
 ) -> list[EncodedJudgments]:
@@ -135,30 +156,14 @@ def encode_judgments(
     Raises:
         UserError: if a text exceeds the limits or what the model can read.
     """
-    backbone = loaded.backbone
-    counts = OverlongCounts(limits)
     ids_of_rule = {rule: rule_ids(loaded.tokenization, text) for rule, text in rules.items()}
-
-    def encoded() -> Iterator[EncodedJudgments]:
-        for number, item in enumerate(judged, start=1):
-            where = f"judged response {number} ({item.response[:40]!r})"
-            kept = encode_response(item.prompt, item.response, loaded, limits, where, counts)
-            if kept is None:
-                continue
-            backbone.require_fit(
-                len(kept.prompt) + len(kept.response), max(len(ids_of_rule[rule]) for rule in item.targets), where
-            )
-            responses = [ids_of_rule[rule] for rule in item.targets]
-            yield EncodedJudgments(
-                [*kept.prompt, *kept.response], responses, tuple(item.targets), tuple(item.targets.values())
-            )
-
-    found = list(encoded())
-    counts.report("rule judgments", "judged response")
+    found = []
+    for where, encoded, item in encoded_responses(judged, loaded, limits, "rule judgments"):
+        read = [*encoded.prompt, *encoded.response]
+        responses = [ids_of_rule[rule] for rule in item.targets]
+        loaded.backbone.require_fit(len(read), max(map(len, responses)), where)
+        found.append(EncodedJudgments(read, responses, tuple(item.targets), tuple(item.targets.values())))
     return found
-
-
-TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -167,8 +172,8 @@ class ScoredJudgment:
 
     Attributes:
         rule: its id.
-        probability: that the response violates the rule, by the model.
-        target: the share of labelers who saw it violated.
+        probability: of a violation, by the model.
+        target: the share of labelers who saw a violation.
     """
 
     rule: str

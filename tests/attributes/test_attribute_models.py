@@ -9,13 +9,13 @@ import torch
 from accelerate import Accelerator
 
 from align.attributes import AttributeConfig, AttributeTrainer
-from align.attributes.judgments import RatedResponse, choose_heads, collect_ratings
+from align.attributes.judgments import choose_heads, read_ratings
 from align.attributes.model import Head, head_losses, heads_of, load_attribute_model
 from align.attributes.scoring import HeadScorer
 from align.core.errors import UserError
-from align.data.records import AttributeJudgment
 from align.reward.checkpoint import is_foreign
 from align.reward.rankings import reward_rankings
+from align.rules.judgments import JudgedResponse
 from align.tokenization.encoded import SampledResponse
 from tests.rules.planted import WORDS, has_digit, response
 
@@ -36,12 +36,12 @@ def test_each_heads_loss_by_hand():
 
 def test_labelers_are_averaged_attribute_by_attribute():
     given = [{"safe": 1, "rating": 6}, {"safe": 0}, {"rating": 3}]
-    records = [AttributeJudgment(prompt="Hi", response="Yo", attributes=row) for row in given]
-    assert collect_ratings(records) == [RatedResponse(HI, "Yo", {"safe": 0.5, "rating": 4.5})]
+    records = [{"prompt": "Hi", "response": "Yo", "attributes": row} for row in given]
+    assert read_ratings(records, False) == [JudgedResponse(HI, "Yo", {"safe": 0.5, "rating": 4.5})]
 
 
 def test_heads_and_their_kinds():
-    rated = [RatedResponse(HI, "a", {"safe": 1, "rating": 6}), RatedResponse(HI, "b", {"safe": 0.5})]
+    rated = [JudgedResponse(HI, "a", {"safe": 1, "rating": 6}), JudgedResponse(HI, "b", {"safe": 0.5})]
     both = [Head("rating", "scale"), Head("safe", "binary")]
     assert choose_heads([], rated, False) == both
     assert choose_heads(["safe"], rated, True) == [Head("safe", "binary"), Head("preference", "ranking")]

@@ -11,13 +11,14 @@ from accelerate import Accelerator
 from align import cli
 from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
-from align.attributes.judgments import RatedResponse, read_ratings, split_ratings
+from align.attributes.judgments import read_ratings
 from align.attributes.model import Head, heads_of
 from align.attributes.scoring import AttributeScorer, HeadScorer
 from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.reward.rankings import pack_rankings
+from align.rules.judgments import JudgedResponse, split_judgments
 from align.tokenization.encoded import SampledResponse
 
 from .test_attribute_models import HI, planted
@@ -33,7 +34,7 @@ def settings(folder, **more):
 
 def encode(loaded, attributes, generator_filter="", response="Yo"):
     questions = Questions(HEADS, loaded.tokenization)
-    (item,) = encode_texts([RatedResponse(HI, response, attributes)], questions, loaded, LIMITS, generator_filter)
+    (item,) = encode_texts([JudgedResponse(HI, response, attributes)], questions, loaded, LIMITS, generator_filter)
     return questions, item
 
 
@@ -181,7 +182,7 @@ def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model
     said = [[list(each.values()) for each in scorer(rows)] for scorer in (together, apart)]
     assert torch.allclose(*map(torch.tensor, said), atol=1e-5)
     assert not isinstance(together, HeadScorer)
-    held_out = split_ratings(read_ratings(planted(24), False), 0.2, 0)[1]
+    held_out = split_judgments(read_ratings(planted(24), False), (), 0.2, 0).validation
     rows = [row for item in held_out for row in rows_of(trainer.loaded, [item.response], item.prompt)]
     in_memory, on_disk = trainer.task.judge(trainer.task.held_out)[0], together(rows)
     said = torch.tensor([[each["rating"], each["unsafe"]] for each in on_disk])

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from align import cli
-from align.attributes.judgments import RatedResponse, encode_ratings
+from align.attributes.judgments import encode_ratings
 from align.attributes.model import Head
 from align.batches.encoding import Limits
 from align.core.errors import UserError
@@ -168,7 +168,7 @@ def test_judged_responses_that_drop_leaves_out_are_counted(load_sharp, caplog):
     assert len(encode_judgments(judged, TEXTS, loaded, Limits(64, 64, "drop"))) == 2
     line = "overlong drop left out 1 of 3 judged responses (1 over max_response_tokens 64)"
     assert caplog.messages == [f"rule judgments: {line}"]
-    rated = [RatedResponse(prompt, item.response, {"short": 1.0}) for item in judged]
+    rated = [JudgedResponse(prompt, item.response, {"short": 1.0}) for item in judged]
     caplog.clear()
     assert len(encode_ratings(rated, [Head("short", "binary")], loaded, Limits(64, 64, "drop"))) == 2
     assert caplog.messages == [f"attribute judgments: {line}".replace("judged", "rated")]
