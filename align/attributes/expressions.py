@@ -1,28 +1,18 @@
 """Expressions over attributes: `3*sensible+specific+interesting` to rank by, `unsafe<0.2, rating>=4` to filter by.
 
-They are read as arithmetic and comparisons of names and numbers; nothing else is ever evaluated.
+A text is parsed, and refused unless it holds nothing but numbers, attributes, arithmetic and comparisons; only then it is
+compiled.
 """
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from align.core.errors import UserError, nearest_name_hint
 
-ARITHMETIC: dict[type, Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-COMPARISONS: dict[type, Callable[[float, float], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class Expression:
@@ -39,7 +29,10 @@ class Expression:
 
     def __init__(self, text: str, names: Iterable[str], where: str) -> None:
         self.text, self.where, self.names = text, where, list(names)
-        self.tree = self._check(self._parse(text))
+        self.aliases = {f"a{number}_": name for number, name in enumerate(self.names)}
+        tree = self._parse(text)
+        self._check(tree)
+        self._code = compile(ast.Expression(tree), where, "eval")
 
     def __call__(self, values: Mapping[str, float]) -> float:
         """Its value for a response.
@@ -47,13 +40,16 @@ class Expression:
         Raises:
             UserError: for a division by zero.
         """
+        return float(self._evaluate(values))
+
+    def _evaluate(self, values: Mapping[str, float]) -> Any:
+        variables = {alias: values[name] for alias, name in self.aliases.items() if name in values}
         try:
-            return self._value(self.tree, values)
+            return eval(self._code, {"__builtins__": {}}, variables)
         except ZeroDivisionError as error:
             raise UserError(f"{self.where} {self.text!r}: divides by zero") from error
 
     def _parse(self, text: str) -> ast.expr:
-        self.aliases: dict[str, str] = {f"a{number}_": name for number, name in enumerate(self.names)}
         by_length = sorted(self.aliases.items(), key=lambda pair: -len(pair[1]))
         pattern = "|".join(re.escape(name) for _, name in by_length)
         alias_of = {name: alias for alias, name in by_length}
@@ -64,34 +60,21 @@ class Expression:
         except SyntaxError as error:
             raise UserError(f"{self.where} {self.text!r}: cannot be read ({error.msg})") from error
 
-    def _check(self, node: ast.expr) -> ast.expr:
-        return self._check_value(node)
+    def _check(self, node: ast.expr) -> None:
+        self._check_value(node)
 
-    def _check_value(self, node: ast.expr) -> ast.expr:
-        allowed = isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+    def _check_value(self, node: ast.expr) -> None:
         if isinstance(node, ast.Name):
             if node.id not in self.aliases:
-                known = ", ".join(self.names)
-                hint = nearest_name_hint(node.id, self.names)
+                known, hint = ", ".join(self.names), nearest_name_hint(node.id, self.names)
                 raise UserError(f"{self.where} {self.text!r}: no attribute '{node.id}' among {known}{hint}")
-            allowed = True
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            allowed = bool(self._check_value(node.operand))
-        elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-            allowed = bool(self._check_value(node.left)) and bool(self._check_value(node.right))
-        if not allowed:
+            self._check_value(node.operand)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ARITHMETIC):
+            self._check_value(node.left)
+            self._check_value(node.right)
+        elif not (isinstance(node, ast.Constant) and type(node.value) in (int, float)):
             raise UserError(f"{self.where} {self.text!r}: write numbers, attributes, + - * / and brackets alone")
-        return node
-
-    def _value(self, node: Any, values: Mapping[str, float]) -> float:
-        if isinstance(node, ast.Constant):
-            return float(node.value)  # type: ignore[arg-type]
-        if isinstance(node, ast.Name):
-            return values[self.aliases[node.id]]
-        if isinstance(node, ast.UnaryOp):
-            value = self._value(node.operand, values)
-            return -value if isinstance(node.op, ast.USub) else value
-        return ARITHMETIC[type(node.op)](self._value(node.left, values), self._value(node.right, values))
 
 
 class Condition(Expression):
@@ -99,20 +82,15 @@ class Condition(Expression):
 
     def holds(self, values: Mapping[str, float]) -> bool:
         """Whether a response passes."""
-        return all(self._holds(node, values) for node in self.parts)
+        found = self._evaluate(values)
+        return all(found) if isinstance(found, tuple) else bool(found)
 
-    def _check(self, node: ast.expr) -> ast.expr:
-        self.parts: Sequence[ast.expr] = node.elts if isinstance(node, ast.Tuple) else [node]
-        for part in self.parts:
-            if not (isinstance(part, ast.Compare) and all(type(op) in COMPARISONS for op in part.ops)):
+    def _check(self, node: ast.expr) -> None:
+        for part in node.elts if isinstance(node, ast.Tuple) else [node]:
+            if not (isinstance(part, ast.Compare) and all(isinstance(op, COMPARISONS) for op in part.ops)):
                 raise UserError(f"{self.where} {self.text!r}: write comparisons such as unsafe<0.2, separated by commas")
             for side in (part.left, *part.comparators):
                 self._check_value(side)
-        return node
-
-    def _holds(self, node: Any, values: Mapping[str, float]) -> bool:
-        sides = [self._value(side, values) for side in (node.left, *node.comparators)]
-        return all(COMPARISONS[type(op)](left, right) for op, left, right in zip(node.ops, sides, sides[1:], strict=False))
 
 
 def choose(candidates: Sequence[Mapping[str, float]], condition: Condition | None, rank: Expression | None) -> int | None:
