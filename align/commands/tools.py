@@ -9,7 +9,7 @@ from typing import NoReturn
 from align.core.errors import UserError, first_line
 from align.core.launch import quiet_libraries
 
-REPORT_HELP = "write the report of a run, or of several side by side"
+REPORT_HELP = "write the report of a run"
 DATA_HELP = "data check FILE, data clean FILE: describe a file, find evaluation rows in it; clean raw text by C4's rules"
 MODEL_HELP = "model list, fetch NAME, consolidate RUN: built-in models, downloads, a checkpoint as a plain folder"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -33,9 +33,7 @@ def report_command(arguments: list[str]) -> None:
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", type=Path, help="folder of a stage's run, or of sft, reward and ppo"
     )
-    parser.add_argument(
-        "--output", type=Path, help="file to write (default: report.html in RUN, or next to the first of several runs)"
-    )
+    parser.add_argument("--output", type=Path, help="file to write, of a single RUN (default: report.html in RUN)")
     parser.add_argument(
         "--markdown", action="store_true", help="print the results of align eval in RUN as Markdown tables instead"
     )
@@ -43,6 +41,8 @@ def report_command(arguments: list[str]) -> None:
         "--card", action="store_true", help="write the results of align eval into the card of RUN's last model instead"
     )
     options = parser.parse_args(arguments)
+    if options.output and len(options.runs) > 1:
+        raise UserError("--output: give one run; each run has its own report")
     from align.eval import report  # imported here so that --help does not wait for matplotlib
 
     if options.markdown:
@@ -51,7 +51,8 @@ def report_command(arguments: list[str]) -> None:
         for run in options.runs:
             print(report.write_model_card(run))
     else:
-        print(report.write_reports(options.runs, options.output))
+        for run in options.runs:
+            print(report.write_report(run, options.output))
 
 
 def data_command(arguments: list[str]) -> None:

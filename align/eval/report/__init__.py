@@ -11,9 +11,9 @@ from align.core.errors import UserError
 from align.core.files import write_text
 from align.eval.core.results import Evaluation, markdown_table
 from align.eval.report.data import EVALUATIONS_FOLDER, load_evaluations, load_run
-from align.eval.report.page import render_run_page, render_side_by_side, summary_table
+from align.eval.report.page import render_run_page, summary_table
 
-__all__ = ["load_results", "results_as_markdown", "summary_table", "write_model_card", "write_report", "write_reports"]
+__all__ = ["load_results", "results_as_markdown", "summary_table", "write_model_card", "write_report"]
 
 BEGIN_RESULTS, END_RESULTS = "<!-- results of align eval -->", "<!-- end of results -->"
 
@@ -36,24 +36,6 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     """
     path = target or Path(run) / "report.html"
     write_text(path, render_run_page(load_run(Path(run))))
-    return path
-
-
-def write_reports(folders: Sequence[Path], target: Path | None = None) -> Path:
-    """Write the report of one run, or one page of several side by side.
-
-    Args:
-        folders: see `write_report`.
-        target: the file to write; None: `report.html`, in the folder of a single run, or in the folder that holds the
-            first of several.
-
-    Raises:
-        UserError: see `write_report`.
-    """
-    if len(folders) == 1:
-        return write_report(folders[0], target)
-    path = target or folders[0].resolve().parent / "report.html"
-    write_text(path, render_side_by_side([load_run(folder) for folder in folders]))
     return path
 
 

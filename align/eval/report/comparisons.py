@@ -1,18 +1,15 @@
 """What a report compares: responses before and after training, and a reward model's order with that of the labelers."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TypeVar
 
 from torch import Tensor
 
 from align.core import statistics
 from align.eval.report.data import RunData, Sample, StageRun
 from align.reward.rankings import ScoredRanking, pairs_and_differences
-
-Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -85,14 +82,6 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float] | 
     return sum(values) / len(values), *statistics.mean_interval(values)
 
 
-def group_by_category(items: Sequence[Item], category_of: Callable[[Item], str | None]) -> Mapping[str, list[Item]]:
-    """Group items by category, in alphabetical order; those without one are left out."""
-    groups: defaultdict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        groups[category_of(item) or ""].append(item)
-    return {category: groups[category] for category in sorted(groups) if category}
-
-
 @dataclass(frozen=True)
 class PairAccuracy:
     """Share of pairs in the labelers' order, with its 95 % interval over rankings."""
@@ -121,7 +110,10 @@ def accuracy_by_distance(rankings: Sequence[ScoredRanking]) -> list[PairAccuracy
 
 def accuracy_by_category(rankings: Sequence[ScoredRanking]) -> list[PairAccuracy]:
     """Return the accuracy in each category, highest first; empty if the rankings name none."""
-    groups = group_by_category(rankings, lambda item: item.category)
+    groups: dict[str, list[ScoredRanking]] = {}
+    for ranking in rankings:
+        if ranking.category:
+            groups.setdefault(ranking.category, []).append(ranking)
     accuracies = [pair_accuracy(group, label) for label, group in groups.items()]
     return sorted((each for each in accuracies if each), key=lambda each: (-each.accuracy, each.label))
 

@@ -4,7 +4,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -26,10 +26,8 @@ WIDTH = 4.2
 """Inches. Small on purpose: at a phone's width the 9-point labels then appear at about their own size."""
 MAX_POINTS = 300
 """Points of a line; a longer one is averaged."""
-MAX_TABLE_ROWS = 60
-"""Most rows in the table below a chart; a longer table is omitted."""
 MAX_LABELS = 24
-"""Most labels on a vertical axis; further rows appear only in the table."""
+"""Most labels on a vertical axis."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "svg.fonttype": "none",
     "text.parse_math": False,  # a category may hold a dollar sign
@@ -66,16 +64,12 @@ class Plot:
         name: identifier, unique on the page.
         svg: inline SVG with the text alternative in `aria-label`.
         caption: how to read it and what it shows, plain text.
-        head: the column heads of `rows`.
-        rows: the same figures as a table, where they are few.
     """
 
     name: str
     title: str
     svg: Markup
     caption: str
-    head: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
 
 
 def draw_plot(
@@ -85,8 +79,6 @@ def draw_plot(
     alt: str,
     paint: Callable[[Figure], None],
     height: float = 2.6,
-    head: Sequence[str] = (),
-    rows: Sequence[Sequence[str]] = (),
 ) -> Plot:
     """Let `paint` fill a figure of `WIDTH` by `height` inches; `alt` describes in words what it shows."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
@@ -95,7 +87,7 @@ def draw_plot(
         paint(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return Plot(name, title, inline_svg(buffer.getvalue(), name, alt), caption, head, rows)
+    return Plot(name, title, inline_svg(buffer.getvalue(), name, alt), caption)
 
 
 def inline_svg(svg: str, name: str, alt: str) -> Markup:
@@ -138,7 +130,6 @@ class Chart:
         percent: whether the values are shares.
         from_zero: whether the vertical axis includes 0.
         reference: a value marked by a dotted line, with its label in the legend.
-        table: from a column head to a metric; a row for each update of the first one.
     """
 
     name: str
@@ -150,7 +141,6 @@ class Chart:
     percent: bool = False
     from_zero: bool = True
     reference: tuple[float, str] | None = None
-    table: Mapping[str, str] = field(default_factory=dict)
 
 
 def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
@@ -182,12 +172,8 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
 
     words = " ".join(describe_series(stage.series(metric), label.capitalize()) for metric, label, _ in shown)
     height = 0.8 + 0.9 * panels if chart.stacked else 2.6
-    columns = [stage.series(metric) for metric in chart.table.values()]
-    updates = columns[0].updates if columns else ()
-    rows = [[str(update), *(_format_cell(column.at(update)) for column in columns)] for update in updates]
-    rows = rows if len(rows) <= MAX_TABLE_ROWS else []
     alt = f"{chart.title} over updates. {words}"
-    return draw_plot(chart.name, chart.title, chart.caption, alt, paint, height, ["update", *chart.table], rows)
+    return draw_plot(chart.name, chart.title, chart.caption, alt, paint, height)
 
 
 def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None:
@@ -201,10 +187,6 @@ def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None
         ]
     if error or low:
         axes.errorbar(series.updates, series.values, yerr=lengths, fmt="none", ecolor=color, capsize=3, elinewidth=1.2)
-
-
-def _format_cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def format_as_percent(axis: Axis) -> None:

@@ -1,4 +1,4 @@
-"""The pages of a report: one run, or several side by side. Each is one HTML file with all that it needs."""
+"""The page of a report, one HTML file with all that it needs, and the table of results for the terminal."""
 
 import base64
 import hashlib
@@ -6,48 +6,35 @@ import io
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.eval.core.answers import short_names
 from align.eval.core.results import Evaluation, figure_tables, notes
-from align.eval.report.comparisons import pair_samples
 from align.eval.report.data import (
     STAGES,
     RunData,
-    Sample,
     StageRun,
     format_number,
     read_summary_row,
     visible_text,
+    visible_turns,
 )
-from align.eval.report.drawing import COLORS, Plot, describe_series, downsample, draw_plot, label_update_axes
+from align.eval.report.drawing import Plot
 from align.eval.report.findings import Summary, summarize_run
 from align.eval.report.plots import evaluation_plots, stage_plots
-from align.eval.report.rollouts import show_rollouts
+from align.ppo.rollout_files import RolloutRow
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_SAMPLES = 300
 """Prompts on a page; of more, those whose rewards differ most are shown."""
-LINE_STYLES = ("-", "--", ":", "-.")
-CURVES = (
-    ("ppo", "validation/reward", "Reward on held-out prompts", "reward"),
-    ("ppo", "validation/kl", "KL to the start", "nats per response"),
-    ("ppo", "validation/length", "Response length", "tokens"),
-    ("reward", "validation/accuracy", "Reward model: accuracy on held-out pairs", "share"),
-    ("dpo", "validation/accuracy", "DPO: accuracy on held-out pairs", "share"),
-    ("sft", "validation/loss", "SFT: loss on held-out demonstrations", "nats per token"),
-)
-"""Stage, metric, title and unit of the plots that show a curve of each run."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +58,6 @@ def render_run_page(run: RunData) -> str:
     links += [("samples", "Samples")] if summary.pairs else []
     links += [("rollouts", "Rollouts")] if rollouts else []
     return _fill_template(
-        "run_page.html",
         run.evaluations,
         title=visible_text(f"Run report: {run.folder.resolve().name}"),
         subtitle=visible_text(run.folder),
@@ -115,166 +101,15 @@ def _format_setting(value: Any) -> str:
     return "–" if value is None or value == "" else str(value)
 
 
-@dataclass(frozen=True)
-class NamedRun:
-    """A run with its short name and its summary."""
-
-    name: str
-    run: RunData
-    summary: Summary
-
-
-@dataclass(frozen=True)
-class PromptAnswers:
-    """A prompt with the answer of each run that has one; `change` is the last run's reward minus the first one's."""
-
-    prompt: tuple[tuple[str, str], ...]
-    answers: list[Sample | None]
-    change: float
-
-
-def render_side_by_side(loaded: Sequence[RunData]) -> str:
-    """Return the whole page as HTML text."""
-    names = short_names([str(run.folder.resolve()) for run in loaded])
-    runs = [NamedRun(visible_text(name), run, summarize_run(run)) for name, run in zip(names, loaded, strict=True)]
-    evaluations = _labeled_evaluations(runs)
-    heads, rows = _figures_table(runs)
-    plots = [plot for plot in [*(_overlay_plot(runs, *curve) for curve in CURVES), _frontier_plot(runs)] if plot]
-    prompts = _common_prompts(runs)
-    links = [("summary", "Summary")]
-    links += [("evaluation", "Evaluation")] if evaluations else []
-    links += [("curves", "Curves")] if plots else []
-    links += [("samples", "Samples")] if prompts else []
-    return _fill_template(
-        "side_by_side.html",
-        evaluations,
-        title=f"{len(runs)} runs side by side",
-        subtitle=" · ".join(each.name for each in runs),
-        links=[*links, ("settings", "Settings")],
-        runs=runs,
-        figures=[(heads, rows)] if rows else [],
-        plots=plots,
-        prompts=prompts[:MAX_SAMPLES],
-        settings=_differing_settings(runs),
-        commands=[(each.name, [visible_text(command) for command in rerun_commands(each.run)]) for each in runs],
-    )
-
-
-def _figures_table(runs: Sequence[NamedRun]) -> tuple[list[str], list[list[str]]]:
-    """Return a row for each measure and a column for each run: the value after training with its interval."""
-    cells: dict[str, dict[str, str]] = {}
-    for each in runs:
-        for row in [*each.summary.rows, *each.run.summary]:
-            interval = f" ({row.interval})" if row.interval else ""
-            cells.setdefault(row.name, {})[each.name] = f"{row.after}{interval}"
-    names = [each.name for each in runs]
-    return ["measure", *names], [[measure, *(by_run.get(name, "") for name in names)] for measure, by_run in cells.items()]
-
-
-def _labeled_evaluations(runs: Sequence[NamedRun]) -> list[Evaluation]:
-    """Return the evaluations of all runs, models with their run's name; equal ones of several runs are listed once."""
-    listed: dict[tuple[object, ...], Evaluation] = {}
-    for each in runs:
-        for evaluation in each.run.evaluations:
-            listed.setdefault(
-                (evaluation.task, evaluation.model, tuple(evaluation.figures)),
-                replace(evaluation, model=f"{each.name}: {evaluation.model}"),
-            )
-    return list(listed.values())
-
-
-def _overlay_plot(runs: Sequence[NamedRun], stage: str, metric: str, title: str, unit: str) -> Plot | None:
-    """Draw one metric of all runs over updates; None if no run has it."""
-    found = [(each.name, each.run.stages[stage].series(metric)) for each in runs if stage in each.run.stages]
-    found = [(name, series) for name, series in found if series]
-    lines = [(name, shown.updates, shown.values) for name, shown in ((name, downsample(series)) for name, series in found)]
-    words = " ".join(describe_series(series, name) for name, series in found)
-    return _lines_plot(f"{stage}-{metric.replace('/', '-')}", title, words, f"{title}. {words}", ("update", unit), lines)
-
-
-def _frontier_plot(runs: Sequence[NamedRun]) -> Plot | None:
-    """Draw held-out reward against KL: a run above the others has more reward at the same distance from its start."""
-    lines = []
-    for each in runs:
-        if "ppo" in each.run.stages:
-            kl, reward = (each.run.stages["ppo"].series(f"validation/{name}") for name in ("kl", "reward"))
-            updates = [update for update in kl.updates if reward.at(update) is not None]
-            lines.append((each.name, [kl.at(update) for update in updates], [reward.at(update) for update in updates]))
-    lines = [line for line in lines if line[1]]
-    caption = "Above the others: more reward at the same KL. Rewards compare only where the same reward model gave them."
-    alt = f"Held-out reward against KL of {', '.join(name for name, _, _ in lines)}."
-    return _lines_plot("frontier", "Reward against KL", caption, alt, ("KL, nats per response", "reward"), lines)
-
-
-def _lines_plot(
-    name: str, title: str, caption: str, alt: str, units: tuple[str, str], lines: Sequence[tuple[str, Any, Any]]
-) -> Plot | None:
-    """Draw a line for each run, given its name and its coordinates; None without a line."""
-    if not lines:
-        return None
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        for number, (run, x, y) in enumerate(lines):
-            color, style = COLORS[number % len(COLORS)], LINE_STYLES[number % len(LINE_STYLES)]
-            axes.plot(x, y, label=run, color=color, linestyle=style, marker="o")
-        label_update_axes(axes, units[1])
-        axes.set_xlabel(units[0])
-
-    return draw_plot(f"several-{name}", title, caption, alt, paint)
-
-
-def _common_prompts(runs: Sequence[NamedRun]) -> list[PromptAnswers]:
-    """Return prompts that all runs with samples answered, with the answers of the policies that were kept."""
-    kept = [each.run.samples.get(each.summary.kept or max(each.run.samples, default=0), []) for each in runs]
-    first = next((samples for samples in kept if samples), [])
-    # For each run its answer to the prompt of each of the first run's samples.
-    columns = [{id(pair.after): pair.before for pair in pair_samples(samples, first)} if samples else {} for samples in kept]
-    rows = []
-    for sample in first:
-        answers = [column.get(id(sample)) for column in columns]
-        if all(answer or not samples for answer, samples in zip(answers, kept, strict=True)):
-            rewards = [answer.reward for answer in answers if answer]
-            rows.append(PromptAnswers(sample.prompt, answers, rewards[-1] - rewards[0]))
-    return sorted(rows, key=lambda row: -abs(row.change))
-
-
-def _differing_settings(runs: Sequence[NamedRun]) -> list[tuple[str, list[str]]]:
-    """Return settings that are not the same in all runs, as `stage.name` with a value for each run."""
-    rows = []
-    for stage in STAGES:
-        configs = [each.run.stages[stage].config if stage in each.run.stages else {} for each in runs]
-        for name in dict.fromkeys(name for config in configs for name in config):
-            values = [visible_text(config.get(name, "–")) for config in configs]
-            if len(set(values)) > 1:
-                rows.append((f"{stage}.{name}", values))
-    return rows
-
-
 def rerun_commands(run: RunData) -> list[str]:
-    """Return commands that repeat the run in a folder next to it; each stage starts from the new run's models."""
+    """Return commands that repeat each stage, with the same inputs, in a folder next to the run."""
     new_folder = run.folder.with_name(run.folder.resolve().name + "-again")
-    moved = {str(stage.config.get("output_dir", stage.folder)): str(new_folder / name) for name, stage in run.stages.items()}
     commands = []
     for name, stage in run.stages.items():
-        words = ["align", name, "--config", str(stage.folder / "config.yaml"), "--output_dir", str(new_folder / name)]
-        for setting, value in stage.config.items():
-            values = value if isinstance(value, list) else [value]
-            renamed = [_moved(item, moved) for item in values]
-            if setting != "output_dir" and renamed != values:
-                words += [f"--{setting}", *renamed]
-        words += ["--resume", "false"] if stage.config.get("resume") else []
         if stage.config:
-            commands.append(shlex.join(words))
-    return [*commands, shlex.join(["align", "report", str(new_folder)])] if commands else []
-
-
-def _moved(value: Any, moved: Mapping[str, str]) -> Any:
-    """Return a path inside one of the moved folders, at its new location; any other value unchanged."""
-    for old, new in moved.items():
-        if isinstance(value, str) and value.startswith(old.rstrip("/") + "/"):
-            return new + value[len(old.rstrip("/")) :]
-    return value
+            words = ["align", name, "--config", str(stage.folder / "config.yaml"), "--output_dir", str(new_folder / name)]
+            commands.append(shlex.join([*words, "--resume", "false"] if stage.config.get("resume") else words))
+    return commands
 
 
 def _versions(stages: Iterable[StageRun]) -> list[tuple[str, str]]:
@@ -289,8 +124,8 @@ def _versions(stages: Iterable[StageRun]) -> list[tuple[str, str]]:
     return [(name, ", then ".join(values)) for name, values in by_name.items()]
 
 
-def _fill_template(template: str, evaluations: Sequence[Evaluation], **values: Any) -> str:
-    """Return a page made from a template, with its styles and its script in it; all values are escaped."""
+def _fill_template(evaluations: Sequence[Evaluation], **values: Any) -> str:
+    """Return the page made from its template, with its styles and its script in it; all values are escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -301,7 +136,7 @@ def _fill_template(template: str, evaluations: Sequence[Evaluation], **values: A
         (list(map(visible_text, heads)), [list(map(visible_text, row)) for row in rows])
         for heads, rows in (figure_tables(evaluations) if evaluations else [])
     ]
-    return environment.get_template(template).render(
+    return environment.get_template("run_page.html").render(
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
@@ -337,3 +172,104 @@ def summary_table(rows: Iterable[Mapping[str, Any]], width: int | None = None) -
     out = io.StringIO()
     Console(file=out, width=width or shutil.get_terminal_size((100, 24)).columns, color_system=None).print(table)
     return out.getvalue().rstrip("\n")
+
+
+MAX_TOKENS = 9_000
+"""Response tokens on a page, over all updates: about a megabyte of it."""
+LEVELS = 4
+"""Shades of a color for positive values, and for negative ones."""
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """A token, its two shades from -LEVELS to LEVELS, and its figures in words."""
+
+    text: str
+    kl: int
+    advantage: int
+    figures: str
+
+
+@dataclass(frozen=True)
+class ShownRollout:
+    """A response and its figures; all text is fit for a page."""
+
+    update: int
+    row: int
+    prompt: tuple[tuple[str, str], ...]
+    category: str
+    ended: bool
+    reward: float
+    kl: float
+    length: int
+    parts: list[tuple[str, float]]
+    tokens: list[ShownToken]
+
+
+@dataclass(frozen=True)
+class RolloutsView:
+    """What a page shows of a run's rollouts.
+
+    Attributes:
+        kl_scale, advantage_scale: absolute value from which a token has the darkest shade.
+        written: responses in the files of the shown updates.
+    """
+
+    rollouts: list[ShownRollout]
+    kl_scale: float
+    advantage_scale: float
+    written: int
+
+
+def show_rollouts(updates: Sequence[Sequence[RolloutRow]]) -> RolloutsView | None:
+    """Choose the responses that fit the page, the most informative of each update first; None if there are none."""
+    chosen = [row for rows in updates for row in _most_informative(rows, MAX_TOKENS // len(updates))]
+    if not chosen:
+        return None
+    kl_scale, advantage_scale = _scale([row.kl for row in chosen]), _scale([row.advantages for row in chosen])
+    shown = [_show(row, kl_scale, advantage_scale) for row in chosen]
+    return RolloutsView(shown, kl_scale, advantage_scale, sum(map(len, updates)))
+
+
+def _most_informative(rows: Sequence[RolloutRow], budget: int) -> list[RolloutRow]:
+    """Rows of at most `budget` tokens, but at least one: extremes of reward, KL and length, then in sampling order."""
+    by_reward, by_kl = sorted(rows, key=lambda row: row.reward), sorted(rows, key=lambda row: sum(row.kl))
+    by_length = sorted(rows, key=lambda row: len(row.ids))
+    extremes = [by_reward[-1], by_reward[0], by_kl[-1], by_kl[0], by_length[-1], by_length[0]]
+    chosen: dict[int, RolloutRow] = {}
+    for row in (*extremes, *rows):
+        if row.row not in chosen and (not chosen or len(row.ids) <= budget):
+            chosen[row.row] = row
+            budget -= len(row.ids)
+    return [chosen[number] for number in sorted(chosen)]
+
+
+def _scale(values: Sequence[Sequence[float]]) -> float:
+    """The 95th percentile of the absolute values; 1 if all are 0."""
+    sizes = sorted(abs(value) for row in values for value in row)
+    return (sizes[int(0.95 * (len(sizes) - 1))] or sizes[-1] or 1.0) if sizes else 1.0
+
+
+def _show(row: RolloutRow, kl_scale: float, advantage_scale: float) -> ShownRollout:
+    def shade(value: float, scale: float) -> int:
+        return max(-LEVELS, min(LEVELS, round(LEVELS * value / scale)))
+
+    tokens = []
+    for text, log_prob, kl, value, advantage in zip(
+        row.tokens, row.log_probs, row.kl, row.values, row.advantages, strict=True
+    ):
+        numbers = {"log-prob": log_prob, "KL": kl, "advantage": advantage, "value": value}
+        figures = ", ".join(f"{name} {format_number(number)}" for name, number in numbers.items())
+        tokens.append(ShownToken(visible_text(text), shade(kl, kl_scale), shade(advantage, advantage_scale), figures))
+    return ShownRollout(
+        update=row.update,
+        row=row.row,
+        prompt=visible_turns(row.prompt),
+        category=visible_text(row.category or ""),
+        ended=row.ended,
+        reward=row.reward,
+        kl=sum(row.kl),
+        length=len(row.ids),
+        parts=[(visible_text(name), value) for name, value in row.parts.items()],
+        tokens=tokens,
+    )

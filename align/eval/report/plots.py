@@ -10,37 +10,30 @@ from align.core.statistics import pair_calibration
 from align.eval.core.results import Evaluation, format_figure
 from align.eval.report.comparisons import (
     PairAccuracy,
-    SamplePair,
     accuracy_by_category,
     accuracy_by_distance,
-    group_by_category,
     max_kl,
 )
 from align.eval.report.data import RunData, StageRun, visible_text
 from align.eval.report.drawing import (
     BLUE,
     COLORS,
-    GREEN,
     INK,
     MAX_LABELS,
     ORANGE,
     Chart,
     Plot,
     add_legend,
-    downsample,
     draw_chart,
     draw_plot,
     format_as_percent,
     label_rows,
-    label_update_axes,
 )
 from align.eval.report.findings import Summary
 from align.eval.verdicts.questions import PANELS
 from align.eval.verdicts.task import panels
 from align.reward.rankings import ScoredRanking, pairs_and_differences
 
-MAX_DOTS = 1500
-"""Responses on the plot of reward against length."""
 MAX_UPDATE_LABELS = 14
 """Labels of updates on the plot of reward against KL: a label for each of many points would cover them."""
 LOSS = Chart(
@@ -51,7 +44,6 @@ LOSS = Chart(
     "validation loss is kept.",
     unit="nats per token",
     from_zero=False,
-    table={"validation loss": "validation/loss"},
 )
 IPO_LOSS = replace(LOSS, title="DPO loss", unit="per pair")
 DPO_LOSS = replace(IPO_LOSS, unit="nats per pair", reference=(math.log(2), "coin toss"))
@@ -85,13 +77,6 @@ DPO_CHARTS = [
         "all labeled responses less likely, and something else more so.",
         unit="reward",
     ),
-    Chart(
-        "log-probs",
-        "Log-probabilities",
-        {"logps/chosen": "better response", "logps/rejected": "worse response"},
-        "Log-probabilities of whole responses. Each update has other responses, so single steps mean little.",
-        unit="nats per response",
-    ),
     STEPS,
 ]
 DISTILL_CHARTS = [
@@ -102,13 +87,6 @@ DISTILL_CHARTS = [
         "How far the student's distribution is from the teacher's, both at the temperature; 0 is the teacher itself.",
         unit="nats per token",
     ),
-    Chart(
-        "losses",
-        "Losses",
-        {"loss/ce": "cross-entropy", "loss/lm": "language model", "loss/cosine": "1 - cosine"},
-        "The three losses before they are weighted. The cross-entropy ends at the teacher's entropy, not at 0.",
-        unit="nats per token; 1 - cosine",
-    ),
     STEPS,
 ]
 REWARD = Chart(
@@ -118,7 +96,6 @@ REWARD = Chart(
     "Higher is what PPO aims for. Whiskers: one standard error over the held-out prompts.",
     unit="reward",
     from_zero=False,
-    table={"held-out reward": "validation/reward", "standard error": "validation/reward_error", "KL": "validation/kl"},
 )
 JUDGE = Chart(
     "judge",
@@ -133,9 +110,6 @@ KL = Chart(
     {"kl/k1": "rollouts", "validation/kl": "held-out prompts", "kl/k3": "rollouts, k3"},
     "How far the policy has moved from where it started; 0 is no change.",
     unit="nats per response",
-)
-KL_COEFFICIENT = Chart(
-    "kl-coefficient", "KL coefficient", {"kl/beta": "beta"}, "The adaptive coefficient of the KL penalty.", unit="beta"
 )
 PPO_CHARTS = [
     Chart(
@@ -189,7 +163,7 @@ def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
     if stage.stage == "reward":
         return reward_plots(stage, run.rankings["reward"])
     if stage.stage == "ppo":
-        return ppo_plots(stage, summary.pairs, summary.kept)
+        return ppo_plots(stage, summary.kept)
     if stage.stage == "dpo":
         return _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
     return _charts(stage, DISTILL_CHARTS if stage.stage == "distill" else [LOSS, STEPS])
@@ -204,25 +178,20 @@ def reward_plots(stage: StageRun, rankings: Sequence[ScoredRanking]) -> list[Plo
         accuracy_plot("reward-distance", "Accuracy by distance of rank", "ranks apart", farther, distances),
         calibration_plot(rankings),
         accuracy_plot("reward-category-accuracy", "Accuracy by category", "category", differ, categories),
-        category_reward_plot(rankings),
-        length_plot(rankings),
     ]
     return [*_charts(stage, [REWARD_LOSS, ACCURACY]), *(plot for plot in plots if plot), *_charts(stage, [STEPS])]
 
 
-def ppo_plots(stage: StageRun, pairs: Sequence[SamplePair], kept: int | None) -> list[Plot]:
-    """Draw all plots of PPO, given samples before and after and the update whose policy was kept."""
+def ppo_plots(stage: StageRun, kept: int | None) -> list[Plot]:
+    """Draw all plots of PPO, given the update whose policy was kept."""
     kl, limit = KL, max_kl(stage)
     if math.isfinite(limit):
         kl = replace(kl, caption=f"{kl.caption} A policy with a KL above {limit:g} is never kept.")
     highest = max([0.0, *stage.series("kl/k1").values, *stage.series("validation/kl").values])
     if highest > 0.5 * limit:
         kl = replace(kl, reference=(limit, "limit"))
-    adapts = len(set(stage.series("kl/beta").values)) > 1
-    charts = [REWARD, JUDGE, kl, KL_COEFFICIENT] if adapts else [REWARD, JUDGE, kl]
-    points = [frontier_plot(stage, kept), category_change_plot(pairs)]
-    plots = [*_charts(stage, charts), *points, *_charts(stage, PPO_CHARTS), time_plot(stage)]
-    return [plot for plot in plots if plot]
+    frontier = frontier_plot(stage, kept)
+    return [*_charts(stage, [REWARD, JUDGE, kl]), *([frontier] if frontier else []), *_charts(stage, PPO_CHARTS)]
 
 
 def _charts(stage: StageRun, charts: Iterable[Chart]) -> list[Plot]:
@@ -247,9 +216,6 @@ def accuracy_plot(name: str, title: str, kind: str, caption: str, accuracies: Se
         label_rows(axes, [each.label for each in shown], "pairs in the right order")
         axes.set_ylabel(kind)
 
-    rows = [
-        [each.label, f"{each.accuracy:.1%}", f"{each.low:.1%} to {each.high:.1%}", str(each.pairs)] for each in accuracies
-    ]
     words = "; ".join(f"{each.label}: {each.accuracy:.0%} of {each.pairs} pairs" for each in shown)
     return draw_plot(
         name,
@@ -258,8 +224,6 @@ def accuracy_plot(name: str, title: str, kind: str, caption: str, accuracies: Se
         f"Reward model accuracy by {kind}: {words}.",
         paint,
         height=0.9 + 0.27 * len(shown),
-        head=[kind, "accuracy", "95 % interval", "pairs"],
-        rows=rows,
     )
 
 
@@ -288,78 +252,7 @@ def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
     caption = "On the dotted line the stated probability is what comes true; below it the model is overconfident."
     words = "; ".join(f"stated {p:.0%}, right {a:.0%}, {n} pairs" for p, a, n in table)
     alt = f"Reliability diagram of the reward model: {words}."
-    rows = [[f"{p:.1%}", f"{a:.1%}", str(n)] for p, a, n in table]
-    return draw_plot("reward-calibration", "Calibration", caption, alt, paint, 3.3, ["stated", "right", "pairs"], rows)
-
-
-def category_reward_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
-    """Draw the mean reward of the responses ranked best and of those ranked worst, by category."""
-    groups = {}
-    for label, group in group_by_category(rankings, lambda item: item.category).items():
-        scored = [(item.ranks, rank, value) for item in group for rank, value in zip(item.ranks, item.rewards, strict=True)]
-        groups[label] = (
-            [value for ranks, rank, value in scored if rank == max(ranks)],
-            [value for ranks, rank, value in scored if rank == min(ranks)],
-        )
-    caption = "Held-out responses as the reward model scores them. The farther best lies to the right of worst, the better."
-    return _category_means_plot("reward-category", caption, ("ranked worst", "ranked best"), groups)
-
-
-def category_change_plot(pairs: Sequence[SamplePair]) -> Plot | None:
-    """Draw the mean held-out reward before and after, by category."""
-    groups = {
-        label: ([pair.before.reward for pair in group if pair.before], [pair.after.reward for pair in group if pair.before])
-        for label, group in group_by_category(pairs, lambda pair: pair.after.category).items()
-    }
-    caption = "Mean reward of the held-out prompts of each category, before and after PPO."
-    return _category_means_plot("ppo-category", caption, ("before", "after"), groups)
-
-
-def _category_means_plot(
-    name: str, caption: str, ends: tuple[str, str], groups: dict[str, tuple[list[float], list[float]]]
-) -> Plot | None:
-    """Draw two mean rewards for each category, joined by a line; `ends` names the two. None if no category has both."""
-    means = [
-        (label, sum(left) / len(left), sum(right) / len(right)) for label, (left, right) in groups.items() if left and right
-    ]
-    if not means:
-        return None
-    shown = means[:MAX_LABELS]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        labels, left, right = zip(*shown, strict=True)
-        places = range(len(shown))
-        axes.hlines(places, left, right, color=INK, linewidth=1)
-        axes.plot(left, places, "s", color=ORANGE, markersize=6, label=ends[0])
-        axes.plot(right, places, "o", color=GREEN, markersize=6.5, label=ends[1])
-        label_rows(axes, labels, "mean reward")
-        add_legend(axes)
-
-    words = "; ".join(f"{label}: {ends[0]} {left:.3g}, {ends[1]} {right:.3g}" for label, left, right in shown)
-    rows = [[label, f"{left:.3f}", f"{right:.3f}", f"{right - left:+.3f}"] for label, left, right in means]
-    title, height = "Reward by category", 1.1 + 0.27 * len(shown)
-    return draw_plot(name, title, caption, f"{title}: {words}.", paint, height, ["category", *ends, "difference"], rows)
-
-
-def length_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
-    """Draw reward against length of all held-out responses; a slope means that length itself is rewarded."""
-    points = [point for item in rankings for point in zip(item.lengths, item.rewards, strict=True)]
-    if len({length for length, _ in points}) < 2:
-        return None
-    lengths, rewards = zip(*points[:: -(-len(points) // MAX_DOTS)], strict=True)
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.plot(lengths, rewards, "o", color=BLUE, markersize=3.5, alpha=0.55, markeredgewidth=0)
-        axes.set_xlabel("response length, tokens")
-        axes.set_ylabel("reward")
-
-    caption = (
-        "One dot for each held-out response. If reward simply rises with length, PPO learns to write long instead of well."
-    )
-    alt = f"Scatter of reward against response length for {len(points)} held-out responses."
-    return draw_plot("reward-length", "Reward against length", caption, alt, paint)
+    return draw_plot("reward-calibration", "Calibration", caption, alt, paint, 3.3)
 
 
 def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
@@ -391,33 +284,6 @@ def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
     return draw_plot("ppo-frontier", "Reward against KL", caption, f"Held-out reward against KL. {words}.", paint)
 
 
-def time_plot(stage: StageRun) -> Plot | None:
-    """Draw where the time of each update went."""
-    parts = {"time/sample": "sampling", "time/score": "scoring", "time/learn": "learning"}
-    columns = [downsample(stage.series(name)) for name in parts]
-    if not all(columns) or len({column.updates for column in columns}) > 1:
-        return None
-    updates, values = columns[0].updates, [column.values for column in columns]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        if len(updates) == 1:
-            axes.barh(list(parts.values()), [value[0] for value in values], color=BLUE)
-            format_as_percent(axes.xaxis)
-            return
-        axes.stackplot(updates, values, labels=list(parts.values()), colors=[BLUE, GREEN, ORANGE], alpha=0.75)
-        axes.set_ylim(0, 1)
-        axes.margins(x=0)
-        format_as_percent(axes.yaxis)
-        label_update_axes(axes, "share of time")
-
-    means = [sum(value) / len(value) for value in values]
-    words = ", ".join(f"{label} {mean:.0%}" for label, mean in zip(parts.values(), means, strict=True))
-    seconds = stage.series("time/update")
-    pace = f" An update takes {sum(seconds.values) / len(seconds.values):.1f} s on average." if seconds else ""
-    return draw_plot("ppo-time", "Where the time goes", f"On average {words}.{pace}", f"Shares of time: {words}.", paint)
-
-
 def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
     """Draw InstructGPT's four panels (`align.eval.verdicts.questions.PANELS`) if at least two of them were measured."""
     models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
@@ -445,16 +311,14 @@ def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
         }
         figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2, fontsize=8)
 
-    rows = [
-        [panel, visible_text(model), found[model][panel]["figure"], format_figure(found[model][panel]["value"])]
+    words = "; ".join(
+        f"{panel} of {visible_text(model)}: {format_figure(rows[panel]['value'])}"
         for panel in measured
-        for model in found
-        if panel in found[model]
-    ]
-    words = "; ".join(f"{panel} of {model}: {value}" for panel, model, _, value in rows)
+        for model, rows in found.items()
+        if panel in rows
+    )
     caption = (
         "The four panels of InstructGPT's announcement, each from this run's own evaluation; lines are 95 % intervals. "
         "Each panel has its own scale."
     )
-    head = ["panel", "model", "figure", "value"]
-    return [draw_plot("panels", "Four panels", caption, words, paint, 2.8, head, rows)]
+    return [draw_plot("panels", "Four panels", caption, words, paint, 2.8)]

@@ -132,7 +132,7 @@ def test_a_run_of_dpo_is_a_section_and_its_absence_is_no_problem(run: Path, tmp_
     row = next(row for row in summarize_run(found).rows if row.name == "DPO: pairs in the right order")
     assert row.after == "66.7 %"  # responses 2 and 3 are the wrong way round
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert sum(tag == "svg" for tag, _ in page.elements) == 4  # loss, accuracy, rewards, log-probabilities
+    assert sum(tag == "svg" for tag, _ in page.elements) == 3  # loss, accuracy, rewards
     assert "Implicit rewards" in page.text
 
 
@@ -147,7 +147,7 @@ def test_a_run_of_distillation_is_a_section(run: Path, tmp_path: Path) -> None:
     row = next(row for row in summarize_run(found).rows if row.name == "Distillation: KL to the teacher")
     assert (row.before, row.after, row.rating) == ("0.8", "0.3", "good")
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert sum(tag == "svg" for tag, _ in page.elements) == 2  # KL, losses
+    assert sum(tag == "svg" for tag, _ in page.elements) == 1  # KL
     assert "KL from teacher to student" in page.text
 
 

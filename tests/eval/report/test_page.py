@@ -1,8 +1,8 @@
-"""The report as a whole: pages, hostile text, incomplete folders, Markdown, and the model card."""
+"""The report of a run: files, pages, hostile text, incomplete folders, Markdown, and the model card."""
 
 import json
+import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,9 @@ from huggingface_hub import ModelCard
 
 from align.cli import main
 from align.core.errors import UserError
-from align.eval.report import add_results_to_card, load_results, summary_table, write_report, write_reports
-from align.eval.report.data import load_run
-from align.eval.report.page import rerun_commands
-from tests.eval.report.example_run import HOSTILE, Page, make_runs, write_lines
+from align.eval.report import add_results_to_card, load_results, summary_table, write_report
+from align.eval.report.data import format_number, format_percent, load_run, visible_text
+from tests.eval.report.example_run import Page, make_runs, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -75,25 +74,10 @@ def test_plots_have_a_text_alternative_and_follow_the_theme(html: str, page: Pag
     assert 'name="viewport" content="width=device-width' in html
 
 
-def test_commands_start_each_stage_from_the_new_models(page: Page, run: Path) -> None:
+def test_commands_repeat_each_stage(page: Page, run: Path) -> None:
     again = f"{run}-again"
     assert f"align sft --config {run}/sft/config.yaml --output_dir {again}/sft" in page.text
-    # reward/config.yaml does not name its output_dir: the folder that it lies in counts.
-    assert f"--output_dir {again}/ppo --model {again}/sft/model --reward_model {again}/reward/model\n" in page.text
-
-
-def test_commands_name_the_new_run_in_every_setting(tmp_path: Path) -> None:
-    run = make_runs(tmp_path / "run")
-    with open(run / "ppo/config.yaml", "a", encoding="utf-8") as file:
-        file.write(f"reward_models: [{run}/reward/model, elsewhere/model]\njudge_model: {run}/reward/model\n")
-        file.write(f"output_dir: {run}/ppo\nreward_functions: []\nptx_data: {run}-other/x.jsonl\n")
-    command = next(line for line in rerun_commands(load_run(run)) if line.startswith("align ppo"))
-    again = f"{run}-again"
-    assert command == (
-        f"align ppo --config {run}/ppo/config.yaml --output_dir {again}/ppo --model {again}/sft/model "
-        f"--reward_model {again}/reward/model --reward_models {again}/reward/model elsewhere/model "
-        f"--judge_model {again}/reward/model"
-    )
+    assert f"align ppo --config {run}/ppo/config.yaml --output_dir {again}/ppo" in page.text
 
 
 @pytest.mark.parametrize(
@@ -167,30 +151,6 @@ def test_figures_with_scorer_and_n_are_on_the_page(page: Page) -> None:
     assert "evaluation" in {attributes.get("id") for _, attributes in page.elements}
 
 
-def test_several_runs_on_one_page(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "second")
-    config = tmp_path / "second" / "ppo" / "config.yaml"
-    config.write_text(config.read_text().replace("max_kl: 25.0", "max_kl: 40.0"))
-    metrics = tmp_path / "second" / "ppo" / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rows[3]["validation/kept"] = 1.0
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shutil.rmtree(tmp_path / "second" / "sft")
-    target = write_reports([run, tmp_path / "second"], tmp_path / "both.html")
-    html = target.read_text(encoding="utf-8")
-    page = Page(html)
-    assert "2 runs side by side" in page.text
-    assert "Missing in second" in page.text
-    assert "ppo.max_kl" in page.text
-    assert "http://" not in html.replace(HOSTILE, "").replace("http://www.w3.org", "").replace("http://evil.example", "")
-    assert "<script>alert" not in html
-    # The first run kept update 1, the second, which allows more KL, update 3.
-    assert "answer 1 to Name a color." in page.text
-    assert "answer 3 to Name a color." in page.text
-    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
-    assert len(ids) == len(set(ids))
-
-
 def test_markdown_and_where_there_is_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", str(run), "--markdown"])
     out = capsys.readouterr().out
@@ -217,3 +177,36 @@ def test_the_card_gets_results_once_and_keeps_what_it_said(run: Path, tmp_path: 
     with pytest.raises(UserError, match="hold start, ppo, not other"):
         add_results_to_card(folder, load_results(run), "other")
     assert {result.metric_value for result in ModelCard.load(path).data.eval_results} == {0.6, 0.3}
+
+
+def test_a_killed_run_loses_only_its_last_line(tmp_path: Path) -> None:
+    folder = make_runs(tmp_path / "run")
+    for name in ("ppo/metrics.jsonl", "ppo/samples.jsonl"):
+        with open(folder / name, "a", encoding="utf-8") as file:
+            file.write('{"update": 4, "rew')
+    runs = load_run(folder)
+    assert sorted(runs.stages["ppo"].metrics) == [0, 1, 2, 3]
+    assert sum(map(len, runs.samples.values())) == 12
+    # 4 lines of metrics and 12 of samples are whole; the one after them is not.
+    assert [text.split(": ")[1] for text in runs.problems if "cut off" in text] == [
+        "row 5 is cut off or broken and left out.",
+        "row 13 is cut off or broken and left out.",
+    ]
+
+
+def test_a_line_written_again_after_a_resume_replaces_the_older(tmp_path: Path) -> None:
+    folder = make_runs(tmp_path / "run")
+    with open(folder / "sft/metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"update": 2, "loss": 7.0}\n{"update": 4, "loss": NaN}\n')
+    series = load_run(folder).stages["sft"].series("loss")
+    assert (series.updates, series.values) == ((1, 2, 3), (3.0, 7.0, 1.0))  # and what is not a number is no point
+
+
+def test_text_and_numbers_as_people_read_them() -> None:
+    assert visible_text("a\x1b[31m\r\nb\tc\ud800\u2066") == "a␛[31m\nb\tc��"
+    numbers = {None: "–", "as it is": "as it is", 0.12345: "0.123", -2.0: "−2", 12345.6: "12,346", 1e-7: "1e-07"}
+    assert {value: format_number(value) for value in numbers} == numbers
+    assert format_number(math.nan) == "not a number"
+    assert format_number(0.5, sign=True) == "+0.5"
+    assert format_percent(0.623) == "62.3 %"
+    assert format_percent(-0.05, sign=True) == "−5.0 points"

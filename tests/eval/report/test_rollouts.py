@@ -1,5 +1,7 @@
 """Rollouts in the report: which are shown, their shades by hand, and the filters in a real browser."""
 
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,8 +9,11 @@ import pytest
 
 from align.eval.report import write_report
 from align.eval.report.data import MAX_UPDATES, load_rollouts, load_run
-from align.eval.report.rollouts import MAX_TOKENS, show_rollouts
+from align.eval.report.page import MAX_TOKENS, show_rollouts
+from align.ppo import PPOConfig, run_ppo
 from align.ppo.rollout_files import rollout_path, write_rollout
+from align.reward import RewardConfig, run_reward
+from align.sft import SFTConfig, run_sft
 from tests import chromium
 from tests.eval.report.example_run import Page, make_runs, rollout_row
 
@@ -100,3 +105,46 @@ def _try_filters(path: Path) -> None:
         form.locator("[name=color]").select_option("advantage")
         assert color() == "rgba(29, 95, 168, 0.55)"  # much worse than expected
         browser.close()
+
+
+COLORS = ["Red", "Blue", "Green", "Gray"]
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.slow
+def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> None:
+    shared = {"model": "tiny-gpt2", "log_to": ["none"], "dtype": "float32"}
+    examples = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]
+    demonstrations = write(tmp_path / "demonstrations.jsonl", examples)
+    ranked = [
+        {"prompt": row["prompt"], "responses": [row["completion"], "No!!", "Hm"], "ranks": [1, 2, 3], "category": "color"}
+        for row in examples
+    ]
+    rankings = write(tmp_path / "rankings.jsonl", ranked)
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in examples])
+    run = tmp_path / "run"
+    run_sft(
+        SFTConfig(train_data=demonstrations, validation_data=demonstrations, output_dir=f"{run}/sft", epochs=2, **shared)
+    )
+    reward = run_reward(
+        RewardConfig(train_data=rankings, validation_data=rankings, demonstrations="", output_dir=f"{run}/reward", **shared)
+    )
+    shared |= {"updates": 2, "rollout_size": 4, "max_new_tokens": 6, "evaluate_every": 1, "missing_eos": "keep"}
+    prompt_files = {"prompts": prompts, "validation_prompts": prompts}
+    run_ppo(PPOConfig(reward_model=str(reward), output_dir=f"{run}/ppo", **prompt_files, **shared))
+    assert load_run(run).problems == []
+    html = write_report(run).read_text(encoding="utf-8")
+    assert set(re.findall(r'<figure id="([\w-]+)"', html)) >= {
+        *("sft-loss", "sft-steps", "reward-loss", "reward-accuracy", "reward-distance", "reward-calibration"),
+        *("reward-category-accuracy", "reward-steps"),
+        *("ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text", "ppo-entropy", "ppo-losses", "ppo-clips"),
+        "ppo-steps",
+    }
+    names = re.findall(r'<th scope="row">((?:SFT|Reward model|PPO): [^<]*)</th>', html)
+    assert len(names) == 11
+    assert "held-out prompts" in re.findall(r'<p class="headline">([^<]*)', html)[0]
+    assert html.count('<article class="pair" data-change') == len(COLORS)
