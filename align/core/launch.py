@@ -130,7 +130,7 @@ class Stage(NamedTuple):
     config: str
     function: str
 
-    def load(self) -> tuple[type[Any], Callable[[Any], object]]:
+    def load(self) -> tuple[type[Any], Any]:
         """Import the class of the settings and the function that runs with them."""
         return _import_object(self.config), _import_object(self.function)
 

@@ -237,8 +237,8 @@ class RunConfig(Settings):
     )
     lost_after: float = option(
         45.0,
-        "seconds without a sign of life from another process's machine after which the run ends with a line that names the "
-        "process; 0: only collective_timeout ends it",
+        "seconds without a sign of life from another process after which the run ends with a line that names it; 0: only "
+        "collective_timeout ends it",
         ge=5,
         off=0,
     )

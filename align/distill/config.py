@@ -38,21 +38,19 @@ class DistillConfig(MixtureConfig, EpochConfig):
     max_response_tokens: int = option(256, "longest response, in tokens; also of those that are written")
     temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)", gt=0)
     ce_weight: float = option(
-        5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)"
+        5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)", ge=0
     )
     lm_weight: float = option(
-        2.0, "weight of the language-model loss on responses that the student did not write (DistilBERT: 2)"
+        2.0, "weight of the language-model loss on responses that the student did not write (DistilBERT: 2)", ge=0
     )
     cosine_weight: float = option(
-        1.0, "weight of 1 - the cosine between the last hidden states of student and teacher (DistilBERT: 1)"
+        1.0, "weight of 1 - the cosine between the last hidden states of student and teacher (DistilBERT: 1)", ge=0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "lora_rank", self.lora_rank == 0, "0: all weights of a student are trained")
         weights = ("ce_weight", "lm_weight", "cosine_weight")
-        for name in weights:
-            require_setting(self, name, getattr(self, name) >= 0, "0 or more")
         require_setting(self, "ce_weight", any(getattr(self, name) for name in weights), "above 0 unless another weight is")
 
     @property

@@ -140,15 +140,11 @@ def watch_other_processes(accelerator: Accelerator, lost_after: float) -> None:
     """From now on, end this process with a line that names any other one that is lost, see `align.core.liveness`.
 
     Args:
-        lost_after: seconds of silence after which a process counts as lost; 0: do not watch.
+        lost_after: seconds without a heartbeat after which a process counts as lost; 0: do not watch.
     """
-    host = os.environ.get("MASTER_ADDR")  # the launcher's
-    if accelerator.num_processes == 1 or not lost_after or not host or liveness.started():
-        return
-    listener = [liveness.start_listening(lost_after) if accelerator.is_main_process else None]
-    broadcast_object_list(listener)
-    if listener[0] is not None and not accelerator.is_main_process:
-        liveness.connect(accelerator.process_index, host, listener[0], lost_after)
+    if accelerator.num_processes > 1 and lost_after:
+        rank, barrier = accelerator.process_index, accelerator.wait_for_everyone
+        liveness.start_watching(c10d._get_default_store(), rank, accelerator.num_processes, lost_after, barrier)
 
 
 def zero_stage(accelerator: Accelerator) -> int:

@@ -111,7 +111,7 @@ def test_a_simulated_labelers_figures_by_hand():
         ({"reward_config": "x.json"}, "reward_config is 'x.json', but must be a YAML file"),
         ({"samples": 3}, "samples is 3, but must be such that a prompt gets 2 to 9 answers; .* it gets 6 to 12"),
         ({"samples": 1, "temperatures": [1.0]}, "it gets 1 to 2"),
-        ({"temperatures": [1.0, 1.0]}, "one or more different numbers"),
+        ({"temperatures": [1.0, 1.0]}, "must be different numbers"),
         ({"held_out_share": 1.0}, "at least 0 and below 1"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from align.core.files import FOLDERS, resolve_path, shipped_root
+from align.core.files import FOLDERS, is_shipped, resolve_path, shipped_root
 
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = (
@@ -51,6 +51,15 @@ def test_other_paths_stay_as_they_are(path, tmp_path, monkeypatch):
 def test_the_home_folder_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
     assert resolve_path("~/data/prompts.jsonl") == Path("/somewhere/data/prompts.jsonl")
+
+
+def test_which_files_are_the_projects_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_shipped("data/prompts_heldout.jsonl")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "prompts_heldout.jsonl").write_text("{}")
+    assert not is_shipped("data/prompts_heldout.jsonl")
+    assert not is_shipped("none.jsonl")
 
 
 # ---------------------------------------------------------------------------------------------------- an installed wheel

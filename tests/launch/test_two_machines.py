@@ -80,7 +80,7 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     rank_process(processes[1], 1).send_signal(signal.SIGKILL)
     codes, printed = end(processes, tmp_path, 60)
     assert codes == [EXIT_LOST, 128 + signal.SIGKILL], printed
-    assert "error: lost process 1 (10.77.0.2: its connection was closed)" in printed[0]
+    assert "error: lost process 1 (" in printed[0]
     assert "error: process 1 ended first, by signal SIGKILL" in printed[1]
 
     # The cable is cut: nobody is killed, each machine names the process that it cannot reach any more.
@@ -89,8 +89,9 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     hosts[1].cable("down")
     codes, printed = end(processes, tmp_path, 60)
     assert codes == [EXIT_LOST, EXIT_LOST], printed
-    assert f"error: lost process 1 (10.77.0.2: no sign of life for {LOST_AFTER:g} s)" in printed[0]
-    assert f"[process 1] error: lost process 0 (10.77.0.1: no sign of life for {LOST_AFTER:g} s)" in printed[1]
+    for rank, text in ((1, printed[0]), (0, printed[1])):
+        (line,) = (line for line in text.splitlines() if f"error: lost process {rank} (" in line)
+        assert f"no sign of life for {LOST_AFTER:g} s" in line
     assert not any("Traceback" in text for text in printed)
 
     # The cable is back: the run goes on, and a second one that nobody disturbs is its equal.

@@ -1,23 +1,34 @@
-"""One process of several that watch each other; see test_liveness.py.
+"""One process of three that watch each other; see test_liveness.py.
 
-Usage: watched.py RANK [PORT TOKEN]: the first one prints its port and its token; then each obeys a line
-on its stdin: the seconds that it still runs after it has told the others its exit code and its reason.
+Usage: watched.py RANK PORT: the first one makes the store, on PORT; each prints `watching` and its process id. Then it obeys
+a line on its stdin: the seconds that it still runs after it has told the others its exit code and its reason, or `exchange`.
 """
 
 import sys
 import time
 
+from torch.distributed import TCPStore
+
 from align.core import liveness
 
-liveness.GRACE_SECONDS = 0.3
-rank = int(sys.argv[1])
-if rank:
-    liveness.connect(rank, "127.0.0.1", liveness.Listener(int(sys.argv[2]), sys.argv[3]), 5.0)
-else:
-    sys.stdout.write(" ".join(map(str, liveness.start_listening(5.0))) + "\n")
-sys.stdout.write("watching\n")
-sys.stdout.flush()
+liveness.GRACE_SECONDS, liveness.BEAT_SECONDS, liveness.LOST_AFTER_ERROR = 0.3, 0.1, 1.0
+LOST_AFTER = 4.0
+rank, port = map(int, sys.argv[1:])
+store = TCPStore("127.0.0.1", port, 3, is_master=rank == 0, wait_for_workers=True)
+
+
+def wait_for_everyone() -> None:
+    store.add("arrived", 1)
+    while store.add("arrived", 0) < 3:
+        time.sleep(0.05)
+
+
+liveness.start_watching(store, rank, 3, LOST_AFTER, wait_for_everyone)
+print("watching", flush=True)
 for line in sys.stdin:
+    if line.strip() == "exchange":
+        liveness.wait_for_report()
+        continue
     seconds, _, end = line.strip().partition(" ")
     code, _, reason = end.partition(" ")
     liveness.stop_watching(reason, int(code or 0))

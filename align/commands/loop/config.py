@@ -39,10 +39,8 @@ class LoopConfig(Settings):
         ge=0,
         lt=1,
     )
-    candidates: int = option(2, "prompts to sample answers for, per prompt that disagreement chooses", gt=0)
     temperatures: list[float] = option([0.7, 1.0], "each model answers each prompt at each of these", ge=0, required=True)
     samples: int = option(2, "answers to each prompt by each model at each temperature", gt=0)
-    policies: int = option(1, "number of earlier rounds' policies that also answer, besides the fine-tuned model", ge=0)
     max_new_tokens: int = option(64, "longest answer, in tokens", gt=0)
 
     labeler: str = option(
@@ -68,9 +66,9 @@ class LoopConfig(Settings):
             require_setting(self, name, Path(getattr(self, name)).suffix in (".yaml", ".yml"), "a YAML file")
         different = len(set(self.temperatures)) == len(self.temperatures)
         require_setting(self, "temperatures", different, "different numbers")
-        first, later = (self.samples * len(self.temperatures) * (1 + policies) for policies in (0, self.policies))
+        first, later = (self.samples * len(self.temperatures) * models for models in (1, 2))
         fits = first >= 2 and (later if self.rounds > 1 else first) <= MAX_RESPONSES
-        now = f"with these temperatures and policies it gets {first} to {later}"
+        now = f"with these temperatures it gets {first} to {later}"
         require_setting(self, "samples", fits, f"such that a prompt gets 2 to {MAX_RESPONSES} answers; {now}")
 
 

@@ -1,7 +1,7 @@
 """A round's rows of answers, their labelers (people in the app, a file, a simulation), and the choice of prompts."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from align.core.files import write_text
 from align.data.conversation import to_json
 from align.data.readers import read_records
 from align.data.records import Prompt, ranks_from_scores
-from align.ppo.rewards import WeightedFunction, call_reward_function, load_functions
+from align.ppo.rewards import call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardService
 
@@ -22,6 +22,10 @@ BATCH_TOKENS = 8192
 
 
 Row = dict[str, Any]
+
+
+AnswerScorer = Callable[[Sequence[Any], Sequence[str]], list[float]]
+"""Scores of prompts and responses: one number for each response, higher is better."""
 
 
 class Labeler(Protocol):
@@ -32,12 +36,6 @@ class Labeler(Protocol):
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         """Write the rankings as rows to `target` if all are there; returns what is still missing, or ""."""
-
-
-class AnswerScorer(Protocol):
-    """Scores of a simulated labeler: one number for each response, higher is better."""
-
-    def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]: ...
 
 
 class FileLabeler:
@@ -123,7 +121,7 @@ def make_labeler(config: LoopConfig) -> Labeler:
 
 
 def make_scorer(name: str) -> AnswerScorer:
-    """The scorer of a simulated labeler: a reward function (module:function) or a reward model.
+    """Return the scorer of a simulated labeler: a reward function (module:function) or a reward model.
 
     Raises:
         UserError: if it is neither.
@@ -133,18 +131,12 @@ def make_scorer(name: str) -> AnswerScorer:
     if ":" not in name:
         raise UserError(f"labeler '{name}': must be app, file, module:function or the folder of a reward model")
     (function,) = load_functions([name])
-    return FunctionScorer(function)
 
-
-class FunctionScorer:
-    """Scores by a reward function."""
-
-    def __init__(self, function: WeightedFunction) -> None:
-        self.function = function
-
-    def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
+    def score(prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
         conversations = [Prompt.from_row({"prompt": prompt}).prompt for prompt in prompts]
-        return call_reward_function(self.function, conversations, responses)
+        return call_reward_function(function, conversations, responses)
+
+    return score
 
 
 class ModelScorer:

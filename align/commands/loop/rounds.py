@@ -41,6 +41,9 @@ from align.runtime.environment import console
 from align.sampling.generation import Sampling
 from align.training.run_folder import read_metrics
 
+CANDIDATES = 2
+"""Prompts to sample answers for, per prompt that disagreement chooses."""
+
 
 def run_loop(config: LoopConfig) -> Path:
     """Run or resume a loop until its rounds are done or labels are missing; returns its folder.
@@ -94,16 +97,16 @@ class Loop:
         return ""
 
     def _sample(self, number: int, folder: Path) -> dict[str, Any]:
-        """Sample answers of the fine-tuned model and of earlier rounds' policies to new prompts."""
+        """Sample answers of the fine-tuned model and of the last round's policy to new prompts."""
         config = self.config
         used = {row["id"] for earlier in range(1, number) for row in self._rows(earlier, "prompts.jsonl")}
         members = (
             self._reward_folders(number - 1) if number > 1 and config.reward_models > 1 and config.disputed_share else []
         )
-        wanted = config.prompts_per_round * (config.candidates if members else 1)
+        wanted = config.prompts_per_round * (CANDIDATES if members else 1)
         prompts = choose_prompts(config.prompts, used, wanted, generator(config.seed, Stream.LOOP_PROMPTS, number))
         write_rows(folder / "candidates.jsonl", prompts)
-        models = [config.model, *(str(self._policy(earlier)) for earlier in range(max(1, number - config.policies), number))]
+        models = [config.model, *([str(self._policy(number - 1))] if number > 1 else [])]
         parts = [
             self._answers(folder, model, index, temperature)
             for index, model in enumerate(models)

@@ -1,0 +1,292 @@
+"""Values of settings: types, limits, paths, a dump that reads back to the same, a help text for every field."""
+
+import json
+import math
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align.builtin.zoo import resolve_model
+from align.commands.launch import main as launch
+from align.commands.sample import SampleConfig
+from align.core.errors import UserError
+from align.core.files import resolve_path
+from align.core.launch import run_stage
+from align.core.settings import Limits, dump
+from align.core.settings_parser import parse
+from align.dpo.train import DPOConfig
+from align.eval.toxicity.task import ToxicityConfig
+from align.ppo import PPOConfig, run_ppo
+from align.ppo.trainer import split_rewards
+from align.reward.config import RewardConfig
+from align.sft import SFTConfig, SFTTrainer
+from tests.core.reading import STAGES, refused
+
+QUICK = settings(deadline=None, max_examples=40)
+
+
+def make(stage, **values):
+    """A config with what its stage cannot do without."""
+    needed = {"reward_functions": ["a:f"]} if stage is PPOConfig else {}
+    return stage(**(needed | values))
+
+
+# ---------------------------------------------------------------------------------------------------- types and paths
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return str(tmp_path)
+
+
+def test_the_home_folder_is_expanded_in_every_path(home, tmp_path):
+    config = PPOConfig(output_dir="~/x", model="~/m", prompts="~/p.jsonl", reward_models=["~/a", "~/b"], ptx_data="~")
+    assert (config.output_dir, config.model, config.prompts) == (f"{home}/x", f"{home}/m", f"{home}/p.jsonl")
+    assert config.reward_models == [f"{home}/a", f"{home}/b"]
+    assert config.ptx_data == home
+    assert parse(SFTConfig, ["--output_dir=~/y"]).output_dir == f"{home}/y"
+    (tmp_path / "c.yaml").write_text("output_dir: ~/z\n")
+    assert parse(SFTConfig, ["--config", str(tmp_path / "c.yaml")]).output_dir == f"{home}/z"
+    assert ToxicityConfig(models=["m"], scorer="model:~/clf").scorer == f"model:{home}/clf"
+    assert SampleConfig(model="m", output="~/o.jsonl", instruction="~ means home", shots=1).output == f"{home}/o.jsonl"
+    assert SampleConfig(model="m", output="o.jsonl", instruction="~/ is home", shots=1).instruction == "~/ is home"
+    assert str(resolve_path("~nobody-of-this-name/x")) == "~nobody-of-this-name/x"
+
+
+def test_path_objects_are_settings():
+    config = SFTConfig(output_dir=Path("runs/x"), model=Path("m"), train_data=Path("d.jsonl"))
+    assert (config.output_dir, config.model, config.train_data) == ("runs/x", "m", "d.jsonl")
+    config.output_dir = Path("runs/y")
+    assert config.output_dir == "runs/y"
+
+
+def test_path_objects_are_arguments_of_trainers(tmp_path):
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "Hi", "completion": "Hello."}) + "\n")
+    model = Path(resolve_model("tiny-gpt2"))
+    config = SFTConfig(output_dir=tmp_path / "run", log_to="none", dtype="float32")
+    trainer = SFTTrainer(model, tmp_path / "d.jsonl", config, validation_data=tmp_path / "d.jsonl")
+    assert len(trainer.task.held_out) == 1
+    assert trainer.config.train_data == str(tmp_path / "d.jsonl")
+    assert trainer.run.config.model == str(model)
+    trainer.run.close()
+
+
+def test_a_path_among_rewards_is_a_reward_model():
+    models, functions = split_rewards([Path("runs/reward"), len])
+    assert models == ["runs/reward"]
+    assert [function.name for function in functions] == ["len"]
+
+
+def test_one_value_of_a_list_may_stand_alone():
+    assert SFTConfig(log_to="none").log_to == ["none"]
+    assert PPOConfig(reward_models=Path("a")).reward_models == ["a"]
+    with pytest.raises(UserError, match="log_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"):
+        SFTConfig(log_to="nothing")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"updates": "3"}, "updates is '3' \\(str\\), but must be a whole number"),
+        ({"updates": 3.5}, "updates is 3.5 \\(float\\), but must be a whole number"),
+        ({"updates": True}, "updates is True \\(bool\\), but must be a whole number"),
+        ({"gamma": "1"}, "gamma is '1' \\(str\\), but must be a number"),
+        ({"resume": "no"}, "resume is 'no' \\(str\\), but must be true or false"),
+        ({"model": 3}, "model is 3 \\(int\\), but must be text or a path"),
+        ({"reward_models": [1]}, "reward_models is 1 \\(int\\), but must be text or a path"),
+        ({"schedule": "cosin"}, "schedule is 'cosin', but must be one of cosine, linear, inverse_sqrt, constant"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        PPOConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("seed: 1\nepochs: three\n", ":2: epochs: invalid int value: 'three'"),
+        ("seed: 1\n\nbatch_size: x\n", ":3: batch_size: invalid int value: 'x'"),
+        ("schedule: cosin\n", ":1: schedule: invalid choice: 'cosin'"),
+    ],
+)
+def test_a_wrong_type_in_a_file_names_line_and_key_once(tmp_path, text, line):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        parse(SFTConfig, ["--config", str(path)])
+    assert str(error.value).startswith(f"{path}{line}")
+
+
+def test_a_word_too_many_is_named_with_its_option():
+    with pytest.raises(UserError, match="unexpected word 'b' after --model, which takes one value"):
+        parse(SampleConfig, ["--model", "a", "b"])
+    with pytest.raises(UserError, match="unexpected word 'a'; settings are given as --name value"):
+        parse(SampleConfig, ["a"])
+
+
+# ---------------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize(
+    ("limits", "words", "good", "bad"),
+    [
+        ({}, "a finite number", [0, -1.5, 1e300], [math.nan, math.inf, -math.inf]),
+        ({"gt": 0}, "above 0", [1e-9], [0, -1e-5, math.nan, math.inf]),
+        ({"ge": 0}, "0 or more", [0, 0.5], [-0.1]),
+        ({"ge": 0, "lt": 1}, "at least 0 and below 1", [0, 0.99], [-0.1, 1]),
+        ({"gt": 0, "le": 1}, "above 0 and at most 1", [0.1, 1], [0, 1.1]),
+        ({"ge": 1, "le": 86_400}, "from 1 to 86,400", [1, 86_400], [0.9, 86_401]),
+        ({"gt": 1, "off": 0}, "above 1, or 0", [0, 3], [1, 0.5, -1]),
+        ({"choices": ("a", "b")}, "one of a, b", ["a", ["b", "a"], []], ["c", ["a", "c"]]),
+        ({"required": True}, "given", ["x", [0]], ["", []]),
+    ],
+)
+def test_limits_by_hand(limits, words, good, bad):
+    found = Limits(**limits)
+    assert str(found) == words
+    assert all(map(found.allow, good))
+    assert not any(map(found.allow, bad))
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "bad", "good"),
+    [
+        (SFTConfig, "lora_rank", [-1], [8]),
+        (SFTConfig, "warmup", [-0.1, 1.0, math.nan], [0.0, 0.99]),
+        (SFTConfig, "adam_beta2", [1.0], [0.95]),
+        (SFTConfig, "max_grad_norm", [-0.1], [0.0]),
+        (SFTConfig, "lost_after", [-1.0, 4.9], [0.0, 5.0]),
+        (DPOConfig, "label_smoothing", [-0.1, 0.5], [0.0, 0.49]),
+        (RewardConfig, "epochs", [0, -1], [1]),
+        (PPOConfig, "learning_rate", [0, -1e-5, math.inf], [1e-9]),  # PPO has another default, and the same limits
+        (PPOConfig, "samples_per_prompt", [0, 3, 128], [1, 4, 64]),
+        (PPOConfig, "minibatches", [0, 65], [64]),
+        (PPOConfig, "critic_warmup", [-1, 100], [0, 99]),
+    ],
+)
+def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, good):
+    for value in bad:
+        refused(lambda value=value: make(stage, **{name: value}), f"{name} is {value!r}, but must be")
+    for value in good:
+        assert getattr(make(stage, **{name: value}), name) == value
+    config = make(stage)
+    before = getattr(config, name)
+    refused(lambda: setattr(config, name, -5), f"{name} is -5, but must be")
+    assert getattr(config, name) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"advantages": "rloo"}, ["samples_per_prompt is 1", "2 or more for advantages rloo"]),
+        ({"length_adjustment": 0.5}, ["samples_per_prompt is 1", "2 or more for length_adjustment"]),
+        ({"advantages": "grpo", "samples_per_prompt": 4, "critic": "separate"}, ["critic is 'separate'", "has no critic"]),
+        ({"advantages": "reinforce++", "critic_warmup": 2}, ["critic_warmup is 2", "has no critic"]),
+        *(
+            (
+                {"whiten_rewards": True, "advantages": name, "samples_per_prompt": 4},
+                ["whiten_rewards is True", f"advantages {name}"],
+            )
+            for name in ("rloo", "grpo", "reinforce++")
+        ),
+        ({"reward_model": "a", "reward_models": ["b", "c"]}, ["reward_models is ['b', 'c']", "empty, because"]),
+    ],
+)
+def test_settings_that_exclude_each_other(values, parts):
+    refused(lambda: make(PPOConfig, **values), *parts)
+
+
+def test_ipo_has_no_smoothing():
+    refused(lambda: make(DPOConfig, loss="ipo", label_smoothing=0.1), "label_smoothing is 0.1", "0 for ipo")
+
+
+def test_ppo_needs_a_reward(tmp_path):
+    with pytest.raises(UserError, match=r"PPO needs a reward: set reward_model, reward_functions, .*or several of them"):
+        run_ppo(PPOConfig(output_dir=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------- dump, help
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_dump_reads_back(stage, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(dump(make(stage)))
+    again = parse(stage, ["--config", str(path)])
+    assert asdict(again) == asdict(make(stage))
+    assert set(yaml.safe_load(path.read_text())) == {item.name for item in fields(stage)}
+
+
+def test_dump_of_a_run_with_a_reward_model_alone_reads_back(tmp_path):
+    path = tmp_path / "a.yaml"
+    config = PPOConfig(reward_model="runs/rm")
+    path.write_text(dump(config))
+    assert asdict(parse(PPOConfig, ["--config", str(path)])) == asdict(config)
+
+
+WORDS = st.text(st.characters(exclude_categories=["C"]), max_size=20).filter(lambda text: not text.startswith("-"))
+
+
+@QUICK
+@given(
+    model=WORDS,
+    output_dir=WORDS,
+    seed=st.integers(0, 2**32 - 1),
+    learning_rate=st.floats(1e-300, 1e300),
+    warmup=st.floats(0, 1, exclude_max=True),
+    resume=st.booleans(),
+    schedule=st.sampled_from(["cosine", "linear", "inverse_sqrt", "constant"]),
+    log_to=st.lists(st.sampled_from(["tensorboard", "wandb", "trackio", "none"]), min_size=1, max_size=3),
+)
+def test_dump_round_trip_of_any_values(tmp_path_factory, **values):
+    path = tmp_path_factory.getbasetemp() / "round-trip.yaml"
+    config = SFTConfig(**values)
+    path.write_text(dump(config), encoding="utf-8")
+    assert asdict(parse(SFTConfig, ["--config", str(path)])) == asdict(config)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_explains_every_field_with_its_default(stage, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(stage, ["--help"], program="align")
+    assert caught.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for item in fields(stage):
+        assert f"--{item.name}" in shown
+        text = " ".join(item.metadata["help"].replace("%%", "%").split())
+        plain = shown.replace(" ", "").replace("-", "")  # lines may be broken at a hyphen
+        assert text.replace(" ", "").replace("-", "") in plain, item.name
+        assert len(text) > 10
+
+
+# ---------------------------------------------------------------------------------------------------- the launcher
+
+
+@pytest.mark.parametrize("left", [{"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])
+def test_variables_of_a_launcher_that_is_gone_are_one_line(left, monkeypatch, capsys):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        run_stage(SFTConfig, lambda config: None, [])
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert f"unset {' '.join(sorted(left, key=['WORLD_SIZE', 'RANK', 'LOCAL_RANK'].index))} for one process" in lines[0]
+
+
+def test_accelerates_file_of_a_newer_version_is_one_line(tmp_path):
+    path = tmp_path / "newer.yaml"
+    path.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nnum_processes: 2\nquantum_mode: true\n"
+    )
+    with pytest.raises(UserError, match=r"newer.yaml had unknown keys \(\['quantum_mode'\]\); remove them"):
+        launch(["--config_file", str(path), "align/sft/train.py"])
