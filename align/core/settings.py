@@ -192,13 +192,6 @@ class RunConfig(Settings):
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )
     learning_rate: float = option(1e-5, "peak learning rate", gt=0)
-    layer_decay: float = option(
-        1.0,
-        "rate of a layer as a share of that of the layer above it, and of the last layer as a share of learning_rate, which "
-        "is that of heads (ULMFiT: 0.385, that is 1 / 2.6); 1: all the same",
-        gt=0,
-        le=1,
-    )
     schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
     warmup: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
     optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor keeps less state (T5 paper)")

@@ -1,7 +1,7 @@
 """The optimizer that all stages share: float32 master weights, gradient accumulation, state for checkpoints.
 
-A stage's losses are already divided by global counts, so here they are only added up: padding, micro-batches and the number
-of processes never change a gradient.
+A stage's losses are already divided by global counts and are only added up here: padding, micro-batches and the number of
+processes never change a gradient.
 """
 
 import math
@@ -17,7 +17,7 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.training.checkpoint.state import Part, shapes_of
-from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
+from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups
 from align.training.run import Run, StopRequestedError
 
 AVERAGE = "average"
@@ -34,15 +34,14 @@ class NotFiniteError(UserError):
 class Optimization:
     """The trainable weights of one module under one optimizer.
 
-    Weights in bfloat16 have float32 masters, so that small updates are not rounded away: a gradient is added to its master's
-    as soon as it is complete, and then dropped. They are summed over processes during the last backward pass of each loss.
+    Weights in bfloat16 have float32 masters, which keep small updates: a gradient is added to its master's as soon as it is
+    complete, and then dropped.
 
     Args:
-        run: settings, processes and the folder.
-        module: contains all weights that are trained; weights that require no gradient are left alone.
+        module: contains all trained weights; weights that require no gradient do not change.
         total: number of updates, for the schedule of the learning rate.
         groups: weights whose learning rate is not `learning_rate` from the first update on.
-        average_decay: of the exponential mean of the weights that is kept; 0: none is.
+        average_decay: of the exponential mean of the weights; 0: no mean is kept.
     """
 
     average: WeightAverage | None = None
@@ -61,16 +60,16 @@ class Optimization:
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: _master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.optimizer = build_optimizer(run.config, self.masters, self.groups, rate_scales(run.config, module))
+        self.optimizer = build_optimizer(run.config, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
         if self.accelerator.num_processes > 1:
-            self.reduction = GradientReduction(self.trainable, self.masters)
+            self.reduction = GradientReduction(self.masters)
 
     def accumulate(self, batches: Iterable[MicroBatch], loss: Callable[[list[int]], tuple[Tensor, Sums]]) -> Sums:
         """Sum gradients over micro-batches, and metrics over micro-batches and processes.
 
         Args:
-            loss: returns a micro-batch's share of the global loss, and its metrics as sums.
+            loss: from a micro-batch's rows to its share of the global loss, and its metrics as sums.
 
         Raises:
             NotFiniteError: if the loss is not a number on any process; nothing was updated.
@@ -80,12 +79,10 @@ class Optimization:
         batches = list(batches)
         if self.reduction:
             self.reduction.begin()
-        for number, batch in enumerate(batches):
+        for batch in batches:
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
                 self._leave_untouched_update()
             value, sums = loss(batch.rows)
-            if self.reduction and number + 1 == len(batches):
-                self.reduction.listen()
             self._backward(value * batch.weight)
             for name, amount in {"loss": value, **sums}.items():
                 added = amount.detach().double() * batch.weight
@@ -136,12 +133,11 @@ class Optimization:
         """
         rates = {group.metric: group.rate(self.run.config, update, self.total) for group in self.groups}
         for group in self._optimizer_groups():
-            group["lr"] = rates[group["metric"]] * group["scale"]
+            group["lr"] = rates[group["metric"]]
         self.run.untouched = False
         return rates | {"gradient_norm": self._apply()}
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups, with their rates."""
         return self.optimizer.param_groups
 
     def _apply(self) -> float:
@@ -249,24 +245,18 @@ def _master(weight: nn.Parameter) -> Tensor:
 
 
 BUCKET_BYTES = 25 * 2**20
-"""Gradients that travel together: DistributedDataParallel's 25 MiB, of which a large model has enough to overlap."""
+"""Gradients that travel together: DistributedDataParallel's 25 MiB. A bucket is in memory twice while it is summed."""
 
 
 class GradientReduction:
-    """Adds up the gradients of all processes, in buckets that are sent as soon as their last gradient is there.
-
-    All processes send the same buckets in the same order, which begins with the weights that were made last: backward passes
-    come to them first.
+    """Sums the gradients of all processes in float32 masters, once for each loss instead of once for each micro-batch.
 
     Args:
-        weights: what the module computes with, by name.
-        masters: what holds each weight's gradient once its backward pass is over: the weight itself, or its float32 master.
+        masters: the tensors that hold each weight's gradient after a backward pass, by name.
         bucket_bytes: of float32 gradients in a bucket, at least.
     """
 
-    def __init__(
-        self, weights: Mapping[str, nn.Parameter], masters: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES
-    ) -> None:
+    def __init__(self, masters: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
         self.masters = list(masters.values())
         self.buckets: list[list[int]] = []
         size = bucket_bytes
@@ -276,59 +266,29 @@ class GradientReduction:
                 size = 0
             self.buckets[-1].append(number)
             size += 4 * self.masters[number].numel()
-        self.listens = False
-        self.sent: list[tuple[Tensor, Any]] = []
-        """Of the buckets so far: the flat sum that is being made, and what to wait for."""
-        self._ready: set[int] = set()
-        self._found: set[int] = set()
         self._earlier: list[Tensor | None] = []
-        for number, weight in enumerate(weights.values()):
-            # After the hook that adds the gradient to its master: hooks run in the order in which they were registered.
-            weight.register_post_accumulate_grad_hook(lambda _, number=number: self._note(number))
 
     def begin(self) -> None:
-        """Before the passes of a sum: what earlier sums of this update have made is complete, and is put aside."""
+        """Put the complete gradients of the update's earlier losses aside."""
         self._earlier = [master.grad for master in self.masters]
         for master in self.masters:
             master.grad = None
 
-    def listen(self) -> None:
-        """Before the last backward pass: from now on a gradient that is there is complete."""
-        self.listens = True
-
-    def _note(self, number: int) -> None:
-        if not self.listens:
-            return
-        self._ready.add(number)
-        while len(self.sent) < len(self.buckets) and self._ready.issuperset(self.buckets[len(self.sent)]):
-            self._send(self.buckets[len(self.sent)])
-
-    def _send(self, bucket: list[int]) -> None:
-        masters = [self.masters[number] for number in bucket]
-        self._found.update(number for number in bucket if self.masters[number].grad is not None)
-        flat = _flatten_dense_tensors([torch.zeros_like(one) if one.grad is None else one.grad for one in masters])
-        for master in masters:  # its gradient is in `flat` now
-            master.grad = None
-        self.sent.append((flat, torch.distributed.all_reduce(flat, async_op=True)))
-
     def finish(self) -> None:
-        """After the last backward pass: wait until each master has the sum of its gradients over passes and processes.
+        """Give each master the sum of its gradients over passes and processes.
 
-        A weight that no process has a gradient of has none afterward: its optimizer step is left out, as on one process.
+        A weight without a gradient on every process has none afterward: its optimizer step is left out, as on one process.
         """
-        for bucket in self.buckets[len(self.sent) :]:
-            self._send(bucket)
-        present = torch.zeros(len(self.masters), device=self.masters[0].device)
-        present[list(self._found)] = 1.0
+        present = torch.tensor([float(master.grad is not None) for master in self.masters], device=self.masters[0].device)
         torch.distributed.all_reduce(present)
         found = (present > 0).tolist()
-        for bucket, (flat, work) in zip(self.buckets, self.sent, strict=True):
-            work.wait()
+        for bucket in self.buckets:
             masters = [self.masters[number] for number in bucket]
+            flat = _flatten_dense_tensors([torch.zeros_like(one) if one.grad is None else one.grad for one in masters])
+            for master in masters:  # its gradient is in `flat` now
+                master.grad = None
+            torch.distributed.all_reduce(flat)
             for number, master, total in zip(bucket, masters, _unflatten_dense_tensors(flat, masters), strict=True):
                 earlier = self._earlier[number]
                 master.grad = (total if earlier is None else earlier.add_(total)) if found[number] else earlier
-        self.listens, self.sent = False, []
-        self._ready.clear()
-        self._found.clear()
         self._earlier = []

@@ -1,4 +1,4 @@
-"""The learning rate of each update."""
+"""AdamW or Adafactor over groups of weights, the learning rate of each update, and the mean of the weights over steps."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.optimization import Adafactor
 
 from align.core.settings import RunConfig, Schedule
-from align.models.backbone import weight_depths
 from align.runtime.sharding import whole_shape
 
 
@@ -21,8 +19,8 @@ class RateGroup:
     """Weights that share a learning rate.
 
     Attributes:
-        name: what its rate is logged under, `learning_rate/<name>`; empty: `learning_rate`.
-        weights: their names in the module that is trained.
+        name: its rate is logged as `learning_rate/<name>`; empty: `learning_rate`.
+        weights: their names in the trained module.
         peak: their highest learning rate.
         rest: number of first steps in which they do not change; their schedule begins after these.
     """
@@ -38,11 +36,7 @@ class RateGroup:
         return f"learning_rate/{self.name}" if self.name else "learning_rate"
 
     def rate(self, config: RunConfig, step: int, total: int) -> float:
-        """The learning rate of a step from 1 to `total`; 0 at rest.
-
-        At rate 0 the optimizer's moments still follow the gradients, so that the first steps after the rest are not
-        larger than others.
-        """
+        """The learning rate of a step from 1 to `total`; 0 at rest, while the optimizer's moments follow the gradients."""
         return learning_rate(config, step - self.rest, total - self.rest, self.peak) if step > self.rest else 0.0
 
 
@@ -65,45 +59,22 @@ def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> fl
 
 
 def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[RateGroup]) -> list[RateGroup]:
-    """The groups, and before them one at `learning_rate` of all weights that they do not name."""
+    """The groups, preceded by one at `learning_rate` for all weights that they do not name."""
     named = frozenset().union(*(group.weights for group in groups))
     rest = RateGroup("", frozenset(weights) - named, config.learning_rate)
     return [group for group in (rest, *groups) if group.weights]
 
 
-def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
-    """The factor of each weight's rate: `layer_decay` once for each layer above its own, and once more.
-
-    Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
-    """
-    scales: dict[str, float] = {}
-    if config.layer_decay == 1:
-        return scales
-    for prefix, model in module.named_modules():
-        if isinstance(model, PreTrainedModel) and not any(name.startswith(f"{prefix}.") for name in scales):
-            depths, layers = weight_depths(model)
-            scales |= {f"{prefix}.{name}": config.layer_decay ** (layers + 1 - depth) for name, depth in depths.items()}
-    return scales
-
-
-def build_optimizer(
-    config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[RateGroup], scales: Mapping[str, float] | None = None
-) -> torch.optim.Optimizer:
-    """AdamW or Adafactor over some weights, with weight decay on matrices only.
-
-    Args:
-        weights: by their names in the module.
-        groups: each weight is in one of them. The optimizer's own groups carry their `metric`, and the `scale` of its rate.
-        scales: by the names of weights whose rate is not their group's, a factor.
-    """
-    parts: dict[tuple[str, float, bool], dict[str, Any]] = {}
+def build_optimizer(config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[RateGroup]) -> torch.optim.Optimizer:
+    """AdamW or Adafactor over weights by name, with weight decay on matrices only; its groups carry their `metric`."""
+    parts: dict[tuple[str, bool], dict[str, Any]] = {}
     for group in groups:
         for name, weight in weights.items():
             if name in group.weights:
-                scale, is_matrix = (scales or {}).get(name, 1.0), len(whole_shape(weight)) >= 2
+                is_matrix = len(whole_shape(weight)) >= 2
                 decay = config.weight_decay if is_matrix else 0.0
-                part = {"params": [], "weight_decay": decay, "metric": group.metric, "scale": scale}
-                parts.setdefault((group.metric, -scale, not is_matrix), part)["params"].append(weight)
+                part = {"params": [], "weight_decay": decay, "metric": group.metric}
+                parts.setdefault((group.metric, not is_matrix), part)["params"].append(weight)
     ordered = [parts[key] for key in sorted(parts)]
     if config.optimizer == "adafactor":
         return Adafactor(ordered, lr=config.learning_rate, scale_parameter=False, relative_step=False)
@@ -112,12 +83,9 @@ def build_optimizer(
 
 
 class WeightAverage:
-    """The mean of trained weights, in which each step counts `decay` times as much as the one after it.
+    """An exponential mean of float32 weights over steps, in which each step counts `decay` times as much as the next one.
 
     It starts as the weights themselves. InstructGPT keeps such a mean with decay 0.992 (appendix C.4).
-
-    Args:
-        weights: float32 weights by name.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
@@ -132,19 +100,20 @@ class WeightAverage:
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Let the mean be `weights`."""
-        self._copy(weights, self.values)
+        _copy(weights, self.values)
 
     @contextmanager
     def in_place_of(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let `weights` hold the mean for a while."""
+        """Let `weights` hold the mean inside."""
         held = {name: weight.detach().clone() for name, weight in weights.items()}
-        self._copy(self.values, weights)
+        _copy(self.values, weights)
         try:
             yield
         finally:
-            self._copy(held, weights)
+            _copy(held, weights)
 
-    @torch.no_grad()
-    def _copy(self, source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-        for name, weight in target.items():
-            weight.copy_(source[name])
+
+@torch.no_grad()
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, weight in target.items():
+        weight.copy_(source[name])

@@ -1,4 +1,4 @@
-"""Gradients are sent while the backward pass goes on, and add up over passes, losses and processes."""
+"""Gradients add up over passes, losses and processes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,40 +30,14 @@ def loss_of(module: nn.ModuleDict, rows: torch.Tensor, *names: str) -> torch.Ten
     return rows.square().sum()
 
 
-def test_buckets_are_sent_before_the_pass_is_over(group):
-    module = layers()
-    weights = dict(module.named_parameters())
-    reduction = GradientReduction(weights, weights, bucket_bytes=4 * 16)
-    assert reduction.buckets == [[3], [2], [1], [0]], "one weight each, the last first"
-    sent = []
-    del module["unused"]  # its bucket is the first, so none could be sent before the end
-    weights = dict(module.named_parameters())
-    reduction = GradientReduction(weights, weights, bucket_bytes=4 * 16)
-    module["first"].weight.register_hook(lambda _: sent.append(len(reduction.sent)))  # before its gradient is there
-    rows = torch.ones(2, 4)
-    reduction.begin()
-    loss_of(module, rows, "first", "second", "third").backward()
-    assert sent == [0], "an earlier pass sends nothing"
-    reduction.listen()
-    loss_of(module, rows, "first", "second", "third").backward()
-    assert sent == [0, 2], "two of three were on their way"
-    assert len(reduction.sent) == 3
-    reduction.finish()
-    twice = layers()
-    for _ in range(2):
-        loss_of(twice, rows, "first", "second", "third").backward()
-    for name, weight in module.named_parameters():
-        assert torch.equal(weight.grad, twice.get_parameter(name).grad), name
-
-
 def test_a_second_loss_adds_to_the_first_and_unused_weights_stay_without(group):
     module, plain = layers(), layers()
     weights = dict(module.named_parameters())
-    reduction = GradientReduction(weights, weights)
+    reduction = GradientReduction(weights, bucket_bytes=4 * 16)
+    assert reduction.buckets == [[3], [2], [1], [0]], "one weight each, the last first"
     rows = torch.arange(8.0).reshape(2, 4) / 8
     for names in (("first", "second"), ("second", "third")):
         reduction.begin()
-        reduction.listen()
         loss_of(module, rows, *names).backward()
         reduction.finish()
         loss_of(plain, rows, *names).backward()
@@ -73,21 +47,3 @@ def test_a_second_loss_adds_to_the_first_and_unused_weights_stay_without(group):
             assert weights[name].grad is None
         else:
             assert torch.equal(weights[name].grad, weight.grad), name
-
-
-def test_gradients_of_bfloat16_weights_are_summed_in_their_masters(group):
-    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    master = weight.detach().float()
-
-    def add_to_master(parameter: torch.Tensor) -> None:
-        master.grad, parameter.grad = parameter.grad.float(), None
-
-    weight.register_post_accumulate_grad_hook(add_to_master)
-    reduction = GradientReduction({"weight": weight}, {"weight": master})
-    reduction.begin()
-    reduction.listen()
-    (weight * torch.tensor([1.0, 2.0, 4.0], dtype=torch.bfloat16)).sum().backward()
-    assert len(reduction.sent) == 1
-    reduction.finish()
-    assert weight.grad is None
-    assert master.grad.tolist() == [1.0, 2.0, 4.0]
