@@ -34,7 +34,7 @@ from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, RoleFlopsProfile
 from align.ppo.ptx import PtxLoss
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import PromptIdentity, Rollout, prompts_of_update, sample_rollout, save_if_scoring_fails
-from align.ppo.rollout_files import RolloutWriter
+from align.ppo.rollout_files import RolloutWriter, recorded_updates
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import ScoreShaping
 from align.ppo.setup import ReferenceRefresh, largest_micro_batch
@@ -111,7 +111,7 @@ class PPOAlgorithm:
         self.missing_eos = MissingEosWatch(config.missing_eos_score if config.missing_eos == "replace" else None)
         self.clock = Clock()
         self.folder = run.folder / "model"
-        self.rollouts = RolloutWriter(run, loaded.tokenization, config.updates, config.rollout_updates)
+        self.rollouts = RolloutWriter(run, loaded.tokenization, recorded_updates(config.updates, config.rollout_updates))
         self.rules = rules or RuleTerms(config)
         self.evaluation = PolicyEvaluation(
             run, config, loaded.backbone, roles, rewards, self.rules, judge, self.save, self.folder
@@ -352,14 +352,11 @@ def loss_of_minibatch(
 
 
 def check_ratio(error: float, device: torch.device) -> str:
-    """Check the ratio at the first minibatch of a fresh rollout, before anything was learned from it: it must be 1.
+    """Check the ratio at the first minibatch of a fresh rollout, which must be 1; returns a warning or "".
 
     Args:
         error: mean of |ratio - 1| over tokens.
         device: where it was computed.
-
-    Returns:
-        A warning; "" if there is none.
 
     Raises:
         UserError: if scoring and training do not agree.

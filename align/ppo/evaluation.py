@@ -38,7 +38,7 @@ class Candidate:
 
 
 def replaces(candidate: Candidate, kept: Candidate | None, confidence: float = 0.0, evaluations: int = 1) -> bool:
-    """Whether a policy replaces the one kept so far: budgets come first, then scores; arguments as `is_new_best`."""
+    """Whether a policy replaces the one kept so far, by budgets first, then by scores; arguments as `is_new_best`."""
     if kept is None or candidate.within_budgets == kept.within_budgets:
         return is_new_best(candidate.scores, kept.scores if kept else None, confidence, evaluations)
     return candidate.within_budgets and math.isfinite(fmean(candidate.scores))
@@ -70,7 +70,7 @@ def is_new_best(
 
 
 class PolicyEvaluation:
-    """Evaluates the policy, keeps the best one and decides when to stop.
+    """Evaluates the policy and keeps the best one.
 
     Args:
         rewards: the training signal.
@@ -124,10 +124,9 @@ class PolicyEvaluation:
         return {f"validation/{name}": value for name, value in metrics.items()}
 
     def _keep_if_best(self, candidate: Candidate, metrics: dict[str, float]) -> bool:
-        """Save the policy if it replaces the one kept so far; whether it did.
+        """Save the policy if it replaces the one kept so far; returns whether it did.
 
-        The starting model, which is also the policy of the critic's warmup, is the first that is kept if only a test may
-        replace it. Without a test, the best of the trained policies is kept.
+        With a test (`keep_confidence`), the starting model is kept first; without one, the best of the trained policies.
         """
         confidence = self.config.keep_confidence
         if candidate.update == 0:
@@ -141,7 +140,7 @@ class PolicyEvaluation:
         return True
 
     def warning(self) -> str:
-        """What is wrong with the policy that the run has kept; "" if it is better than the starting model."""
+        """A warning if the kept policy is not better than the starting model or over its budgets; else ""."""
         start, kept = self.start, self.kept
         if start is None or kept is None:
             return ""

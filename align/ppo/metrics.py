@@ -52,7 +52,7 @@ def value_metrics(experience: Experience) -> dict[str, float]:
 
 
 def engine_metrics(experience: Experience, cap: float) -> dict[str, float]:
-    """Mismatch between the sampling engine and the policy, empty if they are the same model; see docs/metrics.md.
+    """Mismatch between the sampling engine and the policy; empty if they are the same model.
 
     Args:
         cap: largest importance weight that corrects for it; 0: no correction.
@@ -87,7 +87,6 @@ def rollout_metrics(
     Args:
         scores: [B] on the scale of the rewards.
         parts: each reward [B] by its name.
-        importance_cap: largest importance weight that corrects for a separate engine; 0: no correction.
 
     Raises:
         UserError: if the engine that sampled is too far from the policy.
@@ -147,28 +146,20 @@ class NegativeKLWatch:
 
 
 class MissingEosWatch:
-    """Warns once if the score that replaces that of a response that did not end is above the others' mean.
+    """Warns once if the score that replaces that of truncated responses is above the mean of the complete ones.
 
-    A reward model's level is arbitrary unless it is centered: where its scores are far below the replacement, running
-    into the limit pays.
+    The level of a reward model is arbitrary unless it is centered. If its scores are far below the replacement, running into
+    the limit pays.
 
     Args:
-        replacement: the score of a response that did not end; None if that is not the same for all.
+        replacement: the score of truncated responses; None if it is not replaced.
     """
 
     def __init__(self, replacement: float | None) -> None:
         self.replacement = replacement
 
     def check(self, scores: Tensor, ended: Tensor) -> str:
-        """Take a rollout into account.
-
-        Args:
-            scores: [B] to learn from.
-            ended: [B] bool.
-
-        Returns:
-            The warning; "" if there is none.
-        """
+        """Return the warning for scores [B] to learn from, `ended` [B] where complete; "" if there is none."""
         if self.replacement is None or not ended.any():
             return ""
         replacement, mean = self.replacement, float(scores[ended].mean())
@@ -189,7 +180,7 @@ class DriftWatch:
         self.first = dict(first) if first else None
 
     def check(self, metrics: Mapping[str, float]) -> list[str]:
-        """Warnings after an evaluation; metrics are named as in docs/metrics.md, without their prefix."""
+        """Warnings after an evaluation, whose metrics are named as in docs/metrics.md without their prefix."""
         if self.first is None:
             self.first = dict(metrics)
             return []
@@ -222,11 +213,9 @@ class RoleFlopsProfiles(NamedTuple):
     critic: FlopsProfile | None = None
     """None: a head on the policy's trunk."""
     rewards: tuple[FlopsProfile, ...] = ()
-    """One of each reward model."""
     rules: FlopsProfile | None = None
-    """The shape of the rule model."""
     rule_lengths: tuple[int, ...] = ()
-    """Tokens of each rule that it reads after a response."""
+    """Tokens of each rule that the rule model reads after a response."""
     start: FlopsProfile | None = None
     """None: the starting model is the reference."""
 

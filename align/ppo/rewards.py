@@ -28,7 +28,10 @@ from align.tokenization.encoded import SampledResponse
 
 RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[float]]
 """Prompts and the texts of their responses, one each, to scores."""
-
+ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
+"""Responses to rewards: a `RewardModelScorer`."""
+Combine = Callable[[Tensor], Tensor]
+"""Rewards [M, B] of M reward models to [B]."""
 
 RESERVED = ("attributes", "mean", "std", "running_mean", "running_std", "length_slope", "disagreement")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
@@ -69,7 +72,7 @@ def load_functions(specifications: Sequence[str]) -> list[WeightedFunction]:
 def call_reward_function(
     reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str], timeout: float = 0.0
 ) -> list[float]:
-    """The scores of a reward function, checked. The function gets copies, which it may change.
+    """Call a reward function on copies of its inputs, and check its scores.
 
     Args:
         timeout: seconds that it may take; 0: no limit.
@@ -89,7 +92,7 @@ def call_reward_function(
 def _run_function(
     reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str], timeout: float
 ) -> Sequence[float]:
-    """What a reward function returns; with a timeout, it runs in a thread of its own."""
+    """Call a reward function, with a timeout in a separate thread."""
     outcome: list[Any] = []
     given = copy.deepcopy(list(prompts)), list(responses)
 
@@ -122,20 +125,10 @@ def _run_function(
     ) from result
 
 
-ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
-"""Responses to rewards: a `RewardModelScorer`."""
-Combine = Callable[[Tensor], Tensor]
-"""Rewards [M, B] of M reward models to [B]."""
-
-
 class Rewards:
     """All rewards of a run: each is logged under its name, and their weighted sum is the score.
 
     Args:
-        models: reward models, combined into one.
-        functions: reward functions with their weights.
-        rubrics: rubrics with their judges.
-        attributes: a reward from the attributes of responses.
         combine: makes one reward of those of several models; None: their mean.
         timeout: seconds that a function may take for a rollout; 0: no limit.
         accelerator: processes that score together. The first one calls the functions, and all get its scores or its error.
@@ -163,9 +156,7 @@ class Rewards:
         return tuple(scorer.shape for scorer in scorers if scorer.shape)
 
     def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """Scores [B], and what they are made of by name: the parts that they are the sum of, the members of an ensemble
-        and their disagreement; float32 on the CPU, [B] each.
-        """
+        """Scores [B] and by name the parts [B] that they sum up, with the members of an ensemble and their disagreement."""
         parts, members = self._of_models(rollout)
         conversations = [prompt.conversation for prompt in rollout.prompts]
         for reward, scores in zip(self.functions, self._of_functions(conversations, rollout.texts), strict=True):

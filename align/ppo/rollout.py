@@ -61,11 +61,7 @@ class Rollout:
 
 @contextmanager
 def save_if_scoring_fails(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
-    """Save the rollout if scoring it fails: sampling may have taken an hour.
-
-    Raises:
-        UserError: the original one, with the file that holds the rollout.
-    """
+    """Save the rollout if scoring it fails, and add the file to the error: sampling may have taken an hour."""
     try:
         yield
     except UserError as error:
@@ -78,7 +74,7 @@ def save_if_scoring_fails(run: Run, rollout: Rollout, update: int) -> Iterator[N
 
 
 def prompts_of_update(config: PPOConfig, prompts: Sequence[EncodedPrompt], update: int) -> list[EncodedPrompt]:
-    """The prompts of an update, from 1; each pass over the data is reshuffled, and completed before the next begins."""
+    """The prompts of an update, from 1; each pass over the data is reshuffled and complete before the next begins."""
     count = config.rollout_size // config.samples_per_prompt
     rows: list[int] = []
     first = (update - 1) * count
@@ -100,7 +96,7 @@ class PromptIdentity:
         return self.values
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that they are those of a checkpoint. Raises: UserError if they are others."""
+        """Raise a UserError if a checkpoint has other prompts."""
         require_same_examples("the prompts", state, self.values)
 
 
@@ -111,11 +107,7 @@ def sample_rollout(
     sampling: Sampling,
     key: SeedKey,
 ) -> Rollout:
-    """Sample a response to each prompt; in float32 the texts do not depend on how many processes there are.
-
-    Args:
-        key: of the random stream; row i gets the same random numbers however rows are divided among processes.
-    """
+    """Sample a response to each prompt with the random stream of `key`."""
     sampled = engine.sample([prompt.ids for prompt in prompts], sampling, key)
     texts = [tokenization.text(ids) for ids in sampled.ids]
     return Rollout(prompts, sampled.ids, sampled.ended, texts, sampled.log_probs)

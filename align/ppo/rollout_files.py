@@ -1,7 +1,7 @@
-"""Rollouts on disk: a Parquet file for each update, with a row for each response.
+"""Rollouts on disk: a Parquet file for each recorded update, with a row for each response.
 
-A file is complete before its update learns, and its bytes depend only on the run: a resumed run writes the same again. Which
-updates are written depends only on their number, so that a resumed run keeps the same ones as an uninterrupted run.
+A file is complete before its update learns. Its bytes and the choice of updates depend only on the run: a resumed run writes
+the same files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,25 +33,7 @@ FLOATS, TURNS = pa.list_(pa.float32()), pa.list_(pa.struct([("role", pa.string()
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """A response as it was learned from, with the run's own numbers in float32.
-
-    Attributes:
-        update: from 1.
-        row: index in the rollout, from 0.
-        prompt: role and content of each turn.
-        text: the response.
-        ended: whether it ended by itself.
-        reward: the score on the scale of the rewards, after the rules for missing EOS and length.
-        score: the score that was learned from.
-        parts: each reward by its name, times its weight.
-        ids: the response's token ids [T].
-        tokens: each token as text [T]; a character of several tokens is at the last of them.
-        log_probs: of each token by the policy [T], at the sampling temperature.
-        kl: log-prob of the policy minus that of the reference [T].
-        values: the critic's [T].
-        advantages: what the policy learned from [T].
-        category, id: the prompt's, where the data says so.
-    """
+    """A response as it was learned from, with the run's numbers in float32; docs/metrics.md describes each column."""
 
     update: int
     row: int
@@ -71,12 +53,25 @@ class RolloutRow:
     id: str | None = None
 
 
-def recorded_updates(updates: int, count: int) -> frozenset[int]:
-    """The updates, of 1 to `updates`, whose rollouts are written: `count` of them, from the first to the last.
+_COLUMNS: dict[str, pa.DataType] = {
+    "update": pa.int32(),
+    "row": pa.int32(),
+    "id": pa.string(),
+    "category": pa.string(),
+    "prompt": TURNS,
+    "text": pa.string(),
+    "ended": pa.bool_(),
+    "reward": pa.float32(),
+    "score": pa.float32(),
+    "ids": pa.list_(pa.int32()),
+    "tokens": pa.list_(pa.string()),
+    **dict.fromkeys(PER_TOKEN, FLOATS),
+}
+"""All columns but the parts of the reward."""
 
-    Args:
-        count: 0 or more; one alone is the last.
-    """
+
+def recorded_updates(updates: int, count: int) -> frozenset[int]:
+    """Choose `count` of the updates 1 to `updates`, evenly spaced from the first to the last; one alone is the last."""
     count = min(count, updates)
     if count < 2:
         return frozenset({updates} if count else ())
@@ -94,10 +89,9 @@ def rows_of(
     """Some rows of a rollout as records.
 
     Args:
-        experience: what is learned from.
         rewards: [B] scores on the scale of the rewards.
         parts: each reward [B] by its name.
-        rows: their indices in the rollout.
+        rows: indices in the rollout.
     """
     rollout, outputs = experience.rollout, experience.role_outputs
     kl, _ = kl_estimates(outputs.log_probs, outputs.reference)
@@ -127,16 +121,10 @@ def rows_of(
 
 
 class RolloutWriter:
-    """Writes the rollouts of a run.
+    """Writes the rollouts of the updates in `recorded`."""
 
-    Args:
-        updates: of the whole run.
-        keep: updates whose rollouts are written; see `recorded_updates`.
-    """
-
-    def __init__(self, run: Run, tokenization: Tokenization, updates: int, keep: int) -> None:
-        self.run, self.tokenization = run, tokenization
-        self.recorded = recorded_updates(updates, keep)
+    def __init__(self, run: Run, tokenization: Tokenization, recorded: frozenset[int]) -> None:
+        self.run, self.tokenization, self.recorded = run, tokenization, recorded
 
     def drop_after(self, update: int) -> None:
         """Remove what a killed run wrote after the checkpoint that it resumes from."""
@@ -168,23 +156,23 @@ def _conversation(row: RolloutRow) -> tuple[list[dict[str, str]], dict[str, Any]
 
 
 def rollout_path(run: Path, update: int) -> Path:
-    """Where a run's folder has the rollout of an update."""
+    """The file of an update's rollout in a run's folder."""
     return run / FOLDER / f"update-{update:06d}.parquet"
 
 
 def rollout_paths(run: Path) -> dict[int, Path]:
-    """The rollouts that a run's folder has, by update."""
+    """The files of rollouts in a run's folder, by update."""
     return numbered_paths(run / FOLDER, "update-", ".parquet")
 
 
 def write_rollout(path: Path, rows: Sequence[RolloutRow]) -> None:
-    """Write rows as one Parquet file, completely or not at all.
+    """Write rows as one Parquet file, through a temporary path.
 
     Raises:
         UserError: if the disk is full or not writable.
     """
     columns: dict[str, tuple[pa.DataType, list[Any]]] = {
-        name: (kind, [getattr(row, name) for row in rows]) for name, kind in _SIMPLE.items()
+        name: (kind, [getattr(row, name) for row in rows]) for name, kind in _COLUMNS.items()
     }
     names = dict.fromkeys(name for row in rows for name in row.parts)
     columns |= {f"{REWARD_PREFIX}{name}": (pa.float32(), [row.parts.get(name) for row in rows]) for name in names}
@@ -198,22 +186,6 @@ def write_rollout(path: Path, rows: Sequence[RolloutRow]) -> None:
             writer.write_table(table)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
-
-
-_SIMPLE: dict[str, pa.DataType] = {
-    "update": pa.int32(),
-    "row": pa.int32(),
-    "id": pa.string(),
-    "category": pa.string(),
-    "prompt": TURNS,
-    "text": pa.string(),
-    "ended": pa.bool_(),
-    "reward": pa.float32(),
-    "score": pa.float32(),
-    "ids": pa.list_(pa.int32()),
-    "tokens": pa.list_(pa.string()),
-    **dict.fromkeys(PER_TOKEN, FLOATS),
-}
 
 
 def read_rollout(path: Path) -> list[RolloutRow]:
@@ -230,7 +202,7 @@ def read_rollout(path: Path) -> list[RolloutRow]:
             parts = {
                 name.removeprefix(REWARD_PREFIX): value for name, value in record.items() if name.startswith(REWARD_PREFIX)
             }
-            known = {name: record[name] for name in _SIMPLE}
+            known = {name: record[name] for name in _COLUMNS}
             rows.append(RolloutRow(**known, parts={name: value for name, value in parts.items() if value is not None}))
         return rows
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:

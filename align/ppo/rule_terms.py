@@ -1,8 +1,7 @@
 """Rules in the reward: a weighted term (Sparrow), or violation budgets with one Lagrange multiplier each.
 
-The weighted form adds up parts that are normalized by their own running mean and deviation: the preference reward, and
-`rule_weight` times the mean over rules of how likely each is followed (Glaese et al. 2022, section 2.7). Under budgets,
-the preference stays normalized, and each rule subtracts its multiplier times the probability of a violation.
+The weighted form is the normalized preference reward plus `rule_weight` times the mean over rules of the normalized
+P(follows) (Glaese et al. 2022, section 2.7). Under budgets, each rule subtracts its multiplier times P(violates).
 """
 
 import math
@@ -32,10 +31,7 @@ RATE, DAMPING = 0.2, 5.0
 
 
 def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]:
-    """The budget of each rule: a share of responses that may violate it.
-
-    Args:
-        given: numbers for all rules, and RULE=NUMBER for one.
+    """Parse the budget of each rule, a share of responses that may violate it: numbers for all, RULE=NUMBER for one.
 
     Raises:
         UserError: for an unknown rule, a rule without a budget, or a number that is not from 0 to 1.
@@ -59,11 +55,7 @@ def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]
 
 
 class RuleTerms:
-    """Combines rules with the preference reward; without a scorer, the preference reward alone counts.
-
-    Args:
-        scorer: judges responses by the rules.
-    """
+    """Combines rules with the preference reward; without a scorer, the preference reward alone counts."""
 
     def __init__(self, config: PPOConfig, scorer: RuleScorer | None = None) -> None:
         self.config, self.scorer = config, scorer
@@ -142,11 +134,7 @@ class RuleTerms:
         return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned.
-
-        Raises:
-            UserError: if it was written under other rules.
-        """
+        """Restore what `state` returned. Raises: UserError if it was written under other rules."""
         if state["moments"].keys() != self.moments.keys():
             before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
             raise UserError(f"the checkpoint was written under the rules {before}: resume it with those")

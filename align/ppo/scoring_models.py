@@ -1,4 +1,4 @@
-"""The frozen models that score responses in a PPO run, as adapters on the policy's base or as models of their own."""
+"""The frozen models that score responses in a PPO run, as adapters on the policy's base or as separate models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ RULE_ADAPTER = "rules"
 
 
 def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
-    """Whether a reward model can be an adapter on the policy's base, so that one base serves both.
+    """Whether a reward model can be an adapter on the policy's base.
 
     It must be an adapter on the same base as the policy's adapter, and read the same token ids: the same tokenizer and chat
     template. Neither adapter may change weights of the base.
@@ -74,18 +74,14 @@ def load_reward_adapter(
 
 
 class RewardSource(NamedTuple):
-    """A reward model of a run: an adapter on the policy's base, or a model of its own."""
+    """A reward model of a run: an adapter on the policy's base, or a separate model."""
 
     name: str
     mounted: RewardAdapter | None = None
     loaded: LoadedReward | None = None
 
     def scorer(self, policy: LoadedModel, roles: Roles, accelerator: Accelerator, budget: int) -> RewardModelScorer:
-        """The scorer of this model.
-
-        Args:
-            budget: padded tokens that are read at once.
-        """
+        """The scorer of this model, which reads `budget` padded tokens at once."""
         if self.mounted is not None:
             module, shape = roles.reward_of(self.mounted.adapter), flops_profile(policy.backbone, self.mounted.adapter)
             return RewardModelScorer(module, self.mounted.mean, policy.backbone, accelerator, budget, shape=shape)
@@ -96,22 +92,13 @@ class RewardSource(NamedTuple):
 def load_rewards(
     models: Sequence[str | LoadedReward], policy: LoadedModel, dtype: str, chat_template: str = "auto"
 ) -> list[RewardSource]:
-    """Load reward models: as adapters on the policy's base where they can be, else as models of their own.
-
-    Args:
-        dtype: of the latter, as in settings.
-        chat_template: the policy's setting, for classifiers without a template.
-
-    Raises:
-        UserError: if one of them is not a reward model.
-    """
-    found = []
-    for number, model in enumerate(models, 1):
-        if isinstance(model, LoadedReward):
-            found.append(RewardSource(model.loaded.base, loaded=model))
-        else:
-            found.append(load_source(model, policy, dtype, f"{REWARD_ADAPTER}_{number}", chat_template=chat_template))
-    return found
+    """Load reward models as `load_source` does; `chat_template` is the policy's, for classifiers without a template."""
+    return [
+        RewardSource(model.loaded.base, loaded=model)
+        if isinstance(model, LoadedReward)
+        else load_source(model, policy, dtype, f"{REWARD_ADAPTER}_{number}", chat_template=chat_template)
+        for number, model in enumerate(models, 1)
+    ]
 
 
 def load_source(
@@ -122,10 +109,10 @@ def load_source(
     kind: ScorerKind = REWARD,
     chat_template: str = "auto",
 ) -> RewardSource:
-    """Load one model with a scalar head, as `load_rewards` does.
+    """Load a model with a scalar head: as an adapter on the policy's base if possible, else as a separate model.
 
     Args:
-        adapter: what to call it on the policy's base.
+        adapter: its name on the policy's base.
         kind: what it has to be.
 
     Raises:
@@ -139,18 +126,11 @@ def load_source(
 
 @dataclass(frozen=True)
 class ScoringModels:
-    """All models that score the responses of a run.
-
-    Attributes:
-        rewards: the reward models, combined into one.
-        judges: the reward model that chooses the policy that is kept, if there is one.
-        rules: the rule model, if there is one.
-        rubrics: rubrics with their judges.
-        attributes: a reward from an attribute model, if there is one.
-    """
+    """All models that score the responses of a run."""
 
     rewards: list[RewardSource]
     judges: list[RewardSource]
+    """The reward model that selects the policy to keep, if there is one."""
     rules: RewardSource | None
     rubrics: list[RubricScorer]
     attributes: AttributeReward | None
@@ -161,18 +141,8 @@ class ScoringModels:
         return [source.mounted for source in self._sources if source.mounted]
 
     @property
-    def critic_start(self) -> RewardAdapter | None:
-        """The adapter that a critic may start from: that of the first reward model."""
-        return self.rewards[0].mounted if self.rewards else None
-
-    @property
-    def first_reward(self) -> LoadedReward | None:
-        """The first reward model, if that is a model of its own."""
-        return self.rewards[0].loaded if self.rewards else None
-
-    @property
     def modules(self) -> list[nn.Module]:
-        """Those that hold weights of their own."""
+        """Those that are separate models."""
         modules: list[nn.Module] = [source.loaded.model for source in self._sources if source.loaded]
         modules += [self.attributes.scorer.module] if self.attributes else []
         judges = [rubric.judge for rubric in self.rubrics[:1]]  # one serves all rubrics
@@ -190,12 +160,7 @@ def load_scoring_models(
     rewards: Sequence[str | LoadedReward],
     judges: Sequence[str | LoadedReward],
 ) -> ScoringModels:
-    """Load all that a run's settings name.
-
-    Args:
-        policy: whose responses are scored.
-        rewards: the reward models.
-        judges: the reward model that chooses the policy that is kept, if there is one.
+    """Load all models that score the policy's responses.
 
     Raises:
         UserError: if one of them is not a model of the kind that its setting needs.

@@ -38,18 +38,14 @@ def check_memory(run: Run, config: PPOConfig, loaded: LoadedModel, module: Actor
 
 
 class LargestMicroBatch(NamedTuple):
-    """The micro-batch of a run with the most tokens, if every response has its maximum length.
-
-    Attributes:
-        rows: of the micro-batch in the experience.
-        minibatch: the rows of its minibatch.
-        tokens: padded, of the micro-batch.
-    """
+    """The micro-batch of a run with the most tokens, if every response has its maximum length."""
 
     experience: Experience
     minibatch: list[int]
+    """The rows of its minibatch in the experience."""
     rows: list[int]
     tokens: int
+    """Padded tokens of the micro-batch."""
 
 
 def largest_micro_batch(
@@ -114,7 +110,7 @@ def build_actor_critic(
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:
-    """A frozen copy of the policy's adapter, which the reference computes with; its name."""
+    """Add a frozen copy of the policy's adapter for the reference; returns its name."""
     assert loaded.backbone.peft is not None
     assert loaded.adapter is not None
     trained = [weight for weight in loaded.backbone.model.parameters() if weight.requires_grad]
@@ -141,9 +137,7 @@ def rate_groups(config: PPOConfig, module: ActorCritic) -> list[RateGroup]:
 
 def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead) -> Backbone | None:
     """A copy of the reward model's backbone, and its head in `value_head`; None if values cannot start from it."""
-    if reward is None:
-        return None
-    if not isinstance(reward.model, RewardModel):
+    if reward is None or not isinstance(reward.model, RewardModel):
         return None
     policy, own = loaded.backbone.model.config, reward.loaded.backbone.model.config
     alike = policy.model_type == own.model_type and policy.hidden_size == own.hidden_size
@@ -178,12 +172,10 @@ REFERENCE_FILE = "reference.safetensors"
 class ReferenceRefresh:
     """Copies the policy's weights over the reference's.
 
-    With LoRA the reference is a frozen adapter of its own on the policy's base, otherwise a frozen copy of the model.
-
     Args:
         every: updates between two refreshes.
         loaded: the policy.
-        reference: the frozen copy; None with LoRA.
+        reference: the frozen copy; None with LoRA, where the reference is another adapter on the policy's base.
     """
 
     def __init__(self, every: int, loaded: LoadedModel, reference: nn.Module | None) -> None:
@@ -210,7 +202,7 @@ class ReferenceRefresh:
         self.moved = True
 
     def files(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint must hold of the reference: nothing while it is the starting model."""
+        """The checkpoint's files of the reference: none while it is the starting model."""
         return {REFERENCE_FILE: {name: weight.detach() for name, weight in self.weights.items()}} if self.moved else {}
 
     def load(self, checkpoint: Path | None, accelerator: Accelerator) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from align.attributes.scoring import AttributeReward
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.batches.mixtures import data_name
 from align.core.errors import UserError
@@ -37,10 +38,8 @@ from align.training.optimization import Optimization
 from align.training.start import Model, make_optimization, open_run, say_if_prompts_are_repeated
 
 Reward = str | Path | LoadedReward | RewardFunction | WeightedFunction
-"""A part of the reward: the folder of a reward model, a loaded one, or a function (with a weight of its own, or 1).
-
-`align.reward.checkpoint.reward_of_classifier` makes a loaded one of a transformers classifier in memory.
-"""
+"""A part of the reward: the folder of a reward model, a loaded one (`align.reward.checkpoint.reward_of_classifier` makes one
+of a transformers classifier in memory), or a function."""
 
 
 class PPOTrainer:
@@ -56,15 +55,13 @@ class PPOTrainer:
     Args:
         policy: a name or folder, a transformers model, or a `LoadedModel`. The reference is a frozen copy of it, or its
             base if it is trained through LoRA.
-        reward: reward models, which count as one by `reward_ensemble`, and any number of functions; the score of a
-            response is their weighted sum.
+        reward: reward models, combined by `reward_ensemble`, and functions; their weighted sum is the score of a response.
         prompts: a file, folder or hub name, or prompts in memory (`align.batches.encoding.Data`).
-        config: all other settings; its `model`, `prompts`, `validation_prompts`, `reward_model`, `reward_models`,
-            `reward_functions` and `judge_model` are not read; its `rule_model` and `rules` are.
+        config: all other settings. Its `model`, `prompts`, `validation_prompts`, `reward_model`, `reward_models`,
+            `reward_functions` and `judge_model` are not read.
         validation_prompts: fixed prompts that the policy is evaluated on, and by which the best one is kept.
         tokenizer: of a transformers model.
-        judge: chooses the policy that is kept: a reward model of other data or another seed, or a function; None: the
-            reward itself does.
+        judge: a reward model or function that selects the policy to keep; None: the reward does.
 
     Raises:
         UserError: for a mistake in the settings or the data.
@@ -90,8 +87,8 @@ class PPOTrainer:
         copies = 2 if config.reference_refresh else 1
         self.run, self.loaded = open_run(config, "ppo", policy, tokenizer, frozen_copies=copies)
         self.config = config
-        if [*functions, *judge_functions]:
-            _require_patience(config, self.run.accelerator.num_processes)
+        if [*functions, *judge_functions] and self.run.accelerator.num_processes > 1:
+            _require_patience(config)
         encoded = self._encode(prompts)
         held_out = self._encode(validation_prompts) if validation_prompts else []
         self._all_prompts = [*encoded, *held_out]
@@ -99,10 +96,13 @@ class PPOTrainer:
 
         with sharded_loading(self.run.accelerator):
             scoring = load_scoring_models(config, self.loaded, self.run.accelerator, models, judges)
-            module = build_actor_critic(config, self.loaded, scoring.mounted, scoring.critic_start, scoring.first_reward)
+            first = scoring.rewards[0] if scoring.rewards else RewardSource("")
+            module = build_actor_critic(config, self.loaded, scoring.mounted, first.mounted, first.loaded)
         optimization, roles, refresh = self._prepare(module, scoring, encoded)
-        rewards = self._rewards(scoring, functions, roles)
-        judge_rewards = self._judge_rewards(scoring, judge_functions, roles) if judge else None
+        combine = partial(combine_rewards, rule=config.reward_ensemble, uncertainty_weight=config.uncertainty_weight)
+        others = {"combine": combine, "rubrics": scoring.rubrics, "attributes": scoring.attributes}
+        rewards = self._rewards(scoring.rewards, functions, roles, **others)
+        judge_rewards = self._rewards(scoring.judges, judge_functions, roles) if judge else None
         rules = self._rule_scorer(scoring.rules, rule_texts, roles) if scoring.rules else None
         self._report(encoded, held_out, bool(judge), [scorer.rubric for scorer in scoring.rubrics])
         longest = max(len(prompt.ids) for prompt in (*encoded, *held_out)) + config.max_new_tokens
@@ -165,22 +165,18 @@ class PPOTrainer:
         refresh = ReferenceRefresh(refresh_every, loaded, placed_reference) if refresh_every else None
         return optimization, roles, refresh
 
-    def _rewards(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
-        config = self.config
-        combine = partial(combine_rewards, rule=config.reward_ensemble, uncertainty_weight=config.uncertainty_weight)
-        models = [self._scorer(source, roles) for source in scoring.rewards]
-        if scoring.attributes:
-            scorer = scoring.attributes.scorer
-            if scorer.scorer.tokenization:
-                self._require_turns(config.attribute_model, scorer.scorer.tokenization)
-            self._require_context(config.attribute_model, scorer.scorer, scorer.question_tokens)
-        parts = (scoring.rubrics, config.reward_timeout, scoring.attributes)
-        return Rewards(models, functions, combine, *parts, self.run.accelerator)
-
-    def _judge_rewards(self, scoring: ScoringModels, functions: Sequence[WeightedFunction], roles: Roles) -> Rewards:
-        """The rewards that select the policy to keep."""
-        models = [self._scorer(source, roles) for source in scoring.judges]
-        return Rewards(models, functions, timeout=self.config.reward_timeout, accelerator=self.run.accelerator)
+    def _rewards(
+        self, sources: list[RewardSource], functions: Sequence[WeightedFunction], roles: Roles, **others: Any
+    ) -> Rewards:
+        models = [self._scorer(source, roles) for source in sources]
+        attributes: AttributeReward | None = others.get("attributes")
+        if attributes:
+            scorer = attributes.scorer.scorer
+            if scorer.tokenization:
+                self._require_turns(self.config.attribute_model, scorer.tokenization)
+            self._require_context(self.config.attribute_model, scorer, attributes.scorer.question_tokens)
+        timeout, accelerator = self.config.reward_timeout, self.run.accelerator
+        return Rewards(models, functions, timeout=timeout, accelerator=accelerator, **others)
 
     def _rule_scorer(self, source: RewardSource, texts: dict[str, str], roles: Roles) -> RuleScorer:
         scorer = self._scorer(source, roles)
@@ -189,11 +185,7 @@ class PPOTrainer:
         return rules
 
     def _scorer(self, source: RewardSource, roles: Roles) -> RewardModelScorer:
-        """The scorer of a model; reports if it reads texts instead of the policy's token ids.
-
-        Raises:
-            UserError: if its context is too short for the longest prompts and responses.
-        """
+        """The scorer of a model, whose context is long enough; reports if it does not read the policy's token ids."""
         scorer = source.scorer(self.loaded, roles, self.run.accelerator, self.config.micro_batch_tokens)
         if scorer.tokenization:
             self._require_turns(source.name, scorer.tokenization)
@@ -223,11 +215,7 @@ class PPOTrainer:
 
 
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], list[WeightedFunction]]:
-    """The reward models, and the functions with their weights.
-
-    Raises:
-        UserError: for a model in memory that has no tokenizer.
-    """
+    """The reward models, and the functions with their weights. Raises: UserError for a model without a tokenizer."""
     for reward in rewards:
         if isinstance(reward, nn.Module):
             raise UserError(
@@ -268,41 +256,25 @@ def judge_name(judge: Reward | None) -> str:
 
 
 def function_name(function: RewardFunction | WeightedFunction) -> str:
-    """The name that a function's reward is logged under; a lambda has none of its own."""
+    """The name that a function's reward is logged under."""
     name = getattr(function, "__name__", type(function).__name__)
     return "function" if name == "<lambda>" else name
 
 
 def make_trainer(config: PPOConfig) -> PPOTrainer:
-    """The trainer of `config.model` against `config.reward_model` and `config.reward_functions`.
-
-    Raises:
-        UserError: for a mistake in the settings or the data.
-    """
+    """The trainer that the settings describe. Raises: UserError for a mistake in the settings or the data."""
     reward: list[Reward] = [*config.all_reward_models, *load_functions(config.reward_functions)]
     judge = config.judge_model or None
     return PPOTrainer(config.model, reward, config.prompts, config, config.validation_prompts, judge=judge)
 
 
 def run_ppo(config: PPOConfig) -> Path:
-    """Train `config.model` against `config.reward_model` and `config.reward_functions`; returns the best policy's folder.
-
-    Raises:
-        UserError: for a mistake in the settings or the data.
-    """
+    """Train a policy by PPO; returns the best policy's folder. Raises: UserError for a mistake in settings or data."""
     return make_trainer(config).train()
 
 
 def _require_rewards(config: PPOConfig, rewards: Sequence[object], models: Sequence[str | LoadedReward]) -> None:
-    """Refuse a run without a reward, or with reward models that are not ones.
-
-    Args:
-        rewards: reward models and functions.
-        models: the reward models, also that of the judge.
-
-    Raises:
-        UserError: with what to set.
-    """
+    """Refuse a run without a reward, or with a reward model or judge that is not a reward model."""
     if not (rewards or config.rule_model or config.rubrics or config.attribute_model):
         kinds = "reward_model, reward_functions, rule_model, rubrics, attribute_model, or several of them"
         raise UserError(f"PPO needs a reward: set {kinds}")
@@ -311,13 +283,9 @@ def _require_rewards(config: PPOConfig, rewards: Sequence[object], models: Seque
             require_reward_model(model)
 
 
-def _require_patience(config: PPOConfig, processes: int) -> None:
-    """Refuse a `reward_timeout` that the processes which wait for the first one cannot outlast.
-
-    Raises:
-        UserError: with both settings.
-    """
-    if processes > 1 and config.reward_timeout >= config.collective_timeout:
+def _require_patience(config: PPOConfig) -> None:
+    """Refuse a `reward_timeout` that the processes which wait for the first one cannot outlast."""
+    if config.reward_timeout >= config.collective_timeout:
         raise UserError(
             f"reward_timeout is {config.reward_timeout:g}, but the other processes wait for collective_timeout "
             f"({config.collective_timeout:g} s): raise that above reward_timeout"
