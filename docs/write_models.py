@@ -102,19 +102,12 @@ changes an earlier state, or if reading token by token gives other states than r
 
 | model | why |
 | --- | --- |
-| an encoder as a policy | it reads text in both directions |
 | Mamba and other recurrent models | their cache cannot drop rows that ended |
 | GPT-1, RWKV | transformers keeps no cache of keys and values for them |
 | models of images or sound and text (Gemma 3 from 4B on) | a config of several models; use the text model in them |
 | an encoder-decoder whose config has no `decoder_start_token_id` | the start of a response is undefined |
-| a decoder without a transformers classifier, as a reward model | other libraries could not load the result |
 | a classifier with several labels, as a reward model | the reward is undefined |
-| a tokenizer with more tokens than the embedding matrix has rows | text with such a token could not be read |
-| a model that transformers cannot save | a run would fail at its end |
 | a reward model whose class comes with its weights | no code of a model's folder is run |
-
-The model card and an adapter's config name the base by its hub id, a built-in model by that of the published model. An
-adapter on a local base names its folder and loads on this machine only.
 
 ## Reward models from other libraries
 
