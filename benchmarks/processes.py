@@ -3,9 +3,9 @@
     python -m benchmarks.processes
     python -m benchmarks.processes --processes 2 --settings zero3 --only ppo/tiny-llama/0
 
-The cases are those of `tests/launch/every_stage.py`. Each is compared with one process: the largest difference of any
-figure in any update, and of any weight of the saved model. The runs stay in `--folder`: a repeated command continues with
-the next case. The table is printed and written to `table.md` there.
+The cases are those of `tests/launch/programs/every_stage.py`. Each is compared with one process: the largest difference of
+any figure in any update, and of any weight of the saved model. The runs stay in `--folder`: a repeated command continues
+with the next case. The table is printed and written to `table.md` there.
 """
 
 import argparse
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import _sharpen
-from tests.launch import every_stage
 from tests.launch.compared import compare
-from tests.launch.every_stage import CASES, ENDED, SETTINGS, TOLERANCE
 from tests.launch.launcher import ROOT, launch_in_turn
+from tests.launch.programs import every_stage
+from tests.launch.programs.every_stage import CASES, ENDED, SETTINGS, TOLERANCE
 from tests.models.encoders import write_encoder
 
 UPDATES = 10

@@ -104,10 +104,7 @@ class Optimization:
         with torch.random.fork_rng(devices=devices):
             for master in self.masters.values():  # as those of earlier micro-batches are
                 master.grad = torch.zeros_like(master)
-            value, sums = loss(rows)
-            if self.expert_load:
-                value, _ = self.expert_load.add(value, sums, len(rows), len(rows))
-            self._backward(value)
+            self._backward(loss(rows)[0])
         self._drop_gradients()
 
     @property

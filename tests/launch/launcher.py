@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-IN_TURN = Path(__file__).with_name("in_turn.py")
+IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
 FULL = os.environ.get("ALIGN_FULL") == "1"
 TELL = """
 import json, os, sys
@@ -118,7 +118,7 @@ def launch_in_turn(
 @functools.cache
 def _fork_server() -> subprocess.Popen[str]:
     """The program that forks; it ends with this one, whose pipe it reads."""
-    program = [sys.executable, "-m", "tests.launch.fork_server"]
+    program = [sys.executable, "-m", "tests.launch.programs.fork_server"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(program, cwd=ROOT, env=_variables(), text=True, start_new_session=True, **pipes)
 

@@ -3,8 +3,8 @@
 import pytest
 from safetensors.torch import load_file
 
-from tests.launch import one_step
 from tests.launch.launcher import launch_in_turn
+from tests.launch.programs import one_step
 from tests.models.architectures import ARCHITECTURES, make_model
 from tests.models.encoders import CONFIGS, make_classifier
 

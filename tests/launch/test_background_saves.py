@@ -8,7 +8,7 @@ import pytest
 from align.training.checkpoint.files import fault_of
 from tests.launch.launcher import launch_in_turn
 
-SAVES = Path(__file__).with_name("background_saves.py")
+SAVES = Path(__file__).parent / "programs" / "background_saves.py"
 
 
 @pytest.mark.slow

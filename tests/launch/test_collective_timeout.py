@@ -10,7 +10,7 @@ import pytest
 from align.core.launch import EXIT_LOST
 from tests.launch.launcher import start_processes
 
-SCRIPT = Path(__file__).with_name("stopped_process.py")
+SCRIPT = Path(__file__).parent / "programs" / "stopped_process.py"
 TIMEOUT = 15
 REPORT, SLACK = 16, 60
 """Seconds that an error of an exchange waits for the watch to name a lost process, and what a busy machine may need."""

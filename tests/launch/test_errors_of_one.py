@@ -7,7 +7,7 @@ import pytest
 
 from tests.launch.launcher import launch_in_turn
 
-SCRIPT = Path(__file__).with_name("two_ends.py")
+SCRIPT = Path(__file__).parent / "programs" / "two_ends.py"
 
 
 @pytest.mark.slow

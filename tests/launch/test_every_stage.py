@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.launch.compared import compare
-from tests.launch.every_stage import CASES, SETTINGS, TOLERANCE
 from tests.launch.launcher import launch_in_turn
+from tests.launch.programs.every_stage import CASES, SETTINGS, TOLERANCE
 from tests.models.encoders import write_encoder
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("every_stage.py")
+SCRIPT = Path(__file__).parent / "programs" / "every_stage.py"
 UPDATES = 2
 OF_FOUR = (
     "streamed-sft/tiny-llama/0",

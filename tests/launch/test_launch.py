@@ -19,9 +19,9 @@ from tests.launch.compared import metrics
 from tests.launch.launcher import FULL, launch_in_turn
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("three_stages.py")
-SAME_START = Path(__file__).with_name("same_start.py")
-WHO = Path(__file__).with_name("who.py")
+SCRIPT = Path(__file__).parent / "programs" / "three_stages.py"
+SAME_START = Path(__file__).parent / "programs" / "same_start.py"
+WHO = Path(__file__).parent / "programs" / "who.py"
 MODELS = ("tiny-llama", "tiny-t5")
 NO_ZERO, ZERO_1, ZERO_2 = (pytest.param(stage, marks=pytest.mark.full) for stage in (0, 1, 2))
 SAME_STARTS = (0, 3)

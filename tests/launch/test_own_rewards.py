@@ -7,7 +7,7 @@ import pytest
 
 from tests.launch.launcher import launch_in_turn
 
-SCRIPT = Path(__file__).with_name("own_rewards.py")
+SCRIPT = Path(__file__).parent / "programs" / "own_rewards.py"
 
 
 @pytest.mark.slow

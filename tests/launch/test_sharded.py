@@ -15,11 +15,11 @@ from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.sampling.generation import row_uniforms, sample
 from tests.launch.launcher import launch_in_turn
-from tests.launch.uneven_sampling import COUNTS, ENDS, PROMPTS, SEED, sampling
+from tests.launch.programs.uneven_sampling import COUNTS, ENDS, PROMPTS, SEED, sampling
 
 ROOT = Path(__file__).parents[2]
-ROLES = Path(__file__).with_name("sharded_roles.py")
-UNEVEN = Path(__file__).with_name("uneven_sampling.py")
+ROLES = Path(__file__).parent / "programs" / "sharded_roles.py"
+UNEVEN = Path(__file__).parent / "programs" / "uneven_sampling.py"
 MODELS = ("tiny-llama", "tiny-t5", *(("tiny-gpt2",) if os.environ.get("ALIGN_FULL") == "1" else ()))
 PLAIN = {"ALIGN_FULL": "0"}
 """Without the exchange that DeepSpeed compiles on its first use: it changes nothing here."""

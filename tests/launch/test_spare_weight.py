@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from align.training.checkpoint.files import write_checksums
 from align.training.checkpoint.state import WHOLE, StoredState
 from tests.launch.launcher import launch_in_turn
-from tests.launch.spare_weight import train
+from tests.launch.programs.spare_weight import train
 
-SCRIPT = Path(__file__).with_name("spare_weight.py")
+SCRIPT = Path(__file__).parent / "programs" / "spare_weight.py"
 DECAYED = (1 - 0.1 * 0.5) ** 4
 """Of a weight that begins at 1: four steps at a rate of 0.1 and a decay of 0.5, which nothing else moves."""
 

@@ -8,7 +8,7 @@ import pytest
 from tests.launch.launcher import launch_in_turn
 from tests.launch.test_launch import metrics
 
-SCRIPT = Path(__file__).with_name("stale_disk.py")
+SCRIPT = Path(__file__).parent / "programs" / "stale_disk.py"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from align.core.signals import EXIT_STOPPED, GRACE_SECONDS
 from tests.launch.launcher import free_port, start_processes
 
 ROOT = Path(__file__).parents[2]
-ONE_SIGNAL, DEAF = (Path(__file__).with_name(name) for name in ("one_signal.py", "deaf.py"))
+ONE_SIGNAL, DEAF = (Path(__file__).parent / "programs" / name for name in ("one_signal.py", "deaf.py"))
 WORDS = (
     "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --epochs 500 --batch_size 6"
 )

@@ -19,7 +19,7 @@ from align.runtime.sequence import share_rows
 from align.sft import SFTConfig
 from align.training.run import Run
 from align.training.start import make_optimization
-from tests.launch.in_turn import avoid_compiling
+from tests.launch.programs.in_turn import avoid_compiling
 
 avoid_compiling()
 folder, timeout = Path(sys.argv[1]), float(sys.argv[2])

@@ -16,7 +16,7 @@ from align.sft import SFTConfig
 from align.training import checkpoint
 from align.training.run import Run
 from align.training.start import make_optimization
-from tests.launch.in_turn import avoid_compiling
+from tests.launch.programs.in_turn import avoid_compiling
 
 avoid_compiling()
 folder = Path(sys.argv[1])
