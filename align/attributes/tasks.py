@@ -14,7 +14,7 @@ from align.attributes.model import AttributeModel, Head, head_losses, in_label_u
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
 from align.core.statistics import correlation
-from align.models.backbone import flops_profile, require_classifier
+from align.models.backbone import require_classifier
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
@@ -22,36 +22,23 @@ from align.reward.loss import Pairs, pairs_of, ranking_loss
 from align.reward.rankings import group_flops, group_sizes, reward_rankings
 from align.rules.judgments import JudgedResponse, ScoredJudgment, rule_metrics
 from align.runtime.distributed import run_on_main
-from align.training.optimization import Optimization, Sums
-from align.training.run import Run
+from align.training.loop import ExampleTask
+from align.training.optimization import Sums
 
 
-class AttributeTask(ABC):
-    """The common part of both forms' tasks, which add the loss and the model: see `align.training.loop.Task`.
+class AttributeTask(ExampleTask, ABC):
+    """The common part of both forms' tasks, which add the loss and the model.
 
     Args:
-        examples: to learn from.
-        held_out: rated responses to evaluate on.
         heads: the attributes.
     """
 
-    evaluate_before_training = False
+    config: AttributeConfig
 
-    def __init__(
-        self,
-        run: Run,
-        config: AttributeConfig,
-        loaded: LoadedModel,
-        optimization: Optimization,
-        examples: list[Any],
-        held_out: list[Any],
-        heads: list[Head],
-    ) -> None:
-        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
-        self.examples, self.held_out, self.heads = examples, held_out, heads
-        self.lengths = self.sizes(loaded, examples)
-        self.shape = flops_profile(loaded.backbone, loaded.adapter)
-        self.folder = run.folder / "model"
+    def __init__(self, *arguments: Any, heads: list[Head]) -> None:
+        super().__init__(*arguments)
+        self.heads = heads
+        self.lengths = self.sizes(self.loaded, self.examples)
 
     @staticmethod
     @abstractmethod
@@ -94,8 +81,7 @@ class AttributeTask(ABC):
 
         def write() -> None:
             data = ", ".join(name for name in (self.config.train_data, self.config.rankings) if name)
-            card = {"title": "Attribute model", "stage": "attributes", "data": data}
-            card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+            card = self.card("Attribute model", metrics, data=data)
             self.write_model(weights_of(self.loaded.backbone, state, "backbone.model."), state, card)
 
         run_on_main(write, self.run.accelerator)
@@ -123,8 +109,8 @@ class HeadTask(AttributeTask):
 
     adapter, writes = REWARD_ADAPTER, False
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, heads: list[Head]) -> None:
+        super().__init__(*arguments, heads=heads)
         self.binary = torch.tensor([head.kind == "binary" for head in self.heads])
         self.ranking = next((number for number, head in enumerate(self.heads) if head.kind == "ranking"), None)
 

@@ -28,16 +28,8 @@ class AttributeTrainer(EpochTrainer):
         rows = [{"prompt": "Hi", "response": "Hello!", "attributes": {"sensible": 1, "unsafe": 0, "rating": 6}}]
         folder = AttributeTrainer("smollm2-135m", rows, AttributeConfig(output_dir="runs/attributes")).train()
 
-    Args:
-        model: a name or folder, a transformers model, or a `LoadedModel` whose adapter, if any, is called `reward`.
-        train_data: attribute judgments: a source, or several as a `Mixture` or names separated by commas.
-        config: all other settings; its `model`, `train_data`, `rankings` and `validation_data` are not read.
-        validation_data: held-out judgments, by which the best model is chosen; empty: a share of `train_data`.
-        rankings: rankings for a head called `preference`, as sources of their own.
-        tokenizer: of a transformers model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
+    Arguments are those of `EpochTrainer`;
+    without `validation_data`, a share of `train_data` is held out; `rankings` train a head called `preference`.
     """
 
     def __init__(
@@ -77,15 +69,11 @@ class AttributeTrainer(EpochTrainer):
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
         self.run.say(f"attributes: {len(mixed.examples)} examples, {len(validation)} held out; {config.form}: {listed}")
         optimization = self.make_optimization(module, mixed)
-        self.task = form(self.run, config, loaded, optimization, mixed.examples, validation, heads)
+        self.task = form(self.run, config, loaded, optimization, mixed.examples, validation, heads=heads)
 
 
 def run_attribute_model(config: AttributeConfig) -> Path:
-    """Train `config.model` on the judgments in `config.train_data`; returns the folder of the best model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
-    """
+    """Train `config.model` on the judgments in `config.train_data`; returns the folder of the best model."""
     if not config.train_data and not config.rankings:
         raise UserError("train_data is '', but must be given: attribute judgments to learn from")
     data = (config.validation_data, config.rankings)

@@ -1,10 +1,9 @@
-"""Making a student, and what it and its teacher predict."""
+"""The student: how it is made, and the responses that it learns from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
@@ -62,24 +61,17 @@ def parameter_count(backbone: Backbone) -> int:
     return sum(weight.numel() for weight in backbone.model.parameters())
 
 
-@torch.no_grad()
-def predictions_of(teacher: Predictor, prompt: Padded, response: Padded, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The predictions of a teacher, without a gradient; see `Predictor.forward`."""
-    logits, hidden = teacher(prompt, response, mask)
-    return logits, hidden
-
-
 class WrittenBatches:
-    """The batches of prompts of each update, with the responses that are written for them.
+    """The examples of each update, some with new responses of the student or the teacher.
 
     Args:
         epochs: which prompts each update has.
-        examples: prompts with their responses, which are empty if all responses are written in training.
+        examples: prompts with their responses, which are empty if all are written in training.
 
     Attributes:
         current: the examples of the update, by their rows.
-        by_student: rows of the update whose response the student wrote.
-        written: rows of the update whose response the student or the teacher wrote.
+        by_student: rows whose response the student wrote.
+        written: rows whose response the student or the teacher wrote.
     """
 
     def __init__(
@@ -121,7 +113,7 @@ class WrittenBatches:
         return rows
 
     def _write(self, writer: LoadedModel, rows: list[int], update: int, number: int) -> dict[int, EncodedDemonstration]:
-        """A new response to each prompt; the noise depends on the update and the place in it alone."""
+        """A new response to each prompt; the noise depends only on the update and the place in it."""
         if not rows:
             return {}
         prompts = [self.examples[row].prompt for row in rows]
@@ -140,9 +132,9 @@ class WrittenBatches:
         }
 
     def state(self) -> dict[str, Any]:
-        """That of the prompts' order: the update and the weights decide what is written."""
+        """The state of the prompts' order; the responses follow from the update and the weights."""
         return self.epochs.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that the prompts are those of a checkpoint. Raises: UserError if they are others."""
+        """Check that the prompts are those of a checkpoint. Raises: UserError."""
         self.epochs.load_state(state)

@@ -6,6 +6,7 @@ Launch it by `accelerate launch align/distill/train.py --config configs/distill/
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from align.core.launch import run_stage
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.distill.config import DistillConfig
 from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.distill.students import Predictor, WrittenBatches, make_student, parameter_count, predictions_of
+from align.distill.students import Predictor, WrittenBatches, make_student, parameter_count
 from align.models.backbone import flops_profile
 from align.models.checkpoint import require_savable, save_model, weights_of
 from align.models.loading import LoadedModel
@@ -27,9 +28,8 @@ from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
-from align.training.loop import EpochTrainer, with_data_names
-from align.training.optimization import Optimization, Sums
-from align.training.run import Run
+from align.training.loop import EpochTrainer, ExampleTask, with_data_names
+from align.training.optimization import Sums
 from align.training.start import Model
 
 
@@ -39,15 +39,7 @@ class DistillTrainer(EpochTrainer):
         config = DistillConfig(output_dir="runs/student", max_response_tokens=64)
         folder = DistillTrainer("runs/ppo/model", [{"prompt": "Hi", "completion": "Hello!"}], config).train()
 
-    Args:
-        teacher: a name or folder, a transformers model, or a `LoadedModel` without an adapter.
-        train_data: demonstrations or prompts: a file, folder or hub name, or records in memory; several are a `Mixture`.
-        config: all other settings; its `model`, `train_data` and `validation_data` are not read.
-        validation_data: held-out demonstrations, by which the best student is chosen.
-        tokenizer: of a transformers model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong, and under DeepSpeed.
+    Arguments are those of `EpochTrainer`; the teacher has no adapter. DeepSpeed is refused.
     """
 
     task: "DistillTask"
@@ -78,7 +70,8 @@ class DistillTrainer(EpochTrainer):
         responses = WrittenBatches(config, self.epochs, mixed.examples, *models)
         responses.current |= {row: longest(config, example) for row, example in enumerate(mixed.examples)}
         self.batches = responses
-        self.task = DistillTask(self.run, config, self.teacher, self.loaded, optimization, responses, held_out)
+        parts = (self.run, config, self.loaded, optimization, responses.current, held_out)
+        self.task = DistillTask(*parts, teacher=self.teacher, responses=responses)
 
     def _report(self, examples: int, held_out: int) -> None:
         small, large = parameter_count(self.loaded.backbone) / 1e6, parameter_count(self.teacher.backbone) / 1e6
@@ -89,11 +82,7 @@ class DistillTrainer(EpochTrainer):
 
 
 def run_distill(config: DistillConfig) -> Path:
-    """Distill `config.model` into a student on `config.train_data`; returns the folder of the best student.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
-    """
+    """Distill `config.model` into a student on `config.train_data`; returns the folder of the best student."""
     return DistillTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
@@ -113,30 +102,21 @@ def longest(config: DistillConfig, example: EncodedDemonstration) -> EncodedDemo
     return EncodedDemonstration(example.prompt, [0] * length, [True] * length)
 
 
-class DistillTask:
-    """Examples, loss and evaluation of distillation, as `align.training.loop.train` asks for them."""
+class DistillTask(ExampleTask):
+    """Loss and evaluation of distillation; `loaded` is the student."""
 
+    config: DistillConfig
     evaluate_before_training = True
 
-    def __init__(
-        self,
-        run: Run,
-        config: DistillConfig,
-        teacher: LoadedModel,
-        student: LoadedModel,
-        optimization: Optimization,
-        responses: WrittenBatches,
-        held_out: list[EncodedDemonstration],
-    ) -> None:
-        self.run, self.config, self.teacher, self.student = run, config, teacher, student
-        self.optimization, self.responses, self.held_out = optimization, responses, held_out
+    def __init__(self, *arguments: Any, teacher: LoadedModel, responses: WrittenBatches) -> None:
+        super().__init__(*arguments)
+        self.teacher, self.responses = teacher, responses
         self.predictor = Predictor(teacher.backbone)
-        self.teacher_shape, self.student_shape = (flops_profile(each.backbone, None) for each in (teacher, student))
-        self.lengths = ExampleLengths(responses.current)
-        self.folder = run.folder / "model"
+        self.teacher_shape = flops_profile(teacher.backbone, None)
+        self.lengths = ExampleLengths(self.examples)
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        examples, by_student = self.responses.current, self.responses.by_student
+        examples, by_student = self.examples, self.responses.by_student
         tokens = sum(sum(examples[row].loss_mask) for row in rows)
         learned = sum(sum(examples[row].loss_mask) for row in rows if row not in by_student)
 
@@ -157,14 +137,15 @@ class DistillTask:
         """A micro-batch's share of the loss over `counts` tokens, and sums over its own tokens.
 
         Args:
-            in_data: for each example whether the language-model loss counts it: a student's own samples teach it nothing.
+            in_data: whether the language-model loss counts each example; it leaves out a student's own samples.
         """
         device, config = self.run.accelerator.device, self.config
         prompt = Padded.from_lists([example.prompt for example in batch]).to(device)
         response = Padded.from_lists([example.response for example in batch]).to(device)
         mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in batch]).ids.to(device) > 0
         is_from_data = torch.tensor(in_data, device=device)[:, None].expand_as(mask)[mask]
-        teacher_logits, teacher_states = predictions_of(self.predictor, prompt, response, mask)
+        with torch.no_grad():
+            teacher_logits, teacher_states = self.predictor(prompt, response, mask)
         logits, states = self.optimization.module(prompt, response, mask)
         ce = soft_cross_entropy(logits, teacher_logits, config.temperature)
         nll = -log_probs_of(logits, response.ids[mask])[is_from_data]
@@ -181,17 +162,17 @@ class DistillTask:
         return distillation_loss(ce, nll, distances, counts, weights), sums
 
     def _flops(self, row: int) -> float:
-        """FLOPs of an example: of writing it, of the teacher that reads it and of the student that learns from it."""
-        example, responses = self.responses.current[row], self.responses
+        """FLOPs of sampling an example, of the teacher's pass and of the student's update."""
+        example, responses = self.examples[row], self.responses
         lengths = len(example.prompt), [len(example.response)], sum(example.loss_mask)
-        total = training_flops(self.student_shape, *lengths) + forward_flops(self.teacher_shape, *lengths)
+        total = training_flops(self.shape, *lengths) + forward_flops(self.teacher_shape, *lengths)
         if row in responses.written:
-            total += sampling_flops(self.student_shape if row in responses.by_student else self.teacher_shape, *lengths[:2])
+            total += sampling_flops(self.shape if row in responses.by_student else self.teacher_shape, *lengths[:2])
         return total
 
     def metrics(self, sums: dict[str, float]) -> dict[str, float]:
         found = loss_parts(sums) | {"loss": sums["loss"], "tokens/learned": sums["tokens"], "tokens/read": sums["read"]}
-        rows = len(self.responses.current)
+        rows = len(self.examples)
         return found | {
             "written/student": len(self.responses.by_student) / rows,
             "written": len(self.responses.written) / rows,
@@ -217,19 +198,14 @@ class DistillTask:
         return {f"validation/{name}": value for name, value in parts.items()}
 
     def save(self, metrics: dict[str, float]) -> None:
-        state = weights_of(self.student.backbone, self.optimization.model_state(), "backbone.model.")
-        card = {
-            "title": "Distilled model",
-            "stage": "distill",
-            "teacher": self.run.config.model,
-            "data": self.config.train_data,
-            "parameters": f"{parameter_count(self.student.backbone):,} of {parameter_count(self.teacher.backbone):,}",
-        }
-        card |= {name: f"{value:.4g}" for name, value in metrics.items()}
-        run_on_main(lambda: save_model(self.folder, self.student, state, card), self.run.accelerator)
+        state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
+        sizes = [parameter_count(each.backbone) for each in (self.loaded, self.teacher)]
+        made = {"teacher": self.run.config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
+        card = self.card("Distilled model", metrics, **made)
+        run_on_main(lambda: save_model(self.folder, self.loaded, state, card), self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text, examples = self.teacher.tokenization.text, self.responses.current
+        text, examples = self.teacher.tokenization.text, self.examples
         return [{"prompt": text(examples[row].prompt), "response": text(examples[row].response)} for row in rows]
 
 

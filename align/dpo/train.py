@@ -7,22 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_rankings
-from align.batches.micro_batches import map_rows
 from align.batches.mixtures import TrainingData, encode_mixture
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.core.settings import MixtureConfig, option, require_setting
 from align.dpo.loss import dpo_losses, ipo_losses
-from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
-from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel
 from align.reward.loss import Pairs, pairs_of
 from align.reward.rankings import (
@@ -32,14 +29,14 @@ from align.reward.rankings import (
     group_sizes,
     pack_rankings,
     ranking_metrics,
+    score_rankings,
 )
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock, forward_flops, training_flops
 from align.tokenization.encoded import EncodedRanking
 from align.training.epochs import EpochConfig
-from align.training.loop import EpochTrainer, with_data_names
-from align.training.optimization import Optimization, Sums
-from align.training.run import Run
+from align.training.loop import EpochTrainer, ExampleTask, with_data_names
+from align.training.optimization import Sums
 from align.training.start import Model
 
 
@@ -81,16 +78,7 @@ class DPOTrainer(EpochTrainer):
     The reference is the policy before its first update. Its log-probs never change, so they are computed once,
     by the policy itself, and no copy of the model is kept.
 
-    Args:
-        policy: a name or folder, a transformers model, or a `LoadedModel`.
-        train_data: rankings or pairs: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`);
-            several are a `Mixture`, or names separated by commas.
-        config: all other settings; its `model`, `train_data` and `validation_data` are not read.
-        validation_data: held-out rankings, by which the best policy is chosen.
-        tokenizer: of a transformers model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
+    Arguments are those of `EpochTrainer`.
     """
 
     task: "DPOTask"
@@ -121,33 +109,18 @@ class DPOTrainer(EpochTrainer):
 
 
 def run_dpo(config: DPOConfig) -> Path:
-    """Train `config.model` on the rankings in `config.train_data`; returns the folder of the best policy.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
-    """
+    """Train `config.model` on the rankings in `config.train_data`; returns the folder of the best policy."""
     return DPOTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
-class DPOTask:
-    """Examples, loss and evaluation of DPO, as `align.training.loop.train` asks for them."""
+class DPOTask(ExampleTask):
+    """Loss and evaluation of DPO. Before training the policy is its own reference, so evaluating it shows nothing."""
 
-    evaluate_before_training = False  # the policy is its own reference then: every loss is that of a coin toss
+    config: DPOConfig
 
-    def __init__(
-        self,
-        run: Run,
-        config: DPOConfig,
-        loaded: LoadedModel,
-        optimization: Optimization,
-        rankings: list[EncodedRanking],
-        held_out: list[EncodedRanking],
-    ) -> None:
-        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
-        self.rankings, self.held_out = rankings, held_out
-        self.lengths = group_sizes(loaded.backbone, rankings)
-        self.shape = flops_profile(loaded.backbone, loaded.adapter)
-        self.folder = run.folder / "model"
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.lengths = group_sizes(self.loaded.backbone, self.examples)
         self.scored: list[ScoredRanking] = []
         self.reference: list[list[float]] = []
         self.held_out_reference: list[list[float]] = []
@@ -156,11 +129,11 @@ class DPOTask:
         """Compute the reference's log-probs of all responses: those under the current weights."""
         self.run.say("dpo: reading all responses with the start, which is the reference")
         clock = Clock()
-        self.reference = self._log_probs_of_all(self.rankings)
+        self.reference = self._log_probs_of_all(self.examples)
         self.held_out_reference = self._log_probs_of_all(self.held_out)
         clock.lap("reference")
         if self.run.checkpoint is None:
-            read = [*self.rankings, *self.held_out]
+            read = [*self.examples, *self.held_out]
             tokens = float(sum(group_sizes(self.loaded.backbone, read)))
             flops = sum(self._flops(item, forward_flops) for item in read)
             speed = self.run.speed(tokens, flops, sum(clock.seconds.values()))
@@ -172,32 +145,24 @@ class DPOTask:
         log_probs: Tensor = self.optimization.module(prompt, response, None, 1.0, prompt_index)
         return log_probs.sum(dim=1)
 
-    @torch.no_grad()
     def _log_probs_of_all(self, rankings: Sequence[EncodedRanking]) -> list[list[float]]:
         """Log-probs of each ranking's responses, on every process."""
-
-        def read_rows(rows: list[int]) -> list[list[float]]:
-            part = [rankings[row] for row in rows]
-            found = iter(self._log_probs(part).tolist())
-            return [[next(found) for _ in item.responses] for item in part]
-
-        if not rankings:
-            return []
-        sizes = group_sizes(self.loaded.backbone, rankings)
-        return map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, read_rows)
+        parts = (self.loaded.backbone, self.config.micro_batch_tokens, self.run.accelerator)
+        return score_rankings(self._log_probs, rankings, *parts) if rankings else []
 
     def _pair_losses(self, log_ratios: Tensor, rankings: Sequence[EncodedRanking], pairs: Pairs) -> Tensor:
         """The loss of each pair [P], from log-ratios [R]."""
         if self.config.loss == "ipo":
             lengths = [len(response) for item in rankings for response in item.responses]
             log_ratios = log_ratios / torch.tensor(lengths, device=log_ratios.device)
-            return ipo_losses(log_ratios[pairs.better] - log_ratios[pairs.worse], self.config.beta)
         difference = log_ratios[pairs.better] - log_ratios[pairs.worse]
+        if self.config.loss == "ipo":
+            return ipo_losses(difference, self.config.beta)
         return dpo_losses(difference, self.config.beta, self.config.label_smoothing)
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
-            rankings = [self.rankings[row] for row in part]
+            rankings = [self.examples[row] for row in part]
             log_probs = self._log_probs(rankings)
             reference = [value for row in part for value in self.reference[row]]
             log_ratios = log_probs - torch.tensor(reference, device=log_probs.device)
@@ -254,16 +219,15 @@ class DPOTask:
 
     def save(self, metrics: dict[str, float]) -> None:
         state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
-        card = {"title": "Policy trained by DPO", "stage": "dpo", "data": self.config.train_data}
 
         def write() -> None:
             write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
-            save_model(self.folder, self.loaded, state, card | {name: f"{value:.4g}" for name, value in metrics.items()})
+            save_model(self.folder, self.loaded, state, self.card("Policy trained by DPO", metrics))
 
         run_on_main(write, self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])
+        return describe_rankings(self.loaded.tokenization, [self.examples[row] for row in rows])
 
 
 def pairs_on(device: torch.device, rankings: Sequence[EncodedRanking]) -> Pairs:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
+from align.batches.micro_batches import map_rows
 from align.core.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
@@ -13,6 +16,8 @@ from align.reward.loss import Pairs, compare_by_preference, compare_by_rank, pai
 from align.runtime.flops import FlopsProfile, training_flops
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedRanking, SharedPrompt
+
+Ranked = TypeVar("Ranked", bound=SharedPrompt)
 
 RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
 """Prompts [N], responses [R] and the prompt of each response [R] (None: one each) to rewards [R]."""
@@ -41,6 +46,29 @@ def group_flops(
         return flops(shape, len(ranking.prompt), lengths, sum(predicted))
     counts = predicted or [0] * len(lengths)
     return sum(flops(shape, len(ranking.prompt), [length], count) for length, count in zip(lengths, counts, strict=True))
+
+
+@torch.no_grad()
+def score_rankings(
+    read: Callable[[Sequence[Ranked]], Tensor],
+    rankings: Sequence[Ranked],
+    backbone: Backbone,
+    budget: int,
+    accelerator: Accelerator,
+) -> list[list[float]]:
+    """A number for each response of each ranking, on every process.
+
+    Args:
+        read: computes the numbers [R] of the responses of a part of the rankings.
+        budget: padded tokens that are read at once.
+    """
+
+    def score_rows(rows: list[int]) -> list[list[float]]:
+        part = [rankings[row] for row in rows]
+        found = iter(read(part).tolist())
+        return [[next(found) for _ in item.responses] for item in part]
+
+    return map_rows(group_sizes(backbone, rankings), budget, accelerator, score_rows)
 
 
 def describe_rankings(tokenization: Tokenization, rankings: Sequence[EncodedRanking]) -> list[dict[str, object]]:

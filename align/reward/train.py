@@ -6,20 +6,18 @@ Launch it by `accelerate launch align/reward/train.py --config configs/reward/x.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
-from align.batches.micro_batches import map_rows
 from align.batches.mixtures import TrainingData, encode_mixture
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.data.records import Demonstration
-from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
@@ -35,28 +33,19 @@ from align.reward.rankings import (
     pack_rankings,
     ranking_metrics,
     reward_rankings,
+    score_rankings,
 )
 from align.runtime.distributed import run_on_main
 from align.tokenization import encode_demonstration
-from align.tokenization.encoded import EncodedRanking, SharedPrompt
+from align.tokenization.encoded import EncodedRanking
 from align.training.epochs import EpochConfig
-from align.training.loop import EpochTrainer, with_data_names
-from align.training.optimization import Optimization, Sums
-from align.training.run import Run
+from align.training.loop import EpochTrainer, ExampleTask, with_data_names
+from align.training.optimization import Sums
 from align.training.start import Model, share_sequences
-
-Ranked = TypeVar("Ranked", bound=SharedPrompt)
 
 
 class HeadTrainer(EpochTrainer):
-    """Base of a trainer whose model reads a prompt with all of its responses, and a number after each response.
-
-    Args:
-        config: the stage's settings; the other arguments are those of `EpochTrainer`.
-
-    Raises:
-        UserError: if the model cannot be loaded, or has no hidden states that a head could read.
-    """
+    """Base of the trainers of models with a scalar head, which are saved as classifiers."""
 
     def __init__(
         self, config: EpochConfig, stage: str, model: Model, tokenizer: PreTrainedTokenizerBase | None = None
@@ -72,17 +61,7 @@ class RewardTrainer(HeadTrainer):
         trainer = RewardTrainer("smollm2-135m", rankings, RewardConfig(output_dir="runs/reward"))
         folder = trainer.train()
 
-    Args:
-        model: a name or folder, a transformers model, or a `LoadedModel` whose adapter, if any, is called `reward`.
-        train_data: rankings or pairs: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`);
-            several are a `Mixture`, or names separated by commas.
-        config: all other settings; its `model`, `train_data`, `validation_data` and `demonstrations` are not read.
-        validation_data: held-out rankings, by which the best model is chosen.
-        demonstrations: demonstrations whose mean reward is moved to 0.
-        tokenizer: of a transformers model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
+    Arguments are those of `EpochTrainer`; `demonstrations` are those whose mean reward becomes 0.
     """
 
     def __init__(
@@ -110,15 +89,12 @@ class RewardTrainer(HeadTrainer):
         head = initial_head(name, self.loaded.backbone)
         module = build_module(config, self.loaded, head)
         optimization = self.make_optimization(module, mixed, (len(ranking.responses) for ranking in mixed.examples))
-        self.task = RewardTask(self.run, config, self.loaded, optimization, mixed.examples, held_out, demonstrated)
+        parts = (self.run, config, self.loaded, optimization, mixed.examples, held_out)
+        self.task = RewardTask(*parts, demonstrated=demonstrated)
 
 
 def run_reward(config: RewardConfig) -> Path:
-    """Train `config.model` on the rankings in `config.train_data`; returns the folder of the best model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
-    """
+    """Train `config.model` on the rankings in `config.train_data`; returns the folder of the best model."""
     data = (config.validation_data, config.demonstrations)
     return RewardTrainer(config.model, config.train_data, config, *data).train()
 
@@ -155,36 +131,25 @@ def encode_demonstrated(config: RewardConfig, loaded: LoadedModel, data: Data) -
     return encode_records(data, Demonstration, loaded, limits, config.skip_bad_rows, encode_one)
 
 
-class RewardTask:
-    """Examples, loss and evaluation of the reward model, as `align.training.loop.train` asks for them."""
+class RewardTask(ExampleTask):
+    """Loss and evaluation of the reward model."""
 
-    evaluate_before_training = False
+    config: RewardConfig
 
-    def __init__(
-        self,
-        run: Run,
-        config: RewardConfig,
-        loaded: LoadedModel,
-        optimization: Optimization,
-        rankings: list[EncodedRanking],
-        held_out: list[EncodedRanking],
-        demonstrated: list[EncodedRanking],
-    ) -> None:
-        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
-        self.rankings, self.held_out, self.demonstrated = rankings, held_out, demonstrated
-        self.lengths = group_sizes(loaded.backbone, rankings)
-        self.shape = flops_profile(loaded.backbone, loaded.adapter)
-        self.folder = run.folder / "model"
+    def __init__(self, *arguments: Any, demonstrated: Sequence[EncodedRanking] = ()) -> None:
+        super().__init__(*arguments)
+        self.demonstrated = demonstrated
+        self.lengths = group_sizes(self.loaded.backbone, self.examples)
         self.scored: list[ScoredRanking] = []
-        self.with_ties = config.ties == "davidson"
-        self.outcomes = partial(davidson, tie_probability=config.tie_probability) if self.with_ties else bradley_terry
+        self.with_ties, tie_probability = self.config.ties == "davidson", self.config.tie_probability
+        self.outcomes = partial(davidson, tie_probability=tie_probability) if self.with_ties else bradley_terry
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         lm_weight = self.config.lm_loss_weight
-        best_tokens = sum(sum(predicted_tokens(self.rankings[row])) for row in rows)
+        best_tokens = sum(sum(predicted_tokens(self.examples[row])) for row in rows)
 
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
-            rankings = [self.rankings[row] for row in part]
+            rankings = [self.examples[row] for row in part]
             rewards, lm_loss = self._read(rankings)
             columns = label_pairs(rankings, self.config.soft_targets, self.with_ties)
             pairs = Pairs(*(column.to(rewards.device) for column in columns))
@@ -194,8 +159,9 @@ class RewardTask:
                 loss = loss + self.config.centering_weight * centering_loss(rewards, pairs)
             is_right = (rewards[pairs.better] > rewards[pairs.worse]).float()
             is_right[pairs.tie == 1.0] = 0.5  # there is no right order
-            sums |= {"accuracy": (pairs.weight * is_right).sum() / len(rows), "reward_sum": rewards.sum()}
             sums |= {
+                "accuracy": (pairs.weight * is_right).sum() / len(rows),
+                "reward_sum": rewards.sum(),
                 "responses": torch.full_like(loss, len(rewards)),
                 "read": torch.full_like(loss, sum(group_sizes(self.loaded.backbone, rankings))),
                 "flops": torch.tensor(sum(map(self._flops, rankings)), dtype=torch.float64, device=loss.device),
@@ -233,17 +199,11 @@ class RewardTask:
             "tokens/read": sums["read"],
         }
 
-    @torch.no_grad()
     def _rewards(self, rankings: Sequence[EncodedRanking]) -> list[list[float]]:
         """Rewards of each ranking's responses, on every process."""
-
-        def score_rows(rows: list[int]) -> list[list[float]]:
-            part = [rankings[row] for row in rows]
-            rewards = iter(reward_rankings(self.optimization.module, part, self.run.accelerator.device).tolist())
-            return [[next(rewards) for _ in item.responses] for item in part]
-
-        sizes = group_sizes(self.loaded.backbone, rankings)
-        return map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, score_rows)
+        accelerator = self.run.accelerator
+        read = partial(reward_rankings, self.optimization.module, device=accelerator.device)
+        return score_rankings(read, rankings, self.loaded.backbone, self.config.micro_batch_tokens, accelerator)
 
     def evaluate(self) -> dict[str, float]:
         if not self.held_out:
@@ -263,8 +223,7 @@ class RewardTask:
 
         def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
-            card = {"title": "Reward model", "stage": "reward", "data": self.config.train_data, "mean": f"{mean:.4g}"}
-            card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+            card = self.card("Reward model", metrics, mean=f"{mean:.4g}")
             write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
             facts = {"mean": mean, "mean_over": len(self.demonstrated)}
             save_reward_model(self.folder, self.loaded, weights, state["head.linear.weight"], facts, card)
@@ -272,7 +231,7 @@ class RewardTask:
         run_on_main(write, self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        return describe_rankings(self.loaded.tokenization, [self.rankings[row] for row in rows])
+        return describe_rankings(self.loaded.tokenization, [self.examples[row] for row in rows])
 
 
 if __name__ == "__main__":

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
 from accelerate import Accelerator
+from torch import Tensor
 
-from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.files import resolve_path
 from align.core.settings import ModelConfig, option, require_setting
 from align.data.records import Conversation
 from align.models.loading import LoadedModel, load
 from align.models.roles import LanguageModel
-from align.reward.rankings import group_sizes, pack_rankings
+from align.reward.rankings import pack_rankings, score_rankings
 from align.runtime.distributed import compute_dtype, run_on_main
 from align.runtime.endpoint import EndpointConfig, chat_address, chat_completion
 from align.runtime.sharding import place_frozen_model
@@ -247,14 +246,12 @@ class LocalJudge:
         for row in rows:
             backbone.require_fit(len(row.prompt), max(map(len, row.responses)), "a rubric's question")
 
-        @torch.no_grad()
-        def score_rows(batch: list[int]) -> list[list[float]]:
-            part = [rows[number] for number in batch]
+        def read(part: Sequence[PromptResponses]) -> Tensor:
             prompts, letters, index = pack_rankings(part, self.accelerator.device)
-            sums = iter(self.module(prompts, letters, None, 1.0, index).double().sum(1).tolist())
-            return [[next(sums) for _ in row.responses] for row in part]
+            log_probs: Tensor = self.module(prompts, letters, None, 1.0, index)
+            return log_probs.double().sum(1)
 
-        return map_rows(group_sizes(backbone, rows), self.budget, self.accelerator, score_rows)
+        return score_rankings(read, rows, backbone, self.budget, self.accelerator)
 
     def _encode(self, question: RubricQuestion) -> PromptResponses:
         tokenization = self.loaded.tokenization

@@ -4,9 +4,10 @@ Launch it by `accelerate launch align/rules/train.py --config configs/rule-model
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +15,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data
-from align.batches.micro_batches import map_rows
 from align.batches.mixtures import MixedExamples
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.data.rules import read_rules
-from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
-from align.models.loading import LoadedModel
 from align.models.roles import RewardModel, freeze_unused_lm_head
 from align.reward.checkpoint import RULE, initial_head, save_reward_model
-from align.reward.rankings import group_flops, group_sizes, reward_rankings
+from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings
 from align.reward.train import HeadTrainer
 from align.rules.judgments import (
     ScoredJudgment,
@@ -39,9 +37,8 @@ from align.rules.judgments import (
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import EncodedJudgments
 from align.training.epochs import JudgmentConfig
-from align.training.loop import with_data_names
-from align.training.optimization import Optimization, Sums
-from align.training.run import Run
+from align.training.loop import ExampleTask, with_data_names
+from align.training.optimization import Sums
 from align.training.start import Model
 
 
@@ -74,9 +71,8 @@ def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Sum over judged rules of the cross-entropy -t log p - (1 - t) log(1 - p), with p = sigmoid(logit).
 
     Args:
-        logits: [R] of the rule being violated.
-        targets: [R] the share of labelers who saw it violated, 0 to 1. Where they disagree the loss is
-            smallest at that share.
+        logits: [R] of a violation.
+        targets: [R] share of labelers who saw one.
     """
     return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
@@ -88,15 +84,7 @@ class RuleTrainer(HeadTrainer):
         trainer = RuleTrainer("smollm2-135m", judgments, RuleConfig(output_dir="runs/rules"))
         folder = trainer.train()
 
-    Args:
-        model: a name or folder, a transformers model, or a `LoadedModel` whose adapter, if any, is called `reward`.
-        train_data: rule judgments: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`).
-        config: all other settings; its `model`, `train_data` and `validation_data` are not read.
-        validation_data: held-out judgments, by which the best model is chosen; empty: a share of `train_data`.
-        tokenizer: of a transformers model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
+    Arguments are those of `EpochTrainer`; without `validation_data`, a share of `train_data` is held out.
     """
 
     def __init__(
@@ -126,15 +114,12 @@ class RuleTrainer(HeadTrainer):
         mixed = MixedExamples(encoded[0], [counts[0]], [1.0])
         optimization = self.make_optimization(module, mixed, (len(example.responses) for example in mixed.examples))
         texts = {rule: rules[rule] for rule in trained}
-        self.task = RuleTask(self.run, config, loaded, optimization, encoded, texts)
+        parts = (self.run, config, loaded, optimization, *encoded[:2])
+        self.task = RuleTask(*parts, unseen=encoded[2], rules=texts)
 
 
 def run_rule_model(config: RuleConfig) -> Path:
-    """Train `config.model` on the judgments in `config.train_data`; returns the folder of the best model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
-    """
+    """Train `config.model` on the judgments in `config.train_data`; returns the folder of the best model."""
     return RuleTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
@@ -161,38 +146,27 @@ def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rule
     return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])
 
 
-class RuleTask:
-    """Examples, loss and evaluation of a rule model, as `align.training.loop.train` asks for them.
+class RuleTask(ExampleTask):
+    """Loss and evaluation of a rule model.
 
     Args:
-        encoded: judged responses to learn from, of held-out conversations, and under held-out rules.
+        unseen: responses judged by held-out rules.
         rules: texts of the rules that are trained on, by id; they are saved with the model.
     """
 
-    evaluate_before_training = False
+    config: RuleConfig
 
-    def __init__(
-        self,
-        run: Run,
-        config: RuleConfig,
-        loaded: LoadedModel,
-        optimization: Optimization,
-        encoded: Sequence[list[EncodedJudgments]],
-        rules: dict[str, str],
-    ) -> None:
-        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
-        self.judged, self.held_out, self.unseen = encoded
-        self.rules = rules
-        self.lengths = group_sizes(loaded.backbone, self.judged)
-        self.shape = flops_profile(loaded.backbone, loaded.adapter)
-        self.folder = run.folder / "model"
+    def __init__(self, *arguments: Any, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
+        super().__init__(*arguments)
+        self.unseen, self.rules = unseen, rules
+        self.lengths = group_sizes(self.loaded.backbone, self.examples)
         self.scored: list[ScoredJudgment] = []
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        count = sum(len(self.judged[row].targets) for row in rows)
+        count = sum(len(self.examples[row].targets) for row in rows)
 
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
-            judged, backbone = [self.judged[row] for row in part], self.loaded.backbone
+            judged, backbone = [self.examples[row] for row in part], self.loaded.backbone
             logits = reward_rankings(self.optimization.module, judged, self.run.accelerator.device)
             targets = torch.tensor([target for item in judged for target in item.targets], device=logits.device)
             loss = judgment_loss(logits, targets) / count
@@ -217,18 +191,14 @@ class RuleTask:
             "tokens/read": sums["read"],
         }
 
-    @torch.no_grad()
     def _score(self, judged: Sequence[EncodedJudgments]) -> list[ScoredJudgment]:
         """The model's probabilities for judged responses, on every process."""
+        accelerator = self.run.accelerator
 
-        def score_rows(rows: list[int]) -> list[list[float]]:
-            part = [judged[row] for row in rows]
-            logits = reward_rankings(self.optimization.module, part, self.run.accelerator.device)
-            predicted = iter(torch.sigmoid(logits.double()).tolist())
-            return [[next(predicted) for _ in item.targets] for item in part]
+        def read(part: Sequence[EncodedJudgments]) -> Tensor:
+            return torch.sigmoid(reward_rankings(self.optimization.module, part, accelerator.device).double())
 
-        sizes = group_sizes(self.loaded.backbone, judged)
-        predicted = map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, score_rows)
+        predicted = score_rankings(read, judged, self.loaded.backbone, self.config.micro_batch_tokens, accelerator)
         return [
             ScoredJudgment(*row)
             for item, probabilities in zip(judged, predicted, strict=True)
@@ -249,12 +219,9 @@ class RuleTask:
 
         def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
-            card = {"title": "Rule model", "stage": "rules", "data": self.config.train_data}
-            card |= {name: f"{value:.4g}" for name, value in metrics.items()}
-            rows = [{"rule": s.rule, "probability": s.probability, "target": s.target} for s in self.scored]
-            write_json(self.run.folder / "validation.json", rows)
+            write_json(self.run.folder / "validation.json", [asdict(item) for item in self.scored])
             facts = {"rules": self.rules, "mean": 0.0}
-            head = state["head.linear.weight"]
+            head, card = state["head.linear.weight"], self.card("Rule model", metrics)
             save_reward_model(self.folder, self.loaded, weights, head, facts, card, RULE)
 
         run_on_main(write, self.run.accelerator)
@@ -263,7 +230,7 @@ class RuleTask:
         text = self.loaded.tokenization.text
         return [
             {"read": text(item.prompt), "rules": item.rules, "targets": item.targets}
-            for item in (self.judged[row] for row in rows)
+            for item in (self.examples[row] for row in rows)
         ]
 
 

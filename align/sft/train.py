@@ -4,10 +4,11 @@ Launch it by `accelerate launch align/sft/train.py --config configs/sft/x.yaml`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -22,7 +23,6 @@ from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.settings import MixtureConfig, SequenceConfig, option, require_setting
 from align.core.tensor_ops import Padded
-from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel
@@ -31,9 +31,8 @@ from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.loss import demonstration_loss
 from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
 from align.training.epochs import EpochConfig
-from align.training.loop import EpochTrainer, with_data_names
-from align.training.optimization import Optimization, Sums
-from align.training.run import Run
+from align.training.loop import EpochTrainer, ExampleTask, with_data_names
+from align.training.optimization import Sums
 from align.training.start import Model, share_sequences
 
 
@@ -80,16 +79,7 @@ class SFTTrainer(EpochTrainer):
         trainer = SFTTrainer("smollm2-135m", [{"prompt": "Hi", "completion": "Hello!"}], config)
         folder = trainer.train()
 
-    Args:
-        model: a name or folder, a transformers model, or a `LoadedModel`.
-        train_data: demonstrations: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`); several
-            are a `Mixture`, or names separated by commas.
-        config: all other settings; its `model`, `train_data` and `validation_data` are not read.
-        validation_data: held-out demonstrations, by which the best model is chosen.
-        tokenizer: of a transformers model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
+    Arguments are those of `EpochTrainer`.
     """
 
     def __init__(
@@ -124,20 +114,12 @@ class SFTTrainer(EpochTrainer):
 
 
 def run_sft(config: SFTConfig) -> Path:
-    """Fine-tune `config.model` on `config.train_data`; returns the folder of the best model.
-
-    Raises:
-        UserError: for anything that the settings or the data have wrong.
-    """
+    """Fine-tune `config.model` on `config.train_data`; returns the folder of the best model."""
     return SFTTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
 def encode(config: SFTConfig, loaded: LoadedModel, data: Data) -> list[EncodedDemonstration]:
-    """Demonstrations as token ids.
-
-    Raises:
-        UserError: if a record exceeds the limits (see `overlong`) or what the model can read.
-    """
+    """Demonstrations as token ids. Raises: see `encode_demonstrations`."""
     _require_prompt_in_row(config, loaded)
     return encode_demonstrations(data, loaded, config.limits, config.skip_bad_rows)
 
@@ -181,25 +163,15 @@ def _require_prompt_in_row(config: SFTConfig, loaded: LoadedModel) -> None:
         )
 
 
-class SFTTask:
-    """Examples, loss and evaluation of supervised fine-tuning, as `align.training.loop.train` asks for them."""
+class SFTTask(ExampleTask):
+    """Loss and evaluation of supervised fine-tuning."""
 
+    config: SFTConfig
     evaluate_before_training = True
 
-    def __init__(
-        self,
-        run: Run,
-        config: SFTConfig,
-        loaded: LoadedModel,
-        optimization: Optimization,
-        examples: Sequence[EncodedDemonstration] | Mapping[int, EncodedDemonstration],
-        held_out: list[EncodedDemonstration],
-    ) -> None:
-        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
-        self.examples, self.held_out = examples, held_out
-        self.lengths = ExampleLengths(examples)
-        self.shape = flops_profile(loaded.backbone, loaded.adapter)
-        self.folder = run.folder / "model"
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.lengths = ExampleLengths(self.examples)
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         batch = [self.examples[row] for row in rows]
@@ -231,20 +203,12 @@ class SFTTask:
         device = self.run.accelerator.device
         cuts = [1 if with_prompt else len(example.prompt) for example in examples]
         tails = [example.prompt[cut:] for example, cut in zip(examples, cuts, strict=True)]
+        pairs = list(zip(examples, tails, strict=True))
         prompt = Padded.from_lists([example.prompt[:cut] for example, cut in zip(examples, cuts, strict=True)])
-        response = Padded.from_lists([tail + example.response for example, tail in zip(examples, tails, strict=True)])
-        is_prompt = (
-            Padded.from_lists(
-                [[1] * len(tail) + [0] * len(example.response) for example, tail in zip(examples, tails, strict=True)]
-            ).ids.to(device)
-            > 0
-        )
-        counts = (
-            Padded.from_lists(
-                [[0] * len(tail) + list(map(int, example.loss_mask)) for example, tail in zip(examples, tails, strict=True)]
-            ).ids.to(device)
-            > 0
-        )
+        response = Padded.from_lists([tail + example.response for example, tail in pairs])
+        of_prompt = [[1] * len(tail) + [0] * len(example.response) for example, tail in pairs]
+        counted = [[0] * len(tail) + list(map(int, example.loss_mask)) for example, tail in pairs]
+        is_prompt, counts = (Padded.from_lists(mask).ids.to(device) > 0 for mask in (of_prompt, counted))
         log_probs = self.optimization.module(prompt.to(device), response.to(device), counts | is_prompt)
         return log_probs, counts, is_prompt
 
@@ -266,8 +230,7 @@ class SFTTask:
 
     def save(self, metrics: dict[str, float]) -> None:
         state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
-        card = {"title": "Supervised fine-tuned model", "stage": "sft", "data": self.config.train_data}
-        card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+        card = self.card("Supervised fine-tuned model", metrics)
         run_on_main(lambda: save_model(self.folder, self.loaded, state, card), self.run.accelerator)
 
     def describe(self, rows: list[int]) -> list[dict[str, object]]:

@@ -1,10 +1,10 @@
 """The training loop of supervised fine-tuning, reward models and DPO: epochs over fixed examples, keeping the best model."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +15,7 @@ from align.batches.streams import examples_digest
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.settings import MixtureConfig, ModelConfig
+from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
@@ -175,13 +176,38 @@ class StageTask(Task, Protocol):
     folder: Path
 
 
+class ExampleTask:
+    """The common part of the stages' tasks: what is trained, on which examples, and where it is saved; see `Task`."""
+
+    evaluate_before_training = False
+
+    def __init__(
+        self, run: Run, config: Any, loaded: LoadedModel, optimization: Optimization, examples: Any, held_out: Any
+    ) -> None:
+        self.run, self.config, self.loaded, self.optimization = run, config, loaded, optimization
+        self.examples, self.held_out = examples, held_out
+        self.shape = flops_profile(loaded.backbone, loaded.adapter)
+        self.folder = run.folder / "model"
+
+    def card(self, title: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
+        """The facts of the model card."""
+        card = {"title": title, "stage": self.run.stage, "data": self.config.train_data} | more
+        return card | {name: f"{value:.4g}" for name, value in metrics.items()}
+
+
 class EpochTrainer:
     """Base of a stage's trainer, whose constructor calls this one, then `make_optimization`, then sets `task`.
 
-    Args:
-        config: the stage's settings.
-        stage: its name, as for `Run`.
-        model: what is trained; this and the other arguments as for `open_run`.
+    All trainers take:
+
+    - a model: a name or folder, a transformers model with its `tokenizer`, or a `LoadedModel`, whose adapter, if any, is
+      called `policy`, or `reward` for models that judge;
+    - `train_data`: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`); several are a
+      `Mixture`, or names separated by commas;
+    - `config`: all other settings. Its `model` and its names of data are not read;
+    - `validation_data`: held-out data, by which the best model is chosen.
+
+    They raise a UserError for mistakes in the settings or the data.
 
     Attributes:
         run: the stage's run.

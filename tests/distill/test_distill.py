@@ -73,7 +73,8 @@ def make_task(make_run):
         optimization = make_optimization(run, Predictor(student.backbone), 1)
         responses = WrittenBatches(run.config, Epochs(0, 64, [len(examples)]), examples, teacher, student, run.accelerator)
         responses.rows(1)
-        return DistillTask(run, run.config, teacher, student, optimization, responses, list(examples))
+        parts = (run, run.config, student, optimization, responses.current, list(examples))
+        return DistillTask(*parts, teacher=teacher, responses=responses)
 
     return make
 

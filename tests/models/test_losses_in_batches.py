@@ -64,7 +64,7 @@ def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_ran
     torch.manual_seed(2)
     model = build_module(run.config, loaded, ScalarHead(loaded.backbone.hidden_size, bias=False))
     optimization = make_optimization(run, model, 1)
-    task = RewardTask(run, run.config, loaded, optimization, rankings(hand_rollout), [], [])
+    task = RewardTask(run, run.config, loaded, optimization, rankings(hand_rollout), [])
     assert_invariant(optimization, task.lengths, task.loss)
 
 
@@ -76,7 +76,7 @@ def test_the_language_model_loss_beside_rewards_by_hand(tiny_name, load_sharp, m
         run = make_run(RewardConfig, "reward", lm_loss_weight=weight)
         torch.manual_seed(2)
         model = build_module(run.config, loaded, ScalarHead(loaded.backbone.hidden_size, bias=False))
-        task = RewardTask(run, run.config, loaded, make_optimization(run, model, 1), rankings(hand_rollout), [], [])
+        task = RewardTask(run, run.config, loaded, make_optimization(run, model, 1), rankings(hand_rollout), [])
         found[weight] = task.loss([0, 1])([0, 1])
     prompts, responses = [prompt.ids for prompt in hand_rollout.prompts], hand_rollout.responses
     best, total, count = [(prompts[0], responses[1]), (prompts[1], responses[1])], 0.0, 0

@@ -135,7 +135,7 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     rows = judgments(24, rules=("no-digits", "no-exclamation-marks"))
     config = settings(tmp_path / "rules", epochs=1, held_out_rules=["no-digits"], **more)
     trainer = RuleTrainer(model, rows, config)
-    assert {rule for item in trainer.task.judged for rule in item.rules} == {"no-exclamation-marks"}
+    assert {rule for item in trainer.task.examples for rule in item.rules} == {"no-exclamation-marks"}
     folder = trainer.train()
     metrics = last_metrics(folder)
     assert metrics["unseen/judgments"] == 48
