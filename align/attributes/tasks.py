@@ -148,7 +148,7 @@ class HeadTask(AttributeTask):
             losses = head_losses(outputs, self._targets(examples).to(device), self.binary.to(device))
             if self.ranking is not None:
                 ranks = [item.ranks or [1] * len(item.responses) for item in examples]
-                pairs = Pairs(*(column.to(device) for column in pairs_of(ranks, [0.0] * len(ranks))))
+                pairs = Pairs(*(column.to(device) for column in pairs_of(ranks)))
                 ranking = ranking_loss(outputs[:, self.ranking], pairs)
                 losses = losses + ranking * one_hot(torch.tensor(self.ranking, device=device), len(self.heads))
             means = losses / counts.to(device).clamp(min=1)
@@ -178,15 +178,3 @@ class HeadTask(AttributeTask):
 
     def write_model(self, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
         save_attribute_model(self.folder, self.loaded, weights, state, self.heads, card)
-
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text = self.loaded.tokenization.text
-        return [
-            {
-                "prompt": text(item.prompt),
-                "responses": [text(ids) for ids in item.responses],
-                "attributes": dict(item.attributes),
-                "ranks": item.ranks,
-            }
-            for item in (self.examples[row] for row in rows)
-        ]

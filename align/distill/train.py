@@ -204,10 +204,6 @@ class DistillTask(ExampleTask):
         card = self.card("Distilled model", metrics, **made)
         run_on_main(lambda: save_model(self.folder, self.loaded, state, card), self.run.accelerator)
 
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text, examples = self.teacher.tokenization.text, self.examples
-        return [{"prompt": text(examples[row].prompt), "response": text(examples[row].response)} for row in rows]
-
 
 def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
     """The three losses as means over their tokens, and KL(teacher || student), from sums over the global batch."""

@@ -4,7 +4,7 @@ Launch it by `accelerate launch align/dpo/train.py --config configs/dpo/x.yaml`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +24,12 @@ from align.models.roles import LanguageModel
 from align.reward.loss import Pairs, pairs_of
 from align.reward.rankings import (
     ScoredRanking,
-    describe_rankings,
     group_flops,
     group_sizes,
     pack_rankings,
     ranking_metrics,
     score_rankings,
+    with_rewards,
 )
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock, forward_flops, training_flops
@@ -202,15 +202,7 @@ class DPOTask(ExampleTask):
             [now - before for now, before in zip(*pair, strict=True)]
             for pair in zip(self._log_probs_of_all(self.held_out), self.held_out_reference, strict=True)
         ]
-        self.scored = [
-            ScoredRanking(
-                tuple(item.ranks),
-                tuple(self.config.beta * value for value in row),
-                tuple(map(len, item.responses)),
-                item.category,
-            )
-            for item, row in zip(self.held_out, log_ratios, strict=True)
-        ]
+        self.scored = with_rewards(self.held_out, [[self.config.beta * value for value in row] for row in log_ratios])
         pairs = pairs_on(torch.device("cpu"), self.held_out)
         flat = torch.tensor([value for row in log_ratios for value in row], dtype=torch.float64)
         loss = (pairs.weight.double() * self._pair_losses(flat, self.held_out, pairs)).sum() / len(self.held_out)
@@ -221,19 +213,15 @@ class DPOTask(ExampleTask):
         state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
 
         def write() -> None:
-            write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
+            write_json(self.run.folder / "validation.json", [asdict(item) for item in self.scored])
             save_model(self.folder, self.loaded, state, self.card("Policy trained by DPO", metrics))
 
         run_on_main(write, self.run.accelerator)
 
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        return describe_rankings(self.loaded.tokenization, [self.examples[row] for row in rows])
-
 
 def pairs_on(device: torch.device, rankings: Sequence[EncodedRanking]) -> Pairs:
-    """All untied pairs of some rankings; the margins that records may have are the reward model's alone."""
-    pairs = pairs_of([item.ranks for item in rankings], [0.0] * len(rankings))
-    return Pairs(*(column.to(device) for column in pairs))
+    """All untied pairs of some rankings; margins of records are only for the reward model."""
+    return Pairs(*(column.to(device) for column in pairs_of([item.ranks for item in rankings])))
 
 
 if __name__ == "__main__":

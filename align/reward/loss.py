@@ -10,16 +10,7 @@ from torch.nn.functional import logsigmoid
 
 
 class Comparison(NamedTuple):
-    """Two responses of a ranking, as labeled.
-
-    Attributes:
-        better: which response is better, or first of a tie.
-        worse: which one is worse.
-        distance: how many ranks apart they are.
-        margin: by how much the better one ought to win.
-        win: probability that the better one is better.
-        tie: probability that they are tied; what is left of 1 is that the worse one is better.
-    """
+    """Two responses of a ranking, as labeled; see `Pairs`."""
 
     better: int
     worse: int
@@ -30,12 +21,17 @@ class Comparison(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """All pairs of responses of a batch of rankings that a loss is taken on.
+    """All pairs of responses of a batch of rankings that a loss is taken on, each [P].
 
-    `better[p]` and `worse[p]` are response indices; `weight[p]` is 1 over the number of pairs in p's ranking, so that
-    a ranking counts as one however many responses it has (InstructGPT, equation 1); `distance[p]` is how many ranks
-    apart they are; `ranking[p]` is the ranking p belongs to; `margin[p]` is by how much the better one ought to win;
-    `win[p]` and `tie[p]` are the probabilities that it does and that both are equally good: 1 and 0 where labels are sure.
+    Attributes:
+        better: index of the better response, or of the first of a tie.
+        worse: index of the worse one.
+        weight: 1 over the number of pairs in the ranking: every ranking counts as one (InstructGPT, equation 1).
+        distance: how many ranks apart they are.
+        ranking: index of the ranking.
+        margin: difference of rewards that is asked for.
+        win: probability that the better one is better; 1 if labels are sure.
+        tie: probability that both are equally good; the rest of 1 is that the worse one is better.
     """
 
     better: Tensor
@@ -63,7 +59,7 @@ def compare_by_preference(
     """All pairs of a ranking, by the probabilities [K, K] that response i is better than response j.
 
     Args:
-        ranks: [K], for `distance`, which is negative where the ranks say otherwise than the probabilities.
+        ranks: [K], for `distance`, which is negative where ranks and probabilities disagree.
         with_ties: False: a tie's probability is shared equally by both orders.
     """
     found = []
@@ -100,13 +96,14 @@ def stack_pairs(rankings: Sequence[Sequence[Comparison]], sizes: Sequence[int]) 
     )
 
 
-def pairs_of(ranks: Sequence[Sequence[int]], margins: Sequence[float]) -> Pairs:
+def pairs_of(ranks: Sequence[Sequence[int]], margins: Sequence[float] | None = None) -> Pairs:
     """The pairs of several rankings whose labels are sure and whose ties give no pair.
 
     Args:
         ranks: N lists of K ranks, 1 is best.
-        margins: [N], 0 for none.
+        margins: [N].
     """
+    margins = [0.0] * len(ranks) if margins is None else margins
     rankings = [
         [pair._replace(margin=margin) for pair in compare_by_rank(row)] for row, margin in zip(ranks, margins, strict=True)
     ]

@@ -14,7 +14,6 @@ from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.reward.loss import Pairs, compare_by_preference, compare_by_rank, pairs_of, ranking_loss, stack_pairs
 from align.runtime.flops import FlopsProfile, training_flops
-from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedRanking, SharedPrompt
 
 Ranked = TypeVar("Ranked", bound=SharedPrompt)
@@ -71,15 +70,6 @@ def score_rankings(
     return map_rows(group_sizes(backbone, rankings), budget, accelerator, score_rows)
 
 
-def describe_rankings(tokenization: Tokenization, rankings: Sequence[EncodedRanking]) -> list[dict[str, object]]:
-    """Rankings as texts, for the file of a batch that led to a NaN."""
-    text = tokenization.text
-    return [
-        {"prompt": text(item.prompt), "responses": [text(ids) for ids in item.responses], "ranks": item.ranks}
-        for item in rankings
-    ]
-
-
 def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tuple[Padded, Padded, Tensor]:
     """Rankings as `Backbone.hidden` takes them: prompts, the responses of all rankings in order, and `prompt_index`."""
     prompts = Padded.from_lists([item.prompt for item in rankings]).to(device)
@@ -112,29 +102,27 @@ def label_pairs(rankings: Sequence[EncodedRanking], soft_targets: bool, with_tie
 
 @dataclass(frozen=True)
 class ScoredRanking:
-    """A ranking with the model's rewards.
-
-    Attributes:
-        ranks: [K], 1 is best.
-        rewards: [K].
-        lengths: [K] response tokens.
-        category: what the ranking is about, if the data says so.
-    """
+    """A ranking with the model's rewards: a row of validation.json."""
 
     ranks: tuple[int, ...]
     rewards: tuple[float, ...]
     lengths: tuple[int, ...]
+    """Response tokens."""
     category: str | None = None
 
-    def row(self) -> dict[str, object]:
-        """As a row of validation.json."""
-        return {"ranks": self.ranks, "rewards": self.rewards, "lengths": self.lengths, "category": self.category}
+
+def with_rewards(rankings: Sequence[EncodedRanking], rewards: Sequence[Sequence[float]]) -> list[ScoredRanking]:
+    """Rankings with the rewards of their responses."""
+    return [
+        ScoredRanking(tuple(item.ranks), tuple(found), tuple(map(len, item.responses)), item.category)
+        for item, found in zip(rankings, rewards, strict=True)
+    ]
 
 
 def pairs_and_differences(rankings: Sequence[ScoredRanking]) -> tuple[Pairs, Tensor]:
     """All pairs that labelers ranked differently, and the reward of each better response minus that of the worse one [P]."""
     rewards = torch.tensor([reward for item in rankings for reward in item.rewards], dtype=torch.float64)
-    pairs = pairs_of([list(item.ranks) for item in rankings], [0.0] * len(rankings))
+    pairs = pairs_of([item.ranks for item in rankings])
     return pairs, rewards[pairs.better] - rewards[pairs.worse]
 
 

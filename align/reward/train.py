@@ -4,6 +4,7 @@ Launch it by `accelerate launch align/reward/train.py --config configs/reward/x.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from align.reward.config import RewardConfig
 from align.reward.loss import Pairs, bradley_terry, centering_loss, davidson, ranking_loss
 from align.reward.rankings import (
     ScoredRanking,
-    describe_rankings,
     group_flops,
     group_sizes,
     label_pairs,
@@ -34,6 +34,7 @@ from align.reward.rankings import (
     ranking_metrics,
     reward_rankings,
     score_rankings,
+    with_rewards,
 )
 from align.runtime.distributed import run_on_main
 from align.tokenization import encode_demonstration
@@ -208,10 +209,7 @@ class RewardTask(ExampleTask):
     def evaluate(self) -> dict[str, float]:
         if not self.held_out:
             return {}
-        self.scored = [
-            ScoredRanking(tuple(item.ranks), tuple(rewards), tuple(map(len, item.responses)), item.category)
-            for item, rewards in zip(self.held_out, self._rewards(self.held_out), strict=True)
-        ]
+        self.scored = with_rewards(self.held_out, self._rewards(self.held_out))
         return {f"validation/{name}": value for name, value in ranking_metrics(self.scored).items()}
 
     def save(self, metrics: dict[str, float]) -> None:
@@ -224,14 +222,11 @@ class RewardTask(ExampleTask):
         def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")
             card = self.card("Reward model", metrics, mean=f"{mean:.4g}")
-            write_json(self.run.folder / "validation.json", [item.row() for item in self.scored])
+            write_json(self.run.folder / "validation.json", [asdict(item) for item in self.scored])
             facts = {"mean": mean, "mean_over": len(self.demonstrated)}
             save_reward_model(self.folder, self.loaded, weights, state["head.linear.weight"], facts, card)
 
         run_on_main(write, self.run.accelerator)
-
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        return describe_rankings(self.loaded.tokenization, [self.examples[row] for row in rows])
 
 
 if __name__ == "__main__":

@@ -226,13 +226,6 @@ class RuleTask(ExampleTask):
 
         run_on_main(write, self.run.accelerator)
 
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text = self.loaded.tokenization.text
-        return [
-            {"read": text(item.prompt), "rules": item.rules, "targets": item.targets}
-            for item in (self.examples[row] for row in rows)
-        ]
-
 
 if __name__ == "__main__":
     run_stage(RuleConfig, run_rule_model)

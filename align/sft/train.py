@@ -233,10 +233,6 @@ class SFTTask(ExampleTask):
         card = self.card("Supervised fine-tuned model", metrics)
         run_on_main(lambda: save_model(self.folder, self.loaded, state, card), self.run.accelerator)
 
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text = self.loaded.tokenization.text
-        return [{"prompt": text(self.examples[row].prompt), "response": text(self.examples[row].response)} for row in rows]
-
 
 if __name__ == "__main__":
     run_stage(SFTConfig, run_sft)

@@ -176,6 +176,9 @@ class StageTask(Task, Protocol):
     folder: Path
 
 
+LABELS = ("ranks", "rules", "targets", "attributes")
+
+
 class ExampleTask:
     """The common part of the stages' tasks: what is trained, on which examples, and where it is saved; see `Task`."""
 
@@ -188,6 +191,16 @@ class ExampleTask:
         self.examples, self.held_out = examples, held_out
         self.shape = flops_profile(loaded.backbone, loaded.adapter)
         self.folder = run.folder / "model"
+
+    def describe(self, rows: list[int]) -> list[dict[str, object]]:
+        """The examples of a batch as texts with their labels, for finding the cause of a NaN."""
+        text, found = self.loaded.tokenization.text, []
+        for example in (self.examples[row] for row in rows):
+            several = hasattr(example, "responses")
+            answer = {"responses": list(map(text, example.responses))} if several else {"response": text(example.response)}
+            labels = {name: getattr(example, name) for name in LABELS if hasattr(example, name)}
+            found.append({"prompt": text(example.prompt), **answer, **labels})
+        return found
 
     def card(self, title: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
         """The facts of the model card."""

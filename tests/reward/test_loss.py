@@ -72,7 +72,7 @@ def test_a_ranking_of_ties_alone_has_no_pair_and_no_loss():
 @QUICK
 @given(RANKS)
 def test_every_ranking_with_a_pair_weighs_one(ranks):
-    pairs = pairs_of(ranks, [0.0] * len(ranks))
+    pairs = pairs_of(ranks)
     for number, row in enumerate(ranks):
         weight = pairs.weight[pairs.ranking == number].sum().item()
         assert weight == pytest.approx(1.0 if len(set(row)) > 1 else 0.0, abs=1e-6)
@@ -149,13 +149,13 @@ def test_far_apart_rewards_neither_overflow_nor_lose_their_gradient():
 def test_order_of_responses_and_batching_of_rankings_do_not_matter(ranks, seed, shuffler):
     rng = torch.Generator().manual_seed(seed)
     rewards = [torch.randn(len(row), generator=rng, dtype=torch.float64) for row in ranks]
-    whole = ranking_loss(torch.cat(rewards), pairs_of(ranks, [0.0] * len(ranks))).item()
+    whole = ranking_loss(torch.cat(rewards), pairs_of(ranks)).item()
     alone = 0.0
     for row, values in zip(ranks, rewards, strict=True):
         order = shuffler.sample(range(len(row)), len(row))
         alone += ranking_loss(values[order], pairs_of([[row[i] for i in order]], [0.0])).item()
     assert whole == pytest.approx(alone, abs=1e-6)
-    shifted = ranking_loss(torch.cat(rewards) + 7.0, pairs_of(ranks, [0.0] * len(ranks))).item()
+    shifted = ranking_loss(torch.cat(rewards) + 7.0, pairs_of(ranks)).item()
     assert shifted == pytest.approx(whole, abs=1e-6), "only differences count"
 
 

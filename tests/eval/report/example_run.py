@@ -1,6 +1,7 @@
 """A run folder with numbers that the tests of the report can compute with, and a parser of the page."""
 
 import json
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def make_runs(folder: Path) -> Path:
         folder / "reward/metrics.jsonl", [{"update": 1, "ranking_loss": 0.7, "accuracy": 0.5, "validation/loss": 0.6}]
     )
     (folder / "reward/config.yaml").write_text("centering_weight: 0.0\n")
-    (folder / "reward/validation.json").write_text(json.dumps([ranking.row() for ranking in RANKINGS[:2]]))
+    (folder / "reward/validation.json").write_text(json.dumps([asdict(ranking) for ranking in RANKINGS[:2]]))
 
     ppo = [{"update": n, "reward/mean": 0.5 + n, "kl/k1": 1.0 * n, "entropy": 4.0 / (n + 1)} for n in range(4)]
     for row in ppo:
