@@ -24,17 +24,12 @@ Item = TypeVar("Item")
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """NCCL's default is 10 minutes, gloo's 30: an exchange may have to wait while one process writes a checkpoint."""
-
-
 _timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 
 
 @cache
 def bfloat16_is_fast() -> bool:
-    """Whether this machine multiplies bfloat16 in hardware.
-
-    A T4 and a V100 only emulate it, many times slower than they compute in float32.
-    """
+    """Whether this machine multiplies bfloat16 in hardware; a T4 and a V100 emulate it, slower than float32."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
@@ -56,10 +51,7 @@ def compute_dtype(name: str) -> torch.dtype:
 
 
 def computes_on_cpu() -> bool:
-    """Whether to compute on the CPU: on a machine without a GPU, and on one with Apple's.
-
-    torch's backend for Apple's GPUs (MPS) has no float64, in which losses and probabilities are summed up here.
-    """
+    """Whether to compute on the CPU: without a GPU, and with Apple's, which has no float64 for sums."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return device is None or device.type == "mps" or torch.backends.mps.is_available()
 
@@ -70,10 +62,8 @@ def make_accelerator(
     """The accelerator of a run: device, processes, and DeepSpeed if the launcher asked for it.
 
     Args:
-        dtype: what the model computes in.
         max_grad_norm: for DeepSpeed's engine.
-        collective_timeout: seconds after which an exchange between processes ends the run instead of hanging, in the groups
-            of an earlier run in this process too.
+        collective_timeout: seconds after which an exchange between processes ends the run instead of hanging.
         kwargs: of `accelerate.Accelerator`.
 
     Raises:
@@ -121,13 +111,9 @@ def make_accelerator(
 
 
 def limit_collectives(timeout: timedelta | None = None) -> None:
-    """Give every process group of this process the same timeout.
+    """Give every process group of this process the same timeout; None: that of the last call.
 
-    A library makes groups with torch's default: DeepSpeed exchanges gradients in a clone of the world group. Call this after
-    each step that may have made a group.
-
-    Args:
-        timeout: None: that of the last call, which is the run's.
+    Call it after each step that may have made a group: libraries make them with torch's default timeout.
     """
     global _timeout
     _timeout = timeout or _timeout
@@ -156,7 +142,7 @@ def zero_stage(accelerator: Accelerator) -> int:
 def gather_rows(
     rows: Sequence[Item], accelerator: Accelerator, group: torch.distributed.ProcessGroup | None = None
 ) -> list[Item]:
-    """The rows of all processes, in the order of ranks, on every process. Rows are plain Python objects.
+    """The rows (plain Python objects) of all processes, in the order of ranks, on every process.
 
     Args:
         group: of all processes, for a thread that exchanges rows while the main thread works; None: the run's group.
@@ -175,12 +161,9 @@ def exchange_rows(
 ) -> list[Tensor]:
     """The tensors [C, L] of all rows, in their order, on every process and on the CPU; L differs from row to row.
 
-    They travel as numbers in one buffer, not as pickled objects.
-
     Args:
         rows: this process's, by their number; each number is on one process alone.
         count: of rows on all processes.
-        dtype: of all rows; a process without any cannot tell.
     """
     if accelerator.num_processes == 1 or not count:
         return [rows[number].cpu() for number in range(count)]
@@ -200,10 +183,10 @@ def exchange_rows(
 
 
 def share_of_process(items: Sequence[Item], accelerator: Accelerator, together: int = 1) -> list[Item]:
-    """The items that this process works on: every n-th of n processes, so that sorted work is spread evenly.
+    """The items that this process works on: every n-th of n, which spreads sorted work evenly.
 
     Args:
-        together: processes next to each other that work on the same items, as one.
+        together: adjacent processes that work on the same items, as one.
     """
     return list(items[accelerator.process_index // together :: accelerator.num_processes // together])
 
@@ -211,14 +194,7 @@ def share_of_process(items: Sequence[Item], accelerator: Accelerator, together: 
 def map_across_processes(
     items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator, together: int = 1
 ) -> list[Any]:
-    """Call `work` on each process's share of the items: every n-th of n processes, so that sorted work is spread evenly.
-
-    Args:
-        together: processes next to each other that work on the same items, as one; all get the same results.
-
-    Returns:
-        The results of all items, in their order, on every process.
-    """
+    """Call `work` on each process's share of the items (`share_of_process`); return all results in order everywhere."""
     results: list[Any] = [None] * len(items)
     numbers = share_of_process(range(len(items)), accelerator, together)
     own_results = work([items[number] for number in numbers]) if numbers or accelerator.num_processes > 1 else []
@@ -249,15 +225,7 @@ def run_on_all(
 ) -> list[Item]:
     """Call `work`, which exchanges nothing, on every process; return all results in the order of ranks.
 
-    An error of one process ends `work` everywhere: no other process waits for it in a later exchange.
-
-    Args:
-        group: as for `gather_rows`.
-
-    Raises:
-        Exception: on a process whose `work` raises it.
-        UserError: on the others, if the first process that fails raises a UserError.
-        OtherProcessError: on the others, if it raises any other exception.
+    An error of one process is raised on all, as by `run_on_main`: none waits for it in a later exchange.
     """
     if accelerator.num_processes == 1:
         return [work()]
@@ -325,22 +293,17 @@ except ImportError:  # Windows, where DeepSpeed compiles nothing
 
 
 class OperatorLock:
-    """In the place of torch's `FileBaton`: one process compiles at a time, and a dead one holds nothing.
+    """Replaces torch's `FileBaton`: one process compiles DeepSpeed's operators at a time, and a dead one holds no lock.
 
-    To torch, an operator is being compiled as long as a file is there. A process that is killed leaves the file, and every
-    later run on the machine waits for its removal, without a word and without an end. This lock is the kernel's, on a file
-    of its own; whoever has waited for it compiles what is still missing.
-
-    Args:
-        path: torch's file; a record lock, as that of `align.training.run_folder`, is taken on another one beside it.
-        options: torch's, how to wait.
+    torch waits as long as a file exists, which a killed process leaves behind: every later run would hang. This lock is the
+    kernel's, on another file beside torch's `path`; the process that waited compiles what is still missing.
     """
 
     def __init__(self, path: str, **options: float | None) -> None:
         self.path, self.descriptor = f"{path}.align", -1
 
     def try_acquire(self) -> bool:
-        """Wait for the lock; returns True, for the caller to compile."""
+        """Wait for the lock; return True, which lets the caller compile."""
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
@@ -352,10 +315,7 @@ class OperatorLock:
 
 
 def prepare_compiling() -> None:
-    """From now on, torch compiles in this process under an `OperatorLock`, and finds the ninja of its environment.
-
-    Without the latter, a program that is started by its path, in an environment that is not activated, has none.
-    """
+    """Let torch compile under an `OperatorLock`, and find the ninja of an environment that is not activated."""
     programs = os.path.dirname(sys.executable)
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])

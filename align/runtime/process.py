@@ -1,7 +1,7 @@
-"""How a process keeps the memory of its tensors on a CPU under Linux.
+"""This process on a CPU: how it keeps freed memory, how its threads wait, and how much memory it holds.
 
-Training on a CPU allocates and frees the same buffers of some 100 MB again and again. By default each is returned to the
-kernel and comes back as empty 4 KiB pages, which takes a fifth of the time of a PPO update of SmolLM2-135M.
+Training on a CPU frees and allocates the same buffers of some 100 MB again and again. Returning each to the kernel takes a
+fifth of the time of a PPO update of SmolLM2-135M.
 """
 
 import ctypes
@@ -31,11 +31,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Make the C library return each freed buffer of 128 KiB and more to the kernel at once, as it does by default.
-
-    A model that is read layer by layer needs one layer at a time, but freed layers that are kept lie in as many places as
-    there are threads and sizes: with a model of 427 MB in four parts, a process kept 1.5 GB of them.
-    """
+    """Make the C library return each freed buffer of 128 KiB and more to the kernel, for models read layer by layer."""
     with suppress(OSError, AttributeError):
         library = _glibc()
         library.mallopt(M_MMAP_MAX, DEFAULT_MMAP_MAX)
@@ -60,10 +56,8 @@ def _glibc() -> ctypes.CDLL:
 
 
 SPIN_COUNT = 10_000
-"""Rounds that a thread waits awake for the others before it sleeps. GNU's OpenMP takes 300,000 (libgomp's manual,
-GOMP_SPINCOUNT), so that one busy program beside a run takes a core whose thread all others wait for, awake: an update of the
-demo's reward model on two cores took 14 to 35 seconds instead of 3.2. With 10,000 it takes 9, and 3.2 alone; with 1,000 5,
-and 4.4 alone."""
+"""Rounds that a thread waits awake for the others before it sleeps. With GNU OpenMP's 300,000 (GOMP_SPINCOUNT) one busy
+program beside a run slows an update of the demo's reward model on two cores from 3.2 to over 14 seconds; with this, to 9."""
 
 
 def share_cores() -> None:

@@ -1,7 +1,7 @@
-"""Weights that no process holds whole: from a file straight into ZeRO-3's shards.
+"""Weights under ZeRO-3: loaded from a file straight into shards, and gathered again to be read.
 
-Under ZeRO-3 each process keeps one part of every flattened weight. A weight that is sharded has an empty tensor where its
-numbers were; `whole_shape` still tells its shape. `align.runtime.sharding` brings the numbers back to be read.
+Each process keeps one part of every flattened weight. A sharded weight has an empty tensor where its numbers were;
+`whole_shape` still returns its shape. `align.runtime.sharding` brings the numbers back to be read.
 """
 
 import math
@@ -44,10 +44,7 @@ def whole_bytes(weight: Tensor) -> int:
 
 
 def frozen_config(accelerator: Accelerator, dtype: torch.dtype) -> dict[str, Any]:
-    """DeepSpeed's config for weights that no optimizer steps: the launcher's, without what belongs to an optimizer.
-
-    Until the trained module's engine is made, the launcher's config holds "auto" for values that depend on the optimizer.
-    """
+    """DeepSpeed's config for frozen weights: the launcher's without the optimizer's values, some still "auto"."""
     launched = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
     zero = {key: value for key, value in launched.items() if key != "offload_optimizer" and value != "auto"}
     return {
@@ -58,10 +55,7 @@ def frozen_config(accelerator: Accelerator, dtype: torch.dtype) -> dict[str, Any
 
 
 def place_frozen_model(module: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Put a model that is not trained on the device; under ZeRO-3 its weights are sharded like the trained ones.
-
-    It gets its own engine: `accelerator.prepare` keeps only the last of several models.
-    """
+    """Put a frozen model on the device; under ZeRO-3 in an own engine: `accelerator.prepare` keeps only the last model."""
     module = module.eval().requires_grad_(False)
     if zero_stage(accelerator) < 3:
         return module.to(accelerator.device)
@@ -76,11 +70,7 @@ def place_frozen_model(module: nn.Module, accelerator: Accelerator) -> nn.Module
 
 
 def gather_chosen_parts_together(module: nn.Module) -> None:
-    """Let an engine of ZeRO-3 gather as one what calls some of its own parts only, by where tokens go: Switch's experts.
-
-    A part's weights are gathered where it is called, by all processes at once. Processes whose tokens go to other experts
-    would wait for each other for ever.
-    """
+    """Let ZeRO-3 gather lists of experts as one: processes whose tokens go to different experts would wait for ever."""
     from deepspeed.utils import set_z3_leaf_module
 
     for part in module.modules():
@@ -94,10 +84,7 @@ def gather_chosen_parts_together(module: nn.Module) -> None:
 
 @contextmanager
 def sharded_loading(accelerator: Accelerator) -> Iterator[None]:
-    """Under ZeRO-3, models that are loaded inside have their weights sharded from the beginning; otherwise nothing changes.
-
-    All processes must load the same models in the same order.
-    """
+    """Under ZeRO-3, shard models while they load inside. All processes must load the same models in the same order."""
     if zero_stage(accelerator) < 3:
         yield
         return
@@ -116,13 +103,7 @@ def loading_accelerator() -> Accelerator | None:
 class Sharder:
     """Shards the weights of one model as a loader sets them, one at a time.
 
-    Each process copies its own part out of the file's memory map: nothing travels between processes, and those of one
-    machine share the pages that the system has read. (The alternative, one process that reads all and sends, reads the disk
-    at the speed of that process.)
-
-    Args:
-        accelerator: the processes.
-        dtype: of the weights.
+    Each process copies its own part out of the file's memory map: nothing travels between processes.
     """
 
     def __init__(self, accelerator: Accelerator, dtype: torch.dtype) -> None:
@@ -182,7 +163,7 @@ class Sharder:
 
 
 def own_part(weight: Tensor) -> Tensor:
-    """The numbers of a weight that this process keeps, flat and without padding; of one that is not sharded, all."""
+    """The numbers of a weight that this process keeps, flat and without padding; all if it is not sharded."""
     if not is_sharded(weight):
         return weight.detach().flatten()
     state: Any = weight
@@ -199,10 +180,10 @@ def smallest(number: int) -> int:
 
 @contextmanager
 def whole_weights(weights: Iterable[Tensor], changed: bool = False) -> Iterator[None]:
-    """Gather sharded weights on every process meanwhile; all processes must ask for the same.
+    """Gather sharded weights on every process inside; all processes must ask for the same.
 
     Args:
-        changed: whether they are changed inside; the values of the first process are then kept.
+        changed: whether they are changed inside; the first process's values are then kept.
     """
     sharded: list[Any] = [weight for weight in weights if is_sharded(weight)]
     if not sharded:
@@ -241,10 +222,7 @@ def _sent_together(weights: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _whole(weights: Sequence[Any]) -> list[Tensor]:
-    """The numbers of sharded weights from all processes; those of a weight by itself arrive where they stay.
-
-    `GatheredParameters` gathers all that it is given into one buffer and copies each weight out of it: as much memory again.
-    """
+    """The numbers of sharded weights from all processes, without the second copy that `GatheredParameters` makes."""
     parts = [weight.ds_tensor.to(weight.device) for weight in weights]
     own = torch.cat(parts) if len(parts) > 1 else parts[0]
     processes = torch.distributed.get_world_size()
@@ -260,15 +238,11 @@ NOTHING = 2**31
 
 
 class LayerGathering:
-    """Gathers a model's weights layer by layer while it reads, for processes that read different rows.
+    """Gathers a model's weights layer by layer, for processes that read different rows and numbers of tokens.
 
-    Before each layer the processes agree on the earliest that any of them waits for, and all of them help to gather it; one
-    that waits for another layer, or has ended, drops it again. So no process hangs, however many tokens the others still
-    sample, and those that are apart come together again at the layer that is furthest on.
-
-    Args:
-        model: a layer is a module in a `ModuleList`, or one outside of such lists that has no modules inside.
-        accelerator: the processes.
+    Before each layer the processes agree on the earliest one that any of them waits for, and all help to gather it. One that
+    waits for another layer, or has ended, drops it again: none hangs. DeepSpeed's own hooks expect the same passes in the
+    same order on every process. A layer is a module in a `ModuleList`, or a leaf module outside of such lists.
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator) -> None:
@@ -347,10 +321,7 @@ def readable(model: nn.Module) -> Iterator[None]:
 
 
 def sharded_copies(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Copies of sharded weights, sharded as they are; one at a time is whole for a moment.
-
-    Must be called inside `sharded_loading`, unless there are none.
-    """
+    """Sharded copies of sharded weights, made one at a time inside `sharded_loading`."""
     accelerator = loading_accelerator()
     if not weights:
         return []

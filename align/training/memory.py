@@ -33,23 +33,17 @@ ALWAYS_FITS_BYTES = 2**26
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one process holds whatever its batches are.
-
-    Attributes:
-        resident: weights, masters and optimizer state, by name.
-        gradients: all float32 gradients.
-    """
+    """Bytes that one process holds whatever its batches are: weights, masters and optimizer state by name, and gradients."""
 
     resident: dict[str, int]
     gradients: int
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self.resident.values()) + self.gradients
 
     def table(self, free: int) -> str:
-        """One line for people; `free`: bytes that this process can have on its device."""
+        """One line for people."""
         parts = self.resident | {"gradients": self.gradients}
         sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
         return f"memory, GiB per process: {self.total / GIB:.2f} before activations ({sizes}), {free / GIB:.2f} free"
@@ -64,7 +58,6 @@ class Sharding(NamedTuple):
 
     @classmethod
     def from_accelerator(cls, accelerator: Accelerator) -> "Sharding":
-        """The sharding that the launcher has set up."""
         plugin = accelerator.state.deepspeed_plugin
         if plugin is None:
             return cls()
@@ -158,14 +151,10 @@ class Memory:
             reset_process_peak()
 
     def check_before_load(self, config: ModelConfig, copies: int = 0) -> None:
-        """Refuse a model before it is loaded if its weights, gradients and optimizer state alone are too much.
+        """Raise a UserError before a model is loaded if its weights, gradients and optimizer state do not fit.
 
         Args:
-            config: a stage's settings.
             copies: frozen copies of the model that are kept in addition to it where all its weights are trained.
-
-        Raises:
-            UserError: if they do not fit.
         """
         source = load_config(base_of(str(resolve_model(config.model)))[0])
         try:
@@ -185,19 +174,15 @@ class Memory:
         more: Mapping[str, int] | None = None,
         in_checkpoints: int = 0,
     ) -> str:
-        """Count what a run with loaded models holds, before its optimizer is made.
+        """Count what a run with loaded models holds, before its optimizer is made. Raise a UserError if it does not fit.
 
         Args:
-            module: what is trained.
-            frozen: other models that are kept.
+            frozen: models that are kept beside the trained `module`.
             more: other bytes that are held all the time, by name.
             in_checkpoints: bytes of a checkpoint in addition to masters and the optimizer's state.
 
         Returns:
             The estimate as a line; "" for a model that fits anywhere.
-
-        Raises:
-            UserError: if the device has less memory.
         """
         weights = weights_bytes([module, *frozen])
         if weights < ALWAYS_FITS_BYTES:
@@ -213,18 +198,12 @@ class Memory:
         return estimate.table(self.free())
 
     def measure(self, config: ModelConfig, try_it: Callable[[], None], size: str, has_optimizer_state: bool) -> str:
-        """Run the largest micro-batch, and refuse the run if its peak does not fit.
+        """Run the largest micro-batch and return its peak as a line. Raise a UserError on all processes if one lacks memory.
 
         Args:
             try_it: one forward and backward pass.
             size: of the micro-batch, for people.
             has_optimizer_state: whether the optimizer's state is in memory already; otherwise it is added.
-
-        Returns:
-            The peak as a line.
-
-        Raises:
-            UserError: on every process, if the peak exceeds what one of them has.
         """
         assert self.estimate is not None
         to_come = {name: self.estimate.resident.get(name, 0) for name in ("optimizer", "checkpoint")}

@@ -46,14 +46,11 @@ class StopRequestedError(Exception):
 
 
 class _Results(NamedTuple):
-    """What runs have left in a folder."""
+    """What runs have left in a folder: a model, the size of metrics.jsonl, and the updates of checkpoints."""
 
     model: bool
-    """Whether there is a result."""
     metrics_bytes: int
-    """Size of metrics.jsonl."""
     checkpoints: tuple[int, ...]
-    """The updates after which there are checkpoints."""
 
 
 class Run:
@@ -113,8 +110,7 @@ class Run:
         torch.manual_seed(config.seed)
         self.started = time.monotonic()
 
-    def _find_results(self) -> "_Results":
-        """What runs have left in the folder."""
+    def _find_results(self) -> _Results:
         metrics_bytes = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
         return _Results((self.folder / "model").exists(), metrics_bytes, tuple(checkpoints_in(self.folder)))
 
@@ -180,7 +176,7 @@ class Run:
             self.accelerator.log(metrics, step=update)
 
     def trace(self, update: int, conversations: Sequence[tuple[list[dict[str, str]], dict[str, Any]]]) -> None:
-        """Send conversations, each with its figures, to Trackio, if the run logs to it; no other tracker shows any."""
+        """Send conversations with their figures to Trackio, if the run logs to it; no other tracker shows conversations."""
         self.open()
         if not self.is_main or "trackio" not in self.trackers:
             return
@@ -191,12 +187,7 @@ class Run:
             self.accelerator.get_tracker("trackio").log({"rollouts": traces}, step=update)
 
     def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
-        """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak.
-
-        Args:
-            tokens: over all processes, in `seconds`.
-            flops: over all processes, in `seconds`.
-        """
+        """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak."""
         accelerator = self.accelerator
         peak = peak_flops(accelerator.device, self.dtype, self.config.peak_flops) * accelerator.num_processes
         return {"speed/tokens": tokens / seconds, "speed/mfu": flops / seconds / peak}
@@ -216,7 +207,7 @@ class Run:
         """Count updates from `first` to `total` (both included), with a progress bar and the remaining time.
 
         Args:
-            save: writes a checkpoint of the update that has ended: as `save_every` says, and before a run is stopped.
+            save: writes a checkpoint of the update that has ended, every `save_every` updates and before a stop.
 
         Raises:
             Stopped: after an update, if a process was asked to stop.
@@ -257,11 +248,7 @@ class Run:
             # The update failed, which is why this ends: its error is told, also if a launcher ends the run meanwhile.
 
     def end_early(self, update: int, save: Callable[[int], None]) -> NoReturn:
-        """Save the last update that has ended, and end the run because a process was asked to stop.
-
-        Raises:
-            Stopped: always.
-        """
+        """Save the last update that has ended, and raise `Stopped` because a process was asked to stop."""
         with self.stop.saving():
             if update != self.saved:
                 save(update)
@@ -270,11 +257,7 @@ class Run:
         raise Stopped(f"stopped by {by} after update {update}; --resume auto goes on from there", everywhere=True)
 
     def leave_untouched_update(self) -> None:
-        """Between the parts of an update that change no weight: leave it if any process was asked to stop.
-
-        Raises:
-            StopRequestedError: on every process.
-        """
+        """Raise `StopRequestedError` on every process if one was asked to stop and the update has changed no weight."""
         if self.untouched and self._asked_to_stop():
             raise StopRequestedError
 
@@ -288,7 +271,7 @@ class Run:
         self.progress.update(self.task, note=text)
 
     def close(self) -> None:
-        """Finish checkpoint and trackers. The process group stays open: the process, which it belongs to, may run more."""
+        """Finish checkpoint and trackers. The process group stays open for later runs of this process."""
         self.background.finish()
         self.accelerator.wait_for_everyone()
         with self._naming_disk_errors(self.folder / self.stage):

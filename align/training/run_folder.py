@@ -1,7 +1,7 @@
-"""One run in one folder: a second process that would write there is refused, and a dead one holds nothing.
+"""The folder of a run: its lock, the settings that may change on resume, and its metrics file.
 
-The lock is the kernel's on a file, so it ends with its process however that ends. A record lock (`lockf`) rather than
-`flock`: it works over NFS, and a child process does not inherit it.
+The lock is the kernel's on a file and ends with its process. A record lock (`lockf`) works over NFS, and a child process
+does not inherit it.
 """
 
 import errno
@@ -34,11 +34,7 @@ _held: dict[Path, int] = {}
 
 
 def refuse_other_run(folder: Path) -> None:
-    """Refuse a folder that another process writes to; nothing is written.
-
-    Raises:
-        UserError: naming that process.
-    """
+    """Raise a UserError that names the other process that writes to the folder; write nothing."""
     if fcntl is None or folder.resolve() in _held or not (folder / NAME).exists():
         return
     try:
@@ -50,11 +46,7 @@ def refuse_other_run(folder: Path) -> None:
 
 
 def take_lock(folder: Path) -> None:
-    """Hold a folder until `release_lock` or the end of the process. A process may take its own folder again.
-
-    Raises:
-        UserError: if another process holds it.
-    """
+    """Hold a folder until `release_lock` or the end of the process. Raise a UserError if another process holds it."""
     if fcntl is None or folder.resolve() in _held:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,11 +99,7 @@ FREE_ON_RESUME = (
 
 
 def template_date(config: RunConfig, resumed: Path | None) -> str:
-    """The date that a run's chat templates read: the setting's, or that of the run that is resumed, or today.
-
-    Args:
-        resumed: the folder of the run that is resumed.
-    """
+    """The date that a run's chat templates read: the setting's, or that of the run in `resumed`, or today."""
     stored = (read_settings(resumed / "config.yaml") or {}).get("template_date") if resumed else None
     return config.template_date or stored or date.today().isoformat()
 

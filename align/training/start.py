@@ -1,4 +1,4 @@
-"""The beginning that all stages share: a run's folder, and the model that it trains."""
+"""The beginning that all stages share: a run's folder, the model, what trains it, and `sequence_parallel`."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -40,12 +40,10 @@ def open_run(
     """Open a run's folder and take or load its model.
 
     Args:
-        config: a stage's settings, which hold those of `ModelConfig` too. In the run's own copy, `model` and
-            `dtype` are those of the given model.
-        stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
+        config: a stage's settings. In the run's copy, `model` and `dtype` are those of the given model.
         tokenizer: of a transformers model in memory.
-        adapter: what to call the trained adapter.
-        allow_reward_model: whether a model without a vocabulary matrix will do.
+        adapter: name of the trained adapter.
+        allow_reward_model: whether a model may lack a vocabulary matrix.
         frozen_copies: copies of the model that the stage will keep; counted before a model is loaded.
 
     Raises:
@@ -85,11 +83,7 @@ def _run_from_objects(
 
 
 def long_rows_warning(backbone: Backbone) -> str:
-    """A line for models whose short texts read differently beside a long one, "" for others.
-
-    LongRoPE (Phi-3.5, arXiv 2402.13753) has other frequencies beyond the original context. transformers chooses them by the
-    longest row of a batch.
-    """
+    """A line for models with LongRoPE (Phi-3.5, arXiv 2402.13753): a batch's longest row sets the frequencies of all."""
     config = backbone.model.config
     settings = getattr(config, "rope_parameters", None) or {}
     original = settings.get("original_max_position_embeddings")
@@ -102,11 +96,7 @@ def long_rows_warning(backbone: Backbone) -> str:
 
 
 def say_if_prompts_are_repeated(run: Run, backbone: Backbone, responses: Iterable[int]) -> None:
-    """Tell that prompts are read again for each of their responses: a run is then slower than its user may expect.
-
-    Args:
-        responses: how many each prompt has.
-    """
+    """Warn that prompts are read again for each of their responses, of which `responses` has the numbers."""
     if not backbone.shares_prompts and max(responses, default=0) > 1:
         run.say("the model cannot read several responses in one row: each is read with its prompt, which is slower")
 
@@ -114,12 +104,9 @@ def say_if_prompts_are_repeated(run: Run, backbone: Backbone, responses: Iterabl
 def make_optimization(
     run: Run, module: nn.Module, total: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
 ) -> Optimization:
-    """The optimization of a run: plain, or DeepSpeed's where the launcher asked for it; arguments as `Optimization` has.
+    """The optimization of a run: plain, or DeepSpeed's where the launcher asked for it; arguments as for `Optimization`.
 
-    Weights that were drawn (adapters, heads) become those of the first process, before an engine shards them.
-
-    Raises:
-        UserError: if ZeRO-3, which shards the weights that compute too, is to keep their mean.
+    Drawn weights (adapters, heads) become those of the first process. Raises a UserError for a mean of weights under ZeRO-3.
     """
     broadcast_trainable_weights(module, run.accelerator)
     if run.accelerator.state.deepspeed_plugin is None:
@@ -136,7 +123,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 
 def share_sequences(run: Run, backbone: Backbone, size: int) -> None:
-    """Let each `size` processes read the same rows, each a part of them; 1: none do.
+    """Let each `size` processes read a part of the same rows each, after checking that only rounding changes.
 
     Raises:
         UserError: if the model or the number of processes does not allow it.

@@ -1,4 +1,4 @@
-"""Checkpoints as files: checksums that prove them whole, which of them to resume from, and how many are kept."""
+"""Checkpoints as files: their checksums, which of them to resume from, and how many are kept."""
 
 import hashlib
 import os
@@ -19,11 +19,7 @@ FORMAT, READABLE = 2, (1, 2)
 
 
 def write_checksums(folder: Path, known: Mapping[str, dict[str, Any]] | None = None) -> None:
-    """Store size and SHA-256 of each file of a folder, as the disk gives them back.
-
-    Args:
-        known: of files that other processes have read already, by name.
-    """
+    """Store size and SHA-256 of each file of a folder; `known` has those that other processes have read already."""
     files = dict(known or {})
     for path in sorted(folder.iterdir()):
         if path.name not in files:
@@ -38,7 +34,7 @@ def checksum(path: Path) -> dict[str, Any]:
 
 
 def forget_cached(path: Path) -> None:
-    """Write a file to the disk and drop it from the memory of the system, so that the next read is from the disk."""
+    """Write a file to the disk and drop it from the system's cache: the next read is from the disk."""
     sync(path)
     if hasattr(os, "posix_fadvise"):
         descriptor = os.open(path, os.O_RDONLY)
@@ -54,7 +50,7 @@ def _digest(path: Path) -> str:
 
 
 def fault_of(folder: Path) -> str:
-    """What is wrong with a checkpoint's files; "" if they are as they were written."""
+    """What is wrong with a checkpoint's files; "" if nothing is."""
     files, fault = _stored_files(folder)
     return fault or _damage(folder, files)
 
@@ -98,13 +94,13 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
 
 
 def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of a run that is as it was written, and what is wrong with those after it.
+    """The newest undamaged checkpoint of a run, and what is wrong with those after it.
 
     Args:
         accelerator: the processes, which share the reading; all must call this. None: this one reads all.
 
     Raises:
-        UserError: if there are checkpoints, and none is whole; on every process.
+        UserError: on every process, if all checkpoints are damaged.
     """
     faults: list[str] = []
     paths = list(checkpoints_in(folder).values())
@@ -121,11 +117,7 @@ def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) 
 
 
 def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
-    """What any process finds wrong with its share of a checkpoint's files; the same on all of them.
-
-    Raises:
-        UserError: on every process, if one of them does not find a file that the first one does.
-    """
+    """What any process finds wrong with its share of a checkpoint's files. Raises a UserError if one does not see a file."""
     files, fault = run_on_main(lambda: _stored_files(path), accelerator)
     if fault:
         return fault
@@ -155,10 +147,7 @@ def set_aside(folder: Path, last: Path) -> list[str]:
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all checkpoints of a run but the newest ones; 0 removes none.
-
-    One that a kill leaves half removed is no checkpoint any more.
-    """
+    """Remove all checkpoints of a run but the newest ones, each renamed first; 0 removes none."""
     for path in list(checkpoints_in(folder).values())[:-count] if count else ():
         removed = path.with_name(f".{path.name}{PARTIAL}")
         shutil.rmtree(removed, ignore_errors=True)
