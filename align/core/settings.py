@@ -192,6 +192,13 @@ class RunConfig(Settings):
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )
     learning_rate: float = option(1e-5, "peak learning rate", gt=0)
+    layer_decay: float = option(
+        1.0,
+        "rate of a layer as a share of that of the layer above it, and of the last layer as a share of learning_rate, which "
+        "is that of heads (ULMFiT: 0.385, that is 1 / 2.6); 1: all the same",
+        gt=0,
+        le=1,
+    )
     schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
     warmup: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
     optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor keeps less state (T5 paper)")
@@ -214,6 +221,11 @@ class RunConfig(Settings):
     )
     peak_flops: float = option(
         0.0, "peak FLOP/s of one device, for MFU; 0: known for a GPU in bfloat16 by its name, else measured", ge=0
+    )
+    router_loss_weight: float = option(
+        0.0,
+        "weight of the loss that keeps a mixture's experts evenly used, 1 where they are (Switch Transformers: 0.01)",
+        ge=0,
     )
     save_every: int = option(
         0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop", ge=0

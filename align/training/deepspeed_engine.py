@@ -24,8 +24,9 @@ from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.sharding import gather_chosen_parts_together, is_sharded, whole_count, whole_shape
 from align.training.checkpoint.state import Part, StoredState
+from align.training.expert_load import ExpertLoad
 from align.training.optimization import AVERAGE, NotFiniteError, Optimization, require_same_weights
-from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups
+from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
 from align.training.run import Run
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -53,7 +54,8 @@ class DeepSpeedOptimization(Optimization):
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        optimizer = build_optimizer(run.config, self.trainable, self.groups)
+        self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
+        optimizer = build_optimizer(run.config, self.trainable, self.groups, rate_scales(run.config, module))
         gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
         limit_collectives()

@@ -17,7 +17,8 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.training.checkpoint.state import Part, shapes_of
-from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups
+from align.training.expert_load import ExpertLoad
+from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
 from align.training.run import Run, StopRequestedError
 
 AVERAGE = "average"
@@ -45,6 +46,7 @@ class Optimization:
     """
 
     average: WeightAverage | None = None
+    expert_load: ExpertLoad | None = None
     reduction: "GradientReduction | None" = None
     can_try = True
     """Whether `try_micro_batch` is possible; DeepSpeed's engine expects a step after a backward pass."""
@@ -60,8 +62,9 @@ class Optimization:
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: _master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.optimizer = build_optimizer(run.config, self.masters, self.groups)
+        self.optimizer = build_optimizer(run.config, self.masters, self.groups, rate_scales(run.config, module))
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
+        self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
         if self.accelerator.num_processes > 1:
             self.reduction = GradientReduction(self.masters)
 
@@ -77,12 +80,15 @@ class Optimization:
         """
         totals: Sums = {}
         batches = list(batches)
+        row_count = self._count_rows(batches) if self.expert_load else 0.0
         if self.reduction:
             self.reduction.begin()
         for batch in batches:
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
                 self._leave_untouched_update()
             value, sums = loss(batch.rows)
+            if self.expert_load:
+                value, sums = self.expert_load.add(value, sums, len(batch.rows), row_count)
             self._backward(value * batch.weight)
             for name, amount in {"loss": value, **sums}.items():
                 added = amount.detach().double() * batch.weight
@@ -95,6 +101,8 @@ class Optimization:
         if not torch.isfinite(result["loss"]):
             self._drop_gradients()
             raise NotFiniteError("the loss is not a finite number")
+        if self.expert_load:
+            self.expert_load.keep(result)
         self._leave_untouched_update()
         return result
 
@@ -119,6 +127,11 @@ class Optimization:
             self._drop_gradients()
             raise
 
+    def _count_rows(self, batches: Sequence[MicroBatch]) -> float:
+        """Rows over all micro-batches and processes, fillers apart."""
+        count = torch.tensor([sum(batch.weight * len(batch.rows) for batch in batches)], dtype=torch.float64)
+        return float(sum_across_processes(count.to(self.accelerator.device), self.accelerator))
+
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
 
@@ -130,9 +143,10 @@ class Optimization:
         """
         rates = {group.metric: group.rate(self.run.config, update, self.total) for group in self.groups}
         for group in self._optimizer_groups():
-            group["lr"] = rates[group["metric"]]
+            group["lr"] = rates[group["metric"]] * group["scale"]
         self.run.untouched = False
-        return rates | {"gradient_norm": self._apply()}
+        load = self.expert_load.metrics if self.expert_load else {}
+        return rates | {"gradient_norm": self._apply()} | load
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups

@@ -47,3 +47,19 @@ def test_a_second_loss_adds_to_the_first_and_unused_weights_stay_without(group):
             assert weights[name].grad is None
         else:
             assert torch.equal(weights[name].grad, weight.grad), name
+
+
+def test_gradients_of_bfloat16_weights_are_summed_in_their_masters(group):
+    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    master = weight.detach().float()
+
+    def add_to_master(parameter: torch.Tensor) -> None:
+        master.grad, parameter.grad = parameter.grad.float(), None
+
+    weight.register_post_accumulate_grad_hook(add_to_master)
+    reduction = GradientReduction({"weight": master})
+    reduction.begin()
+    (weight * torch.tensor([1.0, 2.0, 4.0], dtype=torch.bfloat16)).sum().backward()
+    reduction.finish()
+    assert weight.grad is None
+    assert master.grad.tolist() == [1.0, 2.0, 4.0]

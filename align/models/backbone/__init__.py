@@ -26,7 +26,7 @@ from align.models.backbone.kinds import (
     require_language_model,
     wrap,
 )
-from align.models.backbone.layers import with_every_layer
+from align.models.backbone.layers import weight_depths, with_every_layer
 from align.models.backbone.verification import disable_dropout, is_dropout_rate, require_deterministic
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "require_language_model",
     "save_body",
     "save_classifier",
+    "weight_depths",
     "with_every_layer",
     "wrap",
 ]

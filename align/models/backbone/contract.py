@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
+from align.models.backbone.experts import Routing, compute_routers_in_float32
 from align.runtime.sequence import SequenceGroup
 
 
@@ -73,6 +74,20 @@ class Backbone(nn.Module, ABC):
         self.shares_prompts = False
         self.sequence: SequenceGroup | None = None
         self.block_attention = False
+        self.routing: Routing | None = None
+        compute_routers_in_float32(model)
+
+    def record_routing(self) -> Routing:
+        """From now on, where experts' routers send the tokens of passes with gradients is collected.
+
+        Returns:
+            What collects it; it has no routers if the model has no experts.
+        """
+        self.routing = self.routing or Routing(self.model)
+        return self.routing
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return self.routing.reading() if self.routing else nullcontext()
 
     @property
     def reads_in_parts(self) -> bool:

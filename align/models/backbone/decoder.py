@@ -14,6 +14,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.backbone.attention import SDPA, SEQUENCE
 from align.models.backbone.contract import Backbone, DecodingState
+from align.models.backbone.experts import ReadTokens
 from align.models.backbone.layout import BLOCK, PackedRows, block_mask, pack_rows, packed_mask
 
 
@@ -76,6 +77,7 @@ class DecoderBackbone(Backbone):
     def hidden(
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
     ) -> Tensor:
+        owner = torch.arange(len(response.lengths), device=self.device) if prompt_index is None else prompt_index
         if not self.causal:  # a prompt that sees itself whole is not read in two parts
             prompt, prefix = prompt.with_prefix(prefix), ()
         packed = prompt_index is not None and self.shares_prompts and len(prompt_index) > len(prompt.lengths)
@@ -92,7 +94,10 @@ class DecoderBackbone(Backbone):
             extra["attention_mask"] = self._mask(rows, blocks, len(prefix))
         if prefix:
             extra["past_key_values"] = self._read_prefix(prefix)
-        states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
+        with self._reading():
+            states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
+        if self.routing:
+            self.routing.close({"": _read_tokens(prompt, response, rows, owner)}, self.sequence)
         return states[rows.row, rows.column]
 
     def _mask(self, rows: PackedRows, blocks: bool, before: int) -> Tensor | BlockMask:
@@ -154,6 +159,20 @@ class DecoderBackbone(Backbone):
         ).last_hidden_state
         state.positions = state.positions + 1
         return states[:, -1]
+
+
+def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tensor) -> ReadTokens:
+    """The columns of each response with its prompt.
+
+    Args:
+        prompt: of each row.
+        owner: [R] the prompt of each response, which need not be a row: then each response has one.
+    """
+    row = rows.row[:, 0]
+    columns = torch.arange(prompt.ids.shape[1], device=row.device).expand(len(row), -1)
+    real = torch.cat([prompt.mask()[row], response.mask()], dim=1)
+    column = torch.cat([columns, rows.column[:, 1:]], dim=1).clamp(max=rows.ids.shape[1] - 1)
+    return ReadTokens(len(rows.ids), rows.row, column, real, owner)
 
 
 def is_prefix_lm(config: PreTrainedConfig) -> bool:

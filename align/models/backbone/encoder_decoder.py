@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from align.core.errors import UserError
-from align.core.tensor_ops import Padded
+from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.contract import Backbone, DecodingState
+from align.models.backbone.experts import ReadTokens
 
 NO_LIMIT = 2**31 - 1
 """Tokens of a row that one expert takes."""
@@ -89,10 +90,25 @@ class EncoderDecoderBackbone(Backbone):
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
     ) -> Tensor:
         prompt = prompt.with_prefix(prefix)  # an encoder reads in both directions: states of a prefix depend on the rest
-        encoded, mask = self.encode(prompt), prompt.mask().long()
-        if prompt_index is not None:
-            encoded, mask = encoded[prompt_index], mask[prompt_index]
-        return self.decode(response.ids, encoded, mask)
+        with self._reading():
+            encoded, mask = self.encode(prompt), prompt.mask().long()
+            if prompt_index is not None:
+                encoded, mask = encoded[prompt_index], mask[prompt_index]
+            states = self.decode(response.ids, encoded, mask)
+        if self.routing:
+            self.routing.close(self._read_tokens(prompt, response, prompt_index))
+        return states
+
+    def _read_tokens(self, prompt: Padded, response: Padded, prompt_index: Tensor | None) -> dict[str, ReadTokens]:
+        """Of the encoder, each response's prompt; of the decoder, its start token and the response."""
+        rows = torch.arange(len(response.lengths), device=self.device)
+        owner = rows if prompt_index is None else prompt_index
+        read, written = prompt.mask(), length_mask(response.lengths + 1, response.ids.shape[1] + 1)
+        columns = [torch.arange(mask.shape[1], device=self.device).expand(len(rows), -1) for mask in (read, written)]
+        return {
+            "encoder.": ReadTokens(len(read), owner[:, None], columns[0], read[owner], owner),
+            "decoder.": ReadTokens(len(rows), rows[:, None], columns[1], written, owner),
+        }
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         cache = EncoderDecoderCache(DynamicCache(config=self.model.config), DynamicCache(config=self.model.config))

@@ -1,12 +1,10 @@
 """Which kind of model it is: asked here and nowhere else."""
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -25,6 +23,7 @@ from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone, attention_window
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
+from align.models.backbone.experts import routers_of
 from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.verification import disable_dropout, verify
 from align.runtime.sharding import readable
@@ -47,7 +46,6 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
             "and give that folder"
         )
     disable_dropout(model)
-    compute_routers_in_float32(model)
     kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
     backbone: Backbone = (EncoderBackbone if is_encoder(model.config) else kind)(model, peft_model)
     if check:
@@ -143,54 +141,6 @@ def new_modules(model: PreTrainedModel) -> tuple[str, ...]:
     if not is_encoder(model.config):
         return ()
     return (expose_summary(model).place, *(f"{name}." for name in head_modules(model)))
-
-
-class Router(NamedTuple):
-    """A module that sends tokens to experts."""
-
-    name: str
-    module: nn.Module
-    output: int
-    """Which of its outputs are the logits."""
-
-
-def routers_of(model: PreTrainedModel) -> list[Router]:
-    """The routers of a model, as transformers itself finds them; none if it has no experts."""
-    recorders = [
-        getattr(type(part), "_can_record_outputs", None) for part in model.modules() if isinstance(part, PreTrainedModel)
-    ]
-    known = {
-        recorder.target_class: recorder.index
-        for outputs in recorders
-        for name, recorder in (outputs or {}).items()
-        if name == "router_logits" and hasattr(recorder, "target_class")
-    }
-    found = ((name, module) for name, module in model.named_modules() if type(module) in known)
-    return [Router(name, module, known[type(module)]) for name, module in found]
-
-
-def compute_routers_in_float32(model: PreTrainedModel) -> None:
-    """Let the routers of a model in bfloat16 multiply in float32 (Switch Transformers, arXiv 2101.03961, section 2.4).
-
-    A product that is rounded to 8 bits would send a token to another expert in another batch. Switch's own does so already.
-    """
-    for router in routers_of(model):
-        module = router.module
-        if isinstance(getattr(module, "weight", None), nn.Parameter) and "forward" not in vars(module):
-            module.forward = partial(_in_float32, router, module.forward)
-
-
-def _in_float32(router: Router, forward: Any, states: Tensor, *more: Any) -> Any:
-    """What a router says of states; of its outputs the logits stay in float32."""
-    weights = {name: weight.float() for name, weight in router.module.named_parameters(recurse=False)}
-    with _reparametrize_module(router.module, weights):
-        outputs = forward(states.float(), *more)
-    if isinstance(outputs, Tensor):
-        return outputs
-    return tuple(
-        part.to(states.dtype) if number != router.output and part.is_floating_point() else part
-        for number, part in enumerate(outputs)
-    )
 
 
 def linear_layers(model: PreTrainedModel) -> list[str] | None:

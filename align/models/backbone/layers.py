@@ -53,6 +53,38 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
     return smaller
 
 
+def weight_depths(model: PreTrainedModel) -> tuple[dict[str, int], int]:
+    """How deep each weight lies, by its name, and how many layers there are.
+
+    0 for embeddings, 1 for the first layer, counted on from an encoder into its decoder; what comes after the last layer
+    (norms, the vocabulary matrix, heads) is one deeper than that.
+
+    Raises:
+        UserError: if the architecture's layers cannot be told apart.
+    """
+    stacks = _stacks(model)
+    if not stacks:
+        raise UserError(f"layers of a {model.config.model_type} cannot be told apart; set layer_decay to 1")
+    first, depth = {}, 0
+    for name, layers in stacks.items():
+        first[name] = depth + 1
+        depth += len(layers)
+    embeddings = {
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        for own, _ in module.named_parameters()
+    }
+
+    def depth_of(weight: str) -> int:
+        for name, number in first.items():
+            if weight.startswith(f"{name}."):
+                return number + int(weight.removeprefix(f"{name}.").split(".")[0])
+        return 0 if weight in embeddings else depth + 1
+
+    return {name: depth_of(name) for name, _ in model.named_parameters()}, depth
+
+
 def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
     """The lists of layers by their names: of a decoder one, of an encoder-decoder two."""
     counts = {getattr(model.config, name, None) for name in LAYER_COUNTS}

@@ -1,0 +1,172 @@
+"""Mixtures of experts: routers in float32, where each token went, and the loss that keeps experts evenly used."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+from transformers import PreTrainedModel
+
+from align.runtime.sequence import SequenceGroup
+
+
+class Router(NamedTuple):
+    """A module that sends tokens to experts."""
+
+    name: str
+    module: nn.Module
+    output: int
+    """Which of its outputs are the logits."""
+
+
+def routers_of(model: PreTrainedModel) -> list[Router]:
+    """The routers of a model, as transformers itself finds them; none if it has no experts."""
+    recorders = [
+        getattr(type(part), "_can_record_outputs", None) for part in model.modules() if isinstance(part, PreTrainedModel)
+    ]
+    known = {
+        recorder.target_class: recorder.index
+        for outputs in recorders
+        for name, recorder in (outputs or {}).items()
+        if name == "router_logits" and hasattr(recorder, "target_class")
+    }
+    found = ((name, module) for name, module in model.named_modules() if type(module) in known)
+    return [Router(name, module, known[type(module)]) for name, module in found]
+
+
+def compute_routers_in_float32(model: PreTrainedModel) -> None:
+    """Let the routers of a model in bfloat16 multiply in float32 (Switch Transformers, arXiv 2101.03961, section 2.4).
+
+    A product that is rounded to 8 bits would send a token to another expert in another batch. Switch's own does so already.
+    """
+    for router in routers_of(model):
+        module = router.module
+        if isinstance(getattr(module, "weight", None), nn.Parameter) and "forward" not in vars(module):
+            module.forward = partial(_in_float32, router, module.forward)
+
+
+def _in_float32(router: Router, forward: Any, states: Tensor, *more: Any) -> Any:
+    """What a router says of states; of its outputs the logits stay in float32."""
+    weights = {name: weight.float() for name, weight in router.module.named_parameters(recurse=False)}
+    with _reparametrize_module(router.module, weights):
+        outputs = forward(states.float(), *more)
+    if isinstance(outputs, Tensor):
+        return outputs
+    return tuple(
+        part.to(states.dtype) if number != router.output and part.is_floating_point() else part
+        for number, part in enumerate(outputs)
+    )
+
+
+class ReadTokens(NamedTuple):
+    """The tokens of R responses that a stack of layers read, with their prompts where these are in the stack's rows."""
+
+    rows: int
+    """Of the stack."""
+    row: Tensor
+    """[R, 1] the row of each response."""
+    column: Tensor
+    """[R, S] the columns of its tokens."""
+    real: Tensor
+    """[R, S] bool."""
+    prompt: Tensor
+    """[R] the prompt of each response."""
+
+
+class Routing:
+    """Collects where the tokens of training passes go.
+
+    The balance is taken over the tokens of each prompt with its response, N sum_i f_i P_i with f_i the share of choices and
+    P_i the mean probability of expert i: 1 where N experts are evenly used. Over a whole batch, as Switch Transformers have
+    it, the result would depend on how a batch is cut into micro-batches; by sequence it does not (DeepSeek-V2, arXiv
+    2405.04434, section 2.1.3).
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        self.top_k = int(getattr(config, "num_experts_per_tok", 1))
+        self.routers = routers_of(model)
+        self._logits: list[tuple[str, Tensor]] = []
+        self._reading = False
+        self.balance: list[tuple[Tensor, Tensor]] = []
+        """Of each pass: the balance [R] of its responses, mean over layers; the prompt of each [R]."""
+        self.counts: Tensor | None = None
+        """[N] float64: how often each expert was chosen, over all layers."""
+        for router in self.routers:
+            router.module.register_forward_hook(partial(self._record, router))
+
+    def _record(self, router: Router, module: nn.Module, inputs: Any, outputs: tuple[Tensor, ...]) -> None:
+        if self._reading:  # not where a block is computed again for its gradient
+            self._logits.append((router.name, outputs[router.output]))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While this lasts, what routers say is collected; nothing without gradients."""
+        self._reading = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            self._reading = False
+
+    def close(self, tokens: Mapping[str, ReadTokens], sequence: SequenceGroup | None = None) -> None:
+        """End a pass.
+
+        Args:
+            tokens: by what the names of a stack's layers contain.
+            sequence: the processes of which each has read a part of the rows.
+        """
+        logits, self._logits = self._logits, []
+        if not logits:
+            return
+        if sequence:
+            rows = next(iter(tokens.values())).rows
+            logits = [(name, sequence.all_tokens(part.reshape(rows, -1, part.shape[-1]))) for name, part in logits]
+        layers = [
+            _layer_balance(found, next(t for key, t in tokens.items() if key in name), self.top_k) for name, found in logits
+        ]
+        self.balance.append((torch.stack([layer[0] for layer in layers]).mean(0), next(iter(tokens.values())).prompt))
+        counts = torch.stack([layer[1] for layer in layers]).sum(0)
+        self.counts = counts if self.counts is None else self.counts + counts
+
+    def take(self, rows: int) -> tuple[Tensor, Tensor] | None:
+        """The balance summed over `rows` rows of a micro-batch, mean over passes, and counts [N]; None if nothing was read.
+
+        Args:
+            rows: examples of the micro-batch. Where each is a prompt with all of its responses, these count as one.
+        """
+        balance, counts = self.balance, self.counts
+        self.balance, self.counts = [], None
+        if not balance or counts is None:
+            return None
+        total = torch.stack([_sum_over_rows(values, prompt, rows) for values, prompt in balance]).mean()
+        return total, counts
+
+
+def _layer_balance(logits: Tensor, tokens: ReadTokens, top_k: int) -> tuple[Tensor, Tensor]:
+    """Of one layer: N sum_i f_i P_i [R], and how often each expert was chosen [N]."""
+    by_row = logits.reshape(tokens.rows, -1, logits.shape[-1])
+    probabilities = torch.softmax(by_row[tokens.row, tokens.column].float(), -1)
+    chosen = torch.zeros_like(probabilities).scatter_(-1, probabilities.topk(top_k, -1).indices, 1.0)
+    return balance_loss(chosen / top_k, probabilities, tokens.real), (chosen * tokens.real[..., None]).double().sum((0, 1))
+
+
+def balance_loss(chosen: Tensor, probabilities: Tensor, real: Tensor) -> Tensor:
+    """N sum_i f_i P_i of each sequence [R] (Switch Transformers, equations 4 to 6); only P has a gradient.
+
+    Args:
+        chosen: [R, S, N] the share of a token's choices that went to an expert.
+        probabilities: [R, S, N] of the router.
+        real: [R, S] bool.
+    """
+    weights = real[..., None] / real.sum(1)[:, None, None]
+    fraction, probability = (chosen.detach() * weights).sum(1), (probabilities * weights).sum(1)
+    return chosen.shape[-1] * (fraction * probability).sum(-1)
+
+
+def _sum_over_rows(values: Tensor, prompt: Tensor, rows: int) -> Tensor:
+    if len(values) != rows:
+        values = values / torch.bincount(prompt, minlength=1)[prompt]
+    return values.sum()
