@@ -216,7 +216,7 @@ def resolve_path(path: str | Path) -> Path:
     """The file or folder that a path in settings means.
 
     A path means what is there, seen from the working directory. Only where nothing is there, and the path is that of a
-    shipped file (`data/prompts.jsonl`, `configs/eval/all.yaml`), it means the shipped file: the defaults work in any folder,
+    shipped file (`data/prompts.jsonl`, `configs/eval/tax.yaml`), it means the shipped file: the defaults work in any folder,
     and a file of the user's own with the same path comes first.
 
     Returns:

@@ -107,6 +107,9 @@ def make_accelerator(
             "managed_gradient_accumulation": False,
             "steps_per_print": 10**9,
         }
+        for name in ("offload_optimizer", "offload_param"):  # pinned memory, which accelerate's files cannot ask for
+            if plugin.deepspeed_config["zero_optimization"].get(name, {}).get("device") == "cpu":
+                plugin.deepspeed_config["zero_optimization"][name]["pin_memory"] = True
     return accelerator
 
 

@@ -76,9 +76,9 @@ def test_the_simplest_way_that_fits_is_taken():
         "zero3-offload.yaml",
     ]
     assert launcher(0.1) is None
-    assert (launcher(20, 1), launcher(20, 16)) == ("one-gpu.yaml", "two-nodes.yaml")
+    assert (launcher(20, 1), launcher(20, 16)) == ("one-process.yaml", "two-nodes.yaml")
     files = {path.name for path in (ROOT / "configs" / "accelerate").iterdir()}
-    assert {"ddp.yaml", "zero1.yaml", "zero3-offload.yaml", "one-gpu.yaml", "two-nodes.yaml", "cpu.yaml"} <= files
+    assert {"ddp.yaml", "zero1.yaml", "zero3-offload.yaml", "one-process.yaml", "two-nodes.yaml"} <= files
 
 
 def test_shapes_are_those_of_the_loaded_model():

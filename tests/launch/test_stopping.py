@@ -25,7 +25,7 @@ WORDS += " --train_data data/demonstrations_heldout.jsonl --max_response_tokens 
 
 
 def start(folder: Path, processes: int, *more: str) -> "subprocess.Popen[str]":
-    launcher = ["launch", "--config_file", f"configs/accelerate/{'cpu2' if processes == 2 else 'cpu'}.yaml"]
+    launcher = ["launch", "--config_file", f"configs/accelerate/{'cpu2' if processes == 2 else 'one-process'}.yaml"]
     launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
     words = [*launcher, "align/sft/train.py", *WORDS.split(), "--output_dir", str(folder), *more]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

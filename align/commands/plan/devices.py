@@ -146,9 +146,9 @@ class Layout:
 def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
     """List the ways to place a stage on devices, with the launcher's file, the simplest first."""
     if gpu == "cpu":
-        return [("one copy each", "cpu.yaml" if devices == 1 else "cpu2.yaml", Sharding())]
+        return [("one copy each", "one-process.yaml" if devices == 1 else "cpu2.yaml", Sharding())]
     if devices == 1:
-        return [("whole", "one-gpu.yaml", Sharding()), ("ZeRO-3 offload", "zero3-offload.yaml", Sharding(3, 1, True))]
+        return [("whole", "one-process.yaml", Sharding()), ("ZeRO-3 offload", "zero3-offload.yaml", Sharding(3, 1, True))]
     if devices > 8:  # the other files are for one machine
         return [("ZeRO-3", "two-nodes.yaml", Sharding(3, devices))]
     sharded = [(f"ZeRO-{stage}", f"zero{stage}.yaml", Sharding(stage, devices)) for stage in (1, 2, 3)]
