@@ -1,8 +1,6 @@
 """Small files and the check that a command was refused in one line."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,31 +11,31 @@ TINY = ("--model", "tiny-gpt2", "--dtype", "bfloat16", "--log_to", "none")
 SHORT = ("--updates", "1", "--rollout_size", "4", "--max_new_tokens", "4", "--max_prompt_tokens", "64")
 
 
-def write_rows(path: Path, *rows: dict) -> Path:
+def write_rows(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(folder):
     """Every file under a folder, whole."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture
-def demonstrations(tmp_path) -> Path:
+def demonstrations(tmp_path):
     return write_rows(tmp_path / "demos.jsonl", *({"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)))
 
 
 @pytest.fixture
-def prompts(tmp_path) -> Path:
+def prompts(tmp_path):
     return write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
 
 
 @pytest.fixture
-def refused(tmp_path, capsys) -> Callable[..., str]:
+def refused(tmp_path, capsys):
     """Run a command that must fail; gives its error line. It writes nothing to stdout, and nothing to a new run folder."""
 
-    def run(*words: object, output: Path | None = None, alone: bool = True) -> str:
+    def run(*words, output=None, alone=True):
         folder = output or tmp_path / "run"
         before = snapshot(folder) if output else None
         capsys.readouterr()
@@ -61,7 +59,7 @@ def refused(tmp_path, capsys) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(tmp_path_factory):
     """A fine-tuning run of two updates, with its last checkpoint."""
     folder = tmp_path_factory.mktemp("finished")
     rows = [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]

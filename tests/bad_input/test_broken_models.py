@@ -50,12 +50,12 @@ ADAPTERS = {
 
 
 @pytest.fixture
-def model(tmp_path) -> Path:
+def model(tmp_path):
     return Path(shutil.copytree(resolve_model("tiny-gpt2"), tmp_path / "model"))
 
 
 @pytest.fixture
-def adapter(model, tmp_path) -> Path:
+def adapter(model, tmp_path):
     """A new adapter on that model, with PEFT's files."""
     folder = tmp_path / "adapter"
     loaded = load(ModelConfig(model=str(model), lora_rank=4), torch.float32)
@@ -66,7 +66,7 @@ def adapter(model, tmp_path) -> Path:
     return folder
 
 
-def refused(folder: Path, **settings) -> str:
+def refused(folder, **settings):
     """The line that loading a folder ends with."""
     config = ModelConfig(model=str(folder), **settings)
     with pytest.raises(UserError) as caught:
@@ -75,7 +75,7 @@ def refused(folder: Path, **settings) -> str:
     return str(caught.value)
 
 
-def change(path: Path, changes: object) -> None:
+def change(path, changes):
     changed = json.loads(path.read_text()) | changes if isinstance(changes, dict) else changes
     path.write_text(json.dumps(changed))
 
@@ -96,7 +96,7 @@ def test_a_broken_config(kind, model):
 def test_the_memory_check_ends_at_once_for_millions_of_layers(model):
     change(model / "config.json", CONFIGS["millions of layers"])
     with pytest.raises(UserError, match="num_hidden_layers 5000000, but a model has 1 to"):
-        Memory.check_before_load(None, ModelConfig(model=str(model)))  # type: ignore[arg-type]  # it ends before it asks
+        Memory.check_before_load(None, ModelConfig(model=str(model)))  # it ends before it asks
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
@@ -114,7 +114,7 @@ def test_an_index_without_rows(model):
 # ------------------------------------------------------------------------------------------------------------------- NaN
 
 
-def spoil(path: Path, part: str, value: float) -> None:
+def spoil(path, part, value):
     """Write `value` into one number of the weight whose name ends in `part`."""
     weights = load_file(path)
     name = next(name for name in sorted(weights) if name.endswith(part))

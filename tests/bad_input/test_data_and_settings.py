@@ -3,8 +3,8 @@
 import pytest
 
 from align import cli
-
-from .conftest import TINY, write_rows
+from benchmarks.fuzz import fuzz_rows, fuzz_settings
+from tests.bad_input.conftest import TINY, write_rows
 
 # ----------------------------------------------------------------------------------------------------------------- data
 
@@ -99,3 +99,11 @@ def test_a_file_where_the_run_should_be(tmp_path, demonstrations, capsys):
         assert ended.value.code == 2
         assert capsys.readouterr().err == f"error: output_dir {folder}: {demonstrations} is a file, not a folder\n"
     assert demonstrations.is_file()
+
+
+@pytest.mark.parametrize(("fuzz", "count"), [(fuzz_rows, 400), (fuzz_settings, 60)])
+def test_mutated_input_is_accepted_or_refused_where_it_is_wrong(fuzz, count, tmp_path):
+    tally = fuzz(count, 1, tmp_path)
+    assert tally.findings == []
+    assert tally.accepted
+    assert tally.refused

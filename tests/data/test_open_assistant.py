@@ -5,8 +5,7 @@ import pytest
 from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.records import Demonstration, Prompt, Ranking
-
-from .rows import assistant, user
+from tests.data.rows import assistant, user
 
 
 def node(text, *replies, role=None, rank=None, **fields):
@@ -82,13 +81,6 @@ def test_a_reply_that_nobody_answered_is_not_kept():
 @pytest.mark.parametrize("kind", [Demonstration, Ranking, Prompt])
 def test_a_refused_root_gives_nothing(kind, fields):
     assert convert_row(tree(node("q", node("a", rank=0), node("b", rank=1), **fields)), kind)[1] == []
-
-
-def test_nine_of_many_siblings_are_kept():
-    siblings = [node(f"a{i}", rank=i) for i in range(17)]
-    (record,) = convert_row(tree(node("q", *siblings)), Ranking)[1]
-    assert record.responses == tuple(f"a{i}" for i in range(0, 17, 2))
-    assert record.ranks == tuple(range(1, 10))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records, write_records
-
-from .rows import RECORDS, ROWS, error_of, lines, write_parquet
+from tests.data.rows import RECORDS, ROWS, error_of, lines, write_parquet
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 # --- Bad rows ---
@@ -21,8 +20,6 @@ BAD_LINES = [
     (b'{"prompt": "\xe4"}', "not UTF-8 (byte 0xe4 at 13); save the file as UTF-8"),
     (b'"Hi"', "the row is 'Hi', not a JSON object; write one {...} per line"),
     (b'{"prompt": ""}', "field 'prompt': is empty; write the text, or remove the row"),
-    (b'{"prompt": "\\ud83d"}', "field 'prompt': contains half of a surrogate pair, which is not a character; "
-     "export the text again as UTF-8"),
 ]  # fmt: skip
 
 
@@ -37,11 +34,6 @@ def test_a_bad_parquet_row_is_named_by_its_number(tmp_path):
     path = tmp_path / "a.parquet"
     write_parquet(path, [{"prompt": "Hi"}, {"prompt": " "}])
     assert error_of(path) == f"{path}: row 2: field 'prompt': is empty; write the text, or remove the row"
-
-
-def test_a_folders_bad_row_is_named_by_the_file_in_it(tmp_path):
-    (tmp_path / "part.jsonl").write_bytes(b"{}\n")
-    assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the row has the fields nothing, which is no")
 
 
 def test_skipped_rows_are_counted_and_five_listed(tmp_path, caplog):
@@ -74,13 +66,9 @@ def test_what_is_written_is_read_back(tmp_path, name):
     write_records(tmp_path / name, RECORDS)
     assert read_records(tmp_path / name, Prompt) == RECORDS
     first = (tmp_path / name).read_bytes()
+    assert name.endswith(".gz") or first == lines(ROWS)
     write_records(tmp_path / name, iter(RECORDS))
     assert (tmp_path / name).read_bytes() == first
-
-
-def test_the_exact_bytes(tmp_path):
-    write_records(tmp_path / "out.jsonl", RECORDS)
-    assert (tmp_path / "out.jsonl").read_bytes() == lines(ROWS)
 
 
 @settings(max_examples=25, deadline=None)

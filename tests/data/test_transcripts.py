@@ -5,8 +5,7 @@ import pytest
 from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.records import Demonstration, Prompt, Ranking
-
-from .rows import assistant, system, user
+from tests.data.rows import assistant, system, user
 
 ONE = (user("Name a moon."),)
 THREE = (user("1"), assistant("2"), user("3"))

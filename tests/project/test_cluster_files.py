@@ -22,17 +22,17 @@ SCRIPT = ROOT / "configs" / "cluster" / "slurm.sbatch"
 
 
 @pytest.fixture(scope="module")
-def resources() -> dict[str, dict]:
+def resources():
     return {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
 
 
-def launched(words: list[str]) -> tuple[object, PPOConfig]:
+def launched(words):
     """What the launcher and the stage read from the words after `align launch`."""
     options = launch_command_parser().parse_args(words)
     return options, parse(PPOConfig, options.training_script_args)
 
 
-def test_the_manifest_has_what_its_versions_require(resources: dict[str, dict]) -> None:
+def test_the_manifest_has_what_its_versions_require(resources):
     """Fields of Service v1 and Job batch/v1 whose absence or wrong value the API server refuses, or that change the kind."""
     assert set(resources) == {"Service", "Job"}
     service, job = resources["Service"], resources["Job"]
@@ -48,7 +48,7 @@ def test_the_manifest_has_what_its_versions_require(resources: dict[str, dict]) 
     assert all(isinstance(entry["value"], str) for entry in container["env"])
 
 
-def test_every_pod_runs_one_machine_of_the_launch(resources: dict[str, dict]) -> None:
+def test_every_pod_runs_one_machine_of_the_launch(resources):
     spec = resources["Job"]["spec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
@@ -65,7 +65,7 @@ def test_every_pod_runs_one_machine_of_the_launch(resources: dict[str, dict]) ->
     assert (ROOT / options.training_script).exists()
 
 
-def test_the_first_pod_is_found_by_its_name(resources: dict[str, dict]) -> None:
+def test_the_first_pod_is_found_by_its_name(resources):
     service, job = resources["Service"], resources["Job"]
     name, pod = job["metadata"]["name"], job["spec"]["template"]
     assert service["spec"]["clusterIP"] == "None"
@@ -77,14 +77,12 @@ def test_the_first_pod_is_found_by_its_name(resources: dict[str, dict]) -> None:
     assert service["spec"]["ports"][0]["port"] == launcher["main_process_port"]
 
 
-def test_a_pod_has_time_to_save(resources: dict[str, dict]) -> None:
+def test_a_pod_has_time_to_save(resources):
     pod = resources["Job"]["spec"]["template"]["spec"]
     assert stop_grace(pod["containers"][0]["command"]) + AFTER_GRACE_SECONDS < pod["terminationGracePeriodSeconds"]
 
 
-def run_script(
-    tmp_path: Path, code: int, saves: bool = False, restarts: int = 0
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run_script(tmp_path, code, saves=False, restarts=0):
     """The SLURM script with stand-ins for SLURM's commands; `srun` runs its words as one machine, whose launch ends so."""
     saved = "mkdir -p runs/ppo/checkpoints/update-000010; " if saves else ""
     stand_ins = {
@@ -105,7 +103,7 @@ def run_script(
     return done, requeued.read_text().split() if requeued.exists() else []
 
 
-def test_the_slurm_script_launches_one_machine_of_two(tmp_path: Path) -> None:
+def test_the_slurm_script_launches_one_machine_of_two(tmp_path):
     done, requeued = run_script(tmp_path, 0)
     assert (done.returncode, done.stderr, requeued) == (0, "", [])
     command, *words = (tmp_path / "align").read_text().splitlines()
@@ -122,18 +120,14 @@ def test_the_slurm_script_launches_one_machine_of_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "again"), [(EXIT_STOPPED, True), (EXIT_LOST, True), (128 + signal.SIGKILL, True), (1, False), (2, False)]
 )
-def test_the_slurm_script_goes_back_into_the_queue_after_a_loss_and_not_after_an_error(
-    tmp_path: Path, code: int, again: bool
-) -> None:
+def test_the_slurm_script_goes_back_into_the_queue_after_a_loss_and_not_after_an_error(tmp_path, code, again):
     done, requeued = run_script(tmp_path, code)
     assert done.returncode == code
     assert requeued == (["requeue", "17"] if again else [])
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_the_slurm_script_ends_a_run_that_is_lost_again_and_again_without_a_new_checkpoint(
-    tmp_path: Path, saves: bool
-) -> None:
+def test_the_slurm_script_ends_a_run_that_is_lost_again_and_again_without_a_new_checkpoint(tmp_path, saves):
     done, requeued = run_script(tmp_path, EXIT_LOST, saves, restarts=20)
     assert requeued == (["requeue", "17"] if saves else [])
     assert ("not requeued" in done.stderr) is not saves

@@ -37,11 +37,11 @@ each_file = pytest.mark.parametrize(("stage", "name"), FILES)
 each_name = pytest.mark.parametrize("name", NAMES)
 
 
-def path_of(stage: str, name: str) -> Path:
+def path_of(stage, name):
     return (CONFIGS / "untested" if name in UNTESTED else CONFIGS) / stage / f"{name}.yaml"
 
 
-def settings(stage: str, name: str):
+def settings(stage, name):
     return parse(ALL_STAGES[stage], ["--config", str(path_of(stage, name))])
 
 
@@ -120,7 +120,7 @@ def test_the_7b_fits_one_gpu():
 # ------------------------------------------------------------------------------------------------------------ launchers
 
 
-def launched(name: str):
+def launched(name):
     """The arguments that `accelerate launch --config_file X script.py` works with."""
     words = ["--config_file", str(CONFIGS / "accelerate" / f"{name}.yaml"), "align/ppo/train.py"]
     return _validate_launch_command(launch_command_parser().parse_args(words))[0]

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from align.cli import COMMANDS
+from align.data import Demonstration, Prompt, Ranking, read_records
 from tests.project.test_layers import LAYERS, SOURCES, part_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WRITTEN = DOCS / "settings.md"
 """Written by docs/write_settings.py in `make docs`: not there before."""
-PAGES = [*sorted(set(DOCS.rglob("*.md")) - {WRITTEN}), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+README = ROOT / "README.md"
+PAGES = [*sorted(set(DOCS.rglob("*.md")) - {WRITTEN}), README, ROOT / "CONTRIBUTING.md"]
+FOR_GITHUB = [ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
+SUFFIXES = (".py", ".yaml", ".json", ".jsonl", ".md")
 
 
 def text_of(path):
@@ -43,7 +48,7 @@ def commands(inline):
 
 def settings_of(words):
     """The settings class of a command and the words that are left, or None where the command has no such class."""
-    from align.cli import COMMANDS, stage_configs
+    from align.cli import stage_configs
     from align.commands.plan.main import PlanConfig
     from align.commands.sample import SampleConfig
     from align.eval.tasks import TASKS
@@ -191,8 +196,10 @@ def test_words_of_the_same_table_on_both_sides():
     assert '--8<-- "README.md:comparison"' in text_of(DOCS / "comparison.md")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(path):
+@pytest.mark.parametrize("path", [*PAGES, *FOR_GITHUB], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_and_files_that_are_named_exist(path):
+    named = re.findall(r"\b((?:align|tests|configs|docs|data|forms|annotation_ui|\.ci)/[\w./-]*\w\.\w+)\b", text_of(path))
+    assert not [name for name in named if name.endswith(SUFFIXES) and "NAME" not in name and not (ROOT / name).exists()]
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text_of(path)):
         file, _, anchor = link.partition("#")
         target = (path.parent / file) if file else path
@@ -200,3 +207,26 @@ def test_links_lead_somewhere(path):
         if anchor and target.suffix == ".md":
             titles = [re.sub(r"[^\w\s-]", "", title).strip() for title in re.findall(r"^#+ (.*)$", text_of(target), re.M)]
             assert anchor in {re.sub(r"[\s-]+", "-", title.lower()) for title in titles}, link
+
+
+# ----------------------------------------------------------------------------------------------------------- README.md
+
+
+def test_readme_names_commands_targets_and_folders_that_are_there():
+    text, makefile = text_of(README), text_of(ROOT / "Makefile")
+    assert {"sft", "reward", "ppo", "dpo"} <= set(re.findall(r"align(?:/| )([a-z]+)(?:/train\.py)? --config", text))
+    assert set(re.findall(r"`align ([a-z]+)", text)) <= set(COMMANDS)
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in re.findall(r"^ {4}make (\w+)", text, re.M))
+    folders = re.findall(r"^ {4}(\w+/(?:\w+/)*) ", text, re.M)
+    assert len(folders) > 5
+    assert [folder for folder in folders if not (ROOT / folder).exists()] == []
+
+
+def test_examples_of_data_in_readme_are_read(tmp_path):
+    rows = [json.loads(line.strip()) for line in text_of(README).splitlines() if line.startswith('    {"')]
+    kinds = {"completion": Demonstration, "messages": Demonstration, "responses": Ranking, "chosen": Ranking}
+    for row in rows:
+        kind = next((kinds[key] for key in row if key in kinds), Prompt)
+        (tmp_path / "one.jsonl").write_text(json.dumps(row) + "\n")
+        assert len(read_records(str(tmp_path / "one.jsonl"), kind)) == 1
+    assert len(rows) == 5
