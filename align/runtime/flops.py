@@ -1,10 +1,9 @@
 """Model FLOPs of a stage, from the shape of its model: the numerator of MFU.
 
 Counted as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311): a token costs 2 FLOPs for each weight of the
-matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens; training costs three times that. Embedding
-look-ups, norms, scalar heads, padding and recomputed activations are not counted. Two refinements: only predicted tokens are
-multiplied with the vocabulary matrix, and a frozen matrix has no weight gradient, so in training it costs 4 FLOPs per weight
-and token instead of 6.
+matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens; training costs three times that. Only
+predicted tokens are multiplied with the vocabulary matrix, and a frozen matrix costs 4 FLOPs in training instead of 6.
+Embedding look-ups, norms, scalar heads, padding and recomputed activations are not counted.
 """
 
 import time
@@ -80,13 +79,7 @@ FORWARD, TRAINING = _Cost(2, 2, 4), _Cost(6, 4, 12)
 
 
 def forward_flops(shape: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
-    """FLOPs of one forward pass over a prompt and its responses.
-
-    Args:
-        prompt: tokens of the prompt, which is read once for all of its responses.
-        responses: tokens of each response.
-        predicted: tokens whose logits are taken.
-    """
+    """FLOPs of one forward pass over a prompt, which is read once, and its responses; `predicted` tokens have logits."""
     return _pass_flops(FORWARD, shape, prompt, responses, predicted)
 
 
@@ -113,10 +106,7 @@ def _pass_flops(cost: _Cost, shape: FlopsProfile, prompt: int, responses: Sequen
 
 
 def sampling_flops(shape: FlopsProfile, prompt: int, responses: Sequence[int]) -> float:
-    """FLOPs of sampling responses with a cache: each token but the last is read once and attends to all before it.
-
-    The prompt is read once for all of its responses, also by an encoder; each response attends to it separately.
-    """
+    """FLOPs of sampling responses with a cache: each token but the last is read once. The prompt is read once for all."""
     total = FORWARD.flops(shape.vocabulary, sum(responses))
     if shape.encoder is None:
         fed = [length - 1 for length in responses]

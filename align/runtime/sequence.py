@@ -1,9 +1,8 @@
 """Rows shared out among processes: sequence parallelism by all-to-all (DeepSpeed Ulysses, Jacobs et al. 2023).
 
-Some processes read the same rows. Each computes a part of every row's tokens, and inside attention a part of the heads
-over whole rows; before and after it, all-to-all exchanges one for the other. DeepSpeed's own adapter for transformers
-(0.19.8, `UlyssesSPAttentionHF`) has one batch size for a whole run and replaces the attention kernel, while micro-batches
-here differ in size and models keep theirs; the exchange is the same.
+Each process computes a part of every row's tokens, and inside attention a part of the heads over whole rows; all-to-all
+exchanges one for the other. DeepSpeed's adapter (0.19.8, `UlyssesSPAttentionHF`) has one batch size for a whole run and
+replaces the attention kernel.
 """
 
 from dataclasses import dataclass
@@ -20,13 +19,7 @@ from align.runtime.distributed import limit_collectives
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The processes that share rows.
-
-    Attributes:
-        size: how many they are.
-        rank: this one's number among them.
-        group: of torch.distributed.
-    """
+    """The `size` processes that share rows, of which this one has the number `rank`."""
 
     size: int
     rank: int
@@ -46,10 +39,7 @@ class SequenceGroup:
         return self._exchange(parts).permute(1, 2, 0, 3, 4).reshape(batch, -1, self.size * heads, width)
 
     def all_tokens(self, states: Tensor) -> Tensor:
-        """[B, L / size, ..] of this process's part -> [B, L, ..] on all of them.
-
-        Backward: the sum over processes of what each learns of a part, for all of them read it.
-        """
+        """[B, L / size, ..] of this process's part -> [B, L, ..] on all of them; backward, gradients are summed."""
         return cast(Tensor, _Gather.apply(states, self))  # type: ignore[no-untyped-call]
 
     def own_tokens(self, rows: Tensor) -> Tensor:
@@ -98,11 +88,7 @@ _groups: "WeakKeyDictionary[Accelerator, SequenceGroup]" = WeakKeyDictionary()
 
 
 def share_rows(accelerator: Accelerator, size: int) -> SequenceGroup:
-    """Let each `size` processes of a run, in the order of ranks, share rows; all processes must call it.
-
-    Args:
-        size: a divisor of their number.
-    """
+    """Let each `size` processes of a run, in the order of ranks, share rows; all processes must call it."""
     for first in range(0, accelerator.num_processes, size):
         group = torch.distributed.new_group(list(range(first, first + size)))
         if first <= accelerator.process_index < first + size:

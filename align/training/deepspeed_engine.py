@@ -1,7 +1,6 @@
 """The optimization of `align.training.optimization` on a DeepSpeed engine: ZeRO 1, 2 and 3, with or without offload.
 
-Each process writes and reads its own part of the state, in one format for all stages: a checkpoint resumes on another number
-of processes, on another ZeRO stage or without DeepSpeed, and contains no pickle.
+Each process writes and reads its own part of the state, in one format for all stages and numbers of processes.
 """
 
 import math
@@ -33,11 +32,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class DeepSpeedOptimization(Optimization):
-    """Trainable weights under a DeepSpeed engine, which keeps the float32 masters and shards them.
-
-    Raises:
-        UserError: for Adafactor, whose factored state cannot be split into flat shards.
-    """
+    """Trainable weights under a DeepSpeed engine, which shards the float32 masters. Adafactor's state cannot be sharded."""
 
     module: Any
     """The engine; DeepSpeed ships no types."""
@@ -63,7 +58,7 @@ class DeepSpeedOptimization(Optimization):
         self.average = WeightAverage(self._shards(), average_decay) if average_decay else None
 
     def _shards(self) -> dict[str, Tensor]:
-        """This process's flat float32 masters under ZeRO 1 and 2: a mean of the weights is sharded as they are."""
+        """This process's flat float32 masters under ZeRO 1 and 2."""
         return {str(number): flat.data for number, flat in enumerate(self.module.optimizer.single_partition_of_fp32_groups)}
 
     @contextmanager
@@ -94,10 +89,7 @@ class DeepSpeedOptimization(Optimization):
         return norm
 
     def _make_states(self) -> None:
-        """Make the moments of every flat shard now, so that they can be read and written before the first step.
-
-        DeepSpeed makes them at the first step; ZeRO 1 and 2 then link those of the first parameter group alone.
-        """
+        """Make the moments of every flat shard before the first step, which reading and writing need."""
         engine, inner = self.module.optimizer, self.module.optimizer.optimizer
         of_groups = [flat for group in inner.param_groups for flat in group["params"]]
         for flat in getattr(engine, "fp32_partitioned_groups_flat", of_groups):  # the former is ZeRO-3's
@@ -162,11 +154,10 @@ class DeepSpeedOptimization(Optimization):
 
 
 def count_up(optimizer: DeepSpeedCPUAdam, count: int) -> None:
-    """Bring the powers of beta that the offloaded Adam keeps to those of a run that has made so many steps.
+    """Bring the powers of beta that the offloaded Adam keeps to those of a run that has made `count` steps.
 
-    It multiplies them on in float32, a factor a step; of a step that does not follow the one before, it takes the power,
-    which may differ in the last bit (IncrementStep of DeepSpeed's csrc/includes/cpu_adam.h). So the steps are made here,
-    on a single number and at a rate of 0: a fifth of a second for 100,000 of them.
+    It multiplies them in float32 step by step. After a jump it computes the power, which may differ in the last bit
+    (IncrementStep of DeepSpeed's csrc/includes/cpu_adam.h), so the steps are made here on a single number at rate 0.
     """
     group, none = optimizer.param_groups[0], [torch.zeros(1) for _ in range(4)]
     for step in range(1, count + 1):
@@ -176,7 +167,7 @@ def count_up(optimizer: DeepSpeedCPUAdam, count: int) -> None:
 
 
 def _convert_new_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Bring heads and adapters into the number format that a bfloat16 engine computes in; it keeps masters in float32."""
+    """Bring heads and adapters into the number format of a bfloat16 engine."""
     for weight in module.parameters():
         if not is_sharded(weight) and dtype == torch.bfloat16:
             weight.data = weight.data.to(dtype)

@@ -31,26 +31,21 @@ class EpochConfig(ModelConfig, RunConfig):
 
 
 class Batches(Protocol):
-    """Which examples each update learns from."""
+    """The examples of each update. `rows` is called once for each update in their order, which are counted from 1."""
 
     updates_per_epoch: int
-    """Updates of an epoch at the full size of a batch."""
 
     def updates(self, epochs: int) -> int:
         """The number of updates in `epochs` epochs."""
 
     def rows(self, update: int) -> list[int]:
-        """The examples of an update, which is counted from 1; called once for each update, in their order."""
+        """The examples of an update."""
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint, as JSON values."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned, or from {}, which earlier versions stored.
-
-        Raises:
-            UserError: if the examples are not those of the checkpoint.
-        """
+        """Continue from what `state` returned, or from {} (earlier versions). Raises a UserError for other examples."""
 
 
 @dataclass(kw_only=True)
@@ -75,7 +70,6 @@ class Epochs:
 
     Args:
         sizes: examples of each source; an example's index counts through all of them.
-        weights: one for each source.
         digest: of the examples (`examples_digest`), by which a resumed run recognizes them.
 
     Raises:
@@ -114,11 +108,7 @@ class Epochs:
         return {"examples": self.examples, "sizes": self.sizes, "counts": self.counts, "digest": self.digest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that the examples are those of a checkpoint.
-
-        Raises:
-            UserError: if they are others.
-        """
+        """Raise a UserError unless the examples are those of a checkpoint."""
         require_same_examples("the training examples", state, self.state())
 
     def _drawn(self, source: int, epoch: int) -> numpy.ndarray:

@@ -41,6 +41,9 @@ class Task(Protocol):
 
     evaluate_before_training: bool
     """Whether to evaluate before the first update, too: with a new head, those metrics mean nothing."""
+    optimization: Optimization
+    folder: Path
+    """Where the model is saved."""
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         """The loss of a global batch as a function of a micro-batch's rows. A language model's sums include `flops`."""
@@ -64,9 +67,9 @@ def train(
     """Train for `optimization.total` updates; evaluate, keep the best model and write checkpoints in between.
 
     Args:
-        epochs: which examples each update learns from.
+        epochs: the examples of each update.
         evaluate_every: updates between evaluations; 0: at the end of each epoch.
-        planned: examples as large as those of `epochs`, of which the largest micro-batch is tried first; None: none is.
+        planned: examples as large as those of `epochs`, whose largest micro-batch is tried first.
     """
     total, evaluate_every = optimization.total, evaluate_every or epochs.updates_per_epoch
     done, progress = checkpoint.load(run, optimization)
@@ -152,11 +155,7 @@ def measure_micro_batch(
 
 
 def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[str, object]]) -> None:
-    """Save the batch that led to a NaN, and end the run.
-
-    Raises:
-        UserError: always.
-    """
+    """Save the batch that led to a NaN, and end the run with a UserError."""
     path = run.folder / f"broken-batch-{update}.json"
     if run.is_main:
         write_json(path, batch)
@@ -167,13 +166,6 @@ def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: list[dict[s
 
 
 Config = TypeVar("Config", bound=EpochConfig)
-
-
-class StageTask(Task, Protocol):
-    """A task with what it trains and where its model is saved."""
-
-    optimization: Optimization
-    folder: Path
 
 
 LABELS = ("ranks", "rules", "targets", "attributes")
@@ -235,7 +227,7 @@ class EpochTrainer:
     loaded: LoadedModel
     epochs: Epochs
     batches: Batches
-    task: StageTask
+    task: Task
 
     def __init__(
         self,
@@ -260,14 +252,9 @@ class EpochTrainer:
         """Build the training engine after checking available memory.
 
         Args:
-            module: what is trained, `loaded` with its heads.
-            mixed: the examples to learn from.
-            responses: how many the prompt of each example has.
+            responses: number of responses to each example's prompt.
             frozen: other models that are kept.
             stream: examples that are read during training; `mixed` are then as large as they may be.
-
-        Raises:
-            UserError: if memory is insufficient.
         """
         config = self.config
         say_if_prompts_are_repeated(self.run, self.loaded.backbone, responses)
@@ -287,5 +274,5 @@ class EpochTrainer:
 
 
 def with_data_names(config: Config, **data: TrainingData) -> Config:
-    """Settings that say what a trainer was given, by the names of settings: a file's name, or how many records."""
+    """The settings with the names of the data that a trainer was given: a file's name, or the number of records."""
     return replace(config, **{name: data_name(given) for name, given in data.items()})  # type: ignore[arg-type]

@@ -20,16 +20,11 @@ PLACE = "backbone.model."
 
 
 def consolidate(source: Path, output: Path) -> Path:
-    """Save the policy of a checkpoint as a folder that loads elsewhere; where a mean of the weights was kept, that.
-
-    One process holds the model, and reads the checkpoint one weight after another.
+    """Save the policy of a checkpoint, or the mean of its weights, as a folder that loads elsewhere; return the checkpoint.
 
     Args:
         source: a run's folder, whose last whole checkpoint is taken, or a checkpoint in it.
         output: the folder to write; replaced in one step. What a killed call left beside it is removed.
-
-    Returns:
-        The checkpoint.
 
     Raises:
         UserError: if it is broken, holds no policy, or the model that the run started from cannot be loaded.
@@ -74,7 +69,6 @@ def _checkpoint_of(source: Path) -> Path:
 
 
 def _model_settings(run: Path) -> ModelConfig:
-    """The settings of a run that say what model it trains."""
     path = run / "config.yaml"
     found = read_settings(path)
     if found is None:
