@@ -113,11 +113,11 @@ class Questions:
         return tuple(share_of_token.get(token, 0.0) for token in self.answers)
 
     def ratings(self, answers: Tensor, numbers: Sequence[int]) -> list[float]:
-        """Expected ratings [Q] of questions: of a yes or no P(1), from the logits of its two tokens alone.
+        """Expected ratings [Q]; for a yes or no it is P(1) from the logits of its two tokens.
 
         Args:
             answers: log-probs or logits [Q, A].
-            numbers: which attribute each asks for.
+            numbers: the attribute of each question.
         """
         found = []
         for row, number in zip(answers.detach().double().cpu(), numbers, strict=True):
@@ -128,11 +128,7 @@ class Questions:
 
 
 class GenerativeModel(LanguageModel):
-    """A language model that rates by the tokens after an attribute's name.
-
-    Args:
-        adapter: the adapter to compute with; None: the bare backbone.
-    """
+    """A language model that rates by the tokens after an attribute's name."""
 
     def __init__(self, backbone: Backbone, questions: Questions, adapter: str | None = None) -> None:
         super().__init__(backbone, adapter)
@@ -183,13 +179,13 @@ def encode_texts(
 
 
 class TextOutputs(NamedTuple):
-    """What the model computes for some texts.
+    """Outputs of the model for Q questions in R texts.
 
     Attributes:
-        answers: log-probs [Q, A] of the tokens that rate, after each question.
+        answers: log-probs [Q, A] of the tokens that rate.
         losses: of each question [Q].
         attributes: of each question [Q].
-        generator: the losses [R] of the tokens that the generator learns, summed over each text, questions included.
+        generator: the losses [R] of the tokens that the generator learns, summed over each text.
     """
 
     answers: Tensor

@@ -70,11 +70,9 @@ def save_attribute_model(
     folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], heads: list[Head],
     card: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Save an attribute model, whole or not at all. Transformers' classifier sees its first head only.
+    """Save an attribute model atomically, from the weights of the backbone's model and the state of the whole one.
 
-    Args:
-        weights: of the backbone's model.
-        state: of the whole `AttributeModel`.
+    A transformers classifier reads its first head only.
     """
     weight = state["linear.weight"]
     more = {"heads": weight, "biases": state["linear.bias"]}
@@ -84,7 +82,7 @@ def save_attribute_model(
 def save_generative_model(
     folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], heads: list[Head], card: Mapping[str, Any]
 ) -> None:
-    """Save a model of the generative form, whole or not at all: a language model with the names of what it rates."""
+    """Save a model of the generative form atomically: a language model with the names of its attributes."""
     save_model(folder, loaded, weights, card, {ATTRIBUTE.facts: _facts(heads, "generative")})
 
 
@@ -111,11 +109,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
 
 
 def heads_of(folder: str) -> list[Head]:
-    """The heads of an attribute model on disk.
-
-    Raises:
-        UserError: if the folder is not one.
-    """
+    """The heads of an attribute model on disk. Raises: UserError if the folder is not one."""
     require_reward_model(folder, ATTRIBUTE)
     return [Head(row["name"], row["kind"]) for row in read_json(Path(folder) / ATTRIBUTE.facts)["heads"]]
 
@@ -131,14 +125,14 @@ SCALE = (1.0, 7.0)
 
 
 def head_losses(outputs: Tensor, targets: Tensor, binary: Tensor) -> Tensor:
-    """The loss [n] of each head, summed over the responses that were judged by it.
+    """The loss [n] of each head, summed over the responses with a judgment.
 
-    For a yes or no it is the cross-entropy, with the share of labelers who chose yes as a soft target; for a rating, taken
-    as (rating - 1) / 6, the squared error.
+    A yes or no has the cross-entropy, with the share of yes as a soft target. A rating, scaled to (rating - 1) / 6, has the
+    squared error.
 
     Args:
         outputs: [R, n] of n heads.
-        targets: [R, n], NaN where nobody judged, which adds nothing.
+        targets: [R, n]; NaN without a judgment.
         binary: [n] bool.
     """
     judged = ~targets.isnan()

@@ -1,4 +1,4 @@
-"""Scoring responses with a frozen attribute model, whoever wrote them."""
+"""Scoring responses of any policy with a frozen attribute model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,11 +22,7 @@ from align.tokenization.encoded import PromptResponse, SampledResponse
 
 
 class AttributeReward:
-    """A reward: an expression of the attributes that a model predicts.
-
-    Raises:
-        UserError: for an expression that cannot be read, or an attribute that the model has no head for.
-    """
+    """A reward: an expression over the attributes that a model predicts. Raises: see `Expression`."""
 
     def __init__(self, scorer: "AttributeScorer", expression: str) -> None:
         self.scorer = scorer
@@ -42,8 +38,6 @@ class AttributeScorer(ABC):
     """An attribute model that reads each response once for all of its attributes.
 
     Args:
-        heads: the attributes.
-        module: the model.
         policy: the tokenization of the model that writes the responses.
         budget: padded tokens that are read at once.
     """
@@ -70,11 +64,7 @@ class AttributeScorer(ABC):
     def from_folder(
         folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int
     ) -> "AttributeScorer":
-        """The scorer of an attribute model on disk, of either form.
-
-        Raises:
-            UserError: if it is not one.
-        """
+        """The scorer of an attribute model on disk, of either form. Raises: UserError if it is not one."""
         common = (policy, accelerator, budget)
         if form_of(folder) == "generative":
             return GenerativeScorer(*load_generative_model(folder, dtype), *common)
@@ -90,7 +80,7 @@ class AttributeScorer(ABC):
 
 
 class HeadScorer(AttributeScorer):
-    """Reads attributes from the heads of a model; arguments as `AttributeScorer` has."""
+    """Reads attributes from the heads of a model."""
 
     def __init__(self, model: AttributeModel, *arguments: Any) -> None:
         super().__init__(model.heads, model, *arguments)
@@ -102,10 +92,7 @@ class HeadScorer(AttributeScorer):
 
 
 class GenerativeScorer(AttributeScorer):
-    """Reads attributes from the ratings that a language model would write; arguments as `AttributeScorer` has.
-
-    All questions about a response share one reading of it.
-    """
+    """Reads attributes from a language model's next-token probabilities; all questions share one reading of a response."""
 
     def __init__(self, model: GenerativeModel, *arguments: Any) -> None:
         super().__init__(model.questions.heads, model, *arguments)
@@ -124,11 +111,7 @@ class GenerativeScorer(AttributeScorer):
 
 
 def load_generative_model(folder: str, dtype: str = "auto") -> tuple[GenerativeModel, LoadedModel]:
-    """Load an attribute model of the generative form to score with: adapters merged, nothing trainable.
-
-    Raises:
-        UserError: if it is not one.
-    """
+    """Load an attribute model of the generative form to score with: adapters merged, nothing trainable."""
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype))
     model = GenerativeModel(loaded.backbone, Questions(heads_of(folder), loaded.tokenization))
     return model.eval().requires_grad_(False), loaded

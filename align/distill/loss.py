@@ -25,8 +25,8 @@ class LossWeights(NamedTuple):
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Cross-entropy [n] of the student's distribution with the teacher's, both at `temperature`; float32, in nats.
 
-    Its minimum, where both agree, is the teacher's entropy. A few rows are computed at a time, and again for their
-    gradient, so that no float32 copy of all logits is kept.
+    Its minimum is the teacher's entropy. A few rows are computed at a time, and again for their gradient: no float32 copy
+    of all logits is kept.
 
     Args:
         student: logits [n, V].
@@ -55,8 +55,8 @@ def distillation_loss(
 ) -> Tensor:
     """The weighted sum of the three losses, each a mean over the tokens of the global batch that it counts.
 
-    The cross-entropy is multiplied by the temperature squared: its gradient shrinks by that (Hinton et al. 2015, section
-    2), so that the weights mean the same at any temperature. DistilBERT's code does so too.
+    The cross-entropy is multiplied by the temperature squared, by which its gradient shrinks (Hinton et al. 2015, section
+    2), as in DistilBERT's code.
 
     Args:
         ce: [n], of `soft_cross_entropy`.

@@ -1,7 +1,6 @@
 """Settings of the reward model."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from align.core.settings import MixtureConfig, SequenceConfig, option
 from align.training.epochs import EpochConfig
@@ -30,7 +29,3 @@ class RewardConfig(MixtureConfig, SequenceConfig, EpochConfig):
     soft_targets: bool = option(
         False, "learn the probabilities in the field preferences, where a ranking has it, instead of a sure order"
     )
-    ties: Literal["ignore", "davidson"] = option(
-        "ignore", "what tied responses teach: ignore (nothing), or davidson (to be equally good, by Davidson's model)"
-    )
-    tie_probability: float = option(0.25, "with davidson: probability of a tie between equally good responses", gt=0, lt=1)

@@ -34,12 +34,7 @@ def group_flops(
     flops: Callable[[FlopsProfile, int, Sequence[int], int], float] = training_flops,
     predicted: Sequence[int] = (),
 ) -> float:
-    """FLOPs of reading a ranking.
-
-    Args:
-        flops: `training_flops`, or `forward_flops` where nothing is learned.
-        predicted: tokens of each response that are predicted; empty: none.
-    """
+    """FLOPs of reading a ranking; `predicted` are the tokens of each response that need the vocabulary matrix."""
     lengths = list(map(len, ranking.responses))
     if backbone.shares_prompts:
         return flops(shape, len(ranking.prompt), lengths, sum(predicted))
@@ -58,7 +53,7 @@ def score_rankings(
     """A number for each response of each ranking, on every process.
 
     Args:
-        read: computes the numbers [R] of the responses of a part of the rankings.
+        read: computes the numbers [R] of some rankings' responses.
         budget: padded tokens that are read at once.
     """
 
@@ -71,7 +66,7 @@ def score_rankings(
 
 
 def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tuple[Padded, Padded, Tensor]:
-    """Rankings as `Backbone.hidden` takes them: prompts, the responses of all rankings in order, and `prompt_index`."""
+    """Rankings as inputs of `Backbone.hidden`: prompts, all responses in order, and `prompt_index`."""
     prompts = Padded.from_lists([item.prompt for item in rankings]).to(device)
     responses = Padded.from_lists([response for item in rankings for response in item.responses]).to(device)
     prompt_index = torch.tensor([number for number, item in enumerate(rankings) for _ in item.responses], device=device)
@@ -79,24 +74,23 @@ def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tup
 
 
 def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPrompt], device: torch.device) -> Tensor:
-    """Rewards [R] of the responses of several rankings, in order; each prompt is read once if the backbone can share it."""
+    """Rewards [R] of all responses in order; each prompt is read once if the backbone can share it."""
     return module(*pack_rankings(rankings, device))
 
 
-def label_pairs(rankings: Sequence[EncodedRanking], soft_targets: bool, with_ties: bool) -> Pairs:
+def label_pairs(rankings: Sequence[EncodedRanking], soft_targets: bool) -> Pairs:
     """The pairs that a ranking loss is taken on, with their margins and probabilities.
 
     Args:
         soft_targets: whether to learn a ranking's `preferences`, where it has them, instead of its ranks.
-        with_ties: whether tied responses are pairs too.
     """
     found = []
     for item in rankings:
         if soft_targets and item.preferences is not None:
-            pairs = compare_by_preference(item.preferences, item.ranks, with_ties)
+            pairs = compare_by_preference(item.preferences, item.ranks)
         else:
-            pairs = compare_by_rank(item.ranks, with_ties)
-        found.append([pair if pair.tie == 1.0 else pair._replace(margin=item.margin) for pair in pairs])
+            pairs = compare_by_rank(item.ranks)
+        found.append([pair._replace(margin=item.margin) for pair in pairs])
     return stack_pairs(found, [len(item.responses) for item in rankings])
 
 

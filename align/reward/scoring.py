@@ -23,7 +23,7 @@ from align.tokenization import PairTokenization, Tokenization
 from align.tokenization.encoded import EncodedPrompt, PromptResponse, SampledResponse
 
 PROMPTS_TRIED = 16
-"""The longest prompts, in the policy's tokens, of which one is taken to be the longest in another model's tokens too."""
+"""How many of the longest prompts in the policy's tokens are tried in the reward model's tokens."""
 
 
 def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
@@ -69,7 +69,7 @@ class RewardModelScorer:
     def from_loaded(
         cls, reward: LoadedReward, policy: Tokenization, accelerator: Accelerator, budget: int
     ) -> "RewardModelScorer":
-        """A scorer of a reward model from disk, for responses of a policy with the tokenization `policy`."""
+        """Make the scorer of a loaded reward model, for responses of a policy with the tokenization `policy`."""
         loaded = reward.loaded
         shape = flops_profile(loaded.backbone, loaded.adapter)
         module = place_frozen_model(reward.model, accelerator)
@@ -78,11 +78,7 @@ class RewardModelScorer:
         return cls(module, reward.mean, loaded.backbone, accelerator, budget, own, shape, reward.reads_whole_turns)
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:
-        """Rewards minus the mean over demonstrations; the same on every process.
-
-        Raises:
-            UserError: if a response is longer than the reward model can read.
-        """
+        """Rewards minus the mean over demonstrations; the same on every process. Raises: see `score_rows`."""
         return self.score_rows([self.encode(response) for response in responses])
 
     @torch.no_grad()
@@ -121,18 +117,13 @@ class RewardModelScorer:
     def require_context(
         self, name: str, prompts: Sequence[EncodedPrompt], new_tokens: int, policy: Tokenization, after: int = 0
     ) -> None:
-        """Refuse a context that is too short for the longest prompts with responses of the maximum length.
+        """Raise a UserError if the context is too short for the longest prompts with the longest responses.
 
         Args:
             name: of the model, for the error.
-            prompts: of the policy.
-            new_tokens: of the longest response, in the policy's tokens. Other tokenizers' counts are estimated from how many
-                tokens each makes of the prompts.
-            policy: the policy's tokenization.
-            after: tokens that the model reads behind a response, such as a rule.
-
-        Raises:
-            UserError: with the numbers of tokens.
+            new_tokens: of the longest response, in the policy's tokens. The count of another tokenizer is estimated from
+                the prompts.
+            after: tokens that the model reads after a response, such as a rule.
         """
         longest = sorted(prompts, key=lambda prompt: len(prompt.ids))[-PROMPTS_TRIED:]
         if self.tokenization is not None:
@@ -166,11 +157,7 @@ class RewardService:
         self._scoring = threading.Lock()
 
     def rewards(self, rows: list[SampledResponse]) -> list[float]:
-        """The reward of each row, minus the model's mean over demonstrations; waits for earlier calls.
-
-        Raises:
-            UserError: if a row is longer than the model can read.
-        """
+        """The rewards of `RewardModelScorer`; waits for earlier calls."""
         with self._scoring:
             return self._score(rows)
 

@@ -24,7 +24,7 @@ from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
 from align.reward.config import RewardConfig
-from align.reward.loss import Pairs, bradley_terry, centering_loss, davidson, ranking_loss
+from align.reward.loss import Pairs, centering_loss, ranking_loss
 from align.reward.rankings import (
     ScoredRanking,
     group_flops,
@@ -142,8 +142,6 @@ class RewardTask(ExampleTask):
         self.demonstrated = demonstrated
         self.lengths = group_sizes(self.loaded.backbone, self.examples)
         self.scored: list[ScoredRanking] = []
-        self.with_ties, tie_probability = self.config.ties == "davidson", self.config.tie_probability
-        self.outcomes = partial(davidson, tie_probability=tie_probability) if self.with_ties else bradley_terry
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
         lm_weight = self.config.lm_loss_weight
@@ -152,14 +150,13 @@ class RewardTask(ExampleTask):
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
             rankings = [self.examples[row] for row in part]
             rewards, lm_loss = self._read(rankings)
-            columns = label_pairs(rankings, self.config.soft_targets, self.with_ties)
+            columns = label_pairs(rankings, self.config.soft_targets)
             pairs = Pairs(*(column.to(rewards.device) for column in columns))
-            loss = ranking_loss(rewards, pairs, self.outcomes)
+            loss = ranking_loss(rewards, pairs)
             sums = {"ranking_loss": loss / len(rows)}
             if self.config.centering_weight:
                 loss = loss + self.config.centering_weight * centering_loss(rewards, pairs)
             is_right = (rewards[pairs.better] > rewards[pairs.worse]).float()
-            is_right[pairs.tie == 1.0] = 0.5  # there is no right order
             sums |= {
                 "accuracy": (pairs.weight * is_right).sum() / len(rows),
                 "reward_sum": rewards.sum(),

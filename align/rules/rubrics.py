@@ -58,17 +58,13 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Rubric:
-    """A question about a response, with its possible answers.
-
-    Attributes:
-        categories: of the prompts that it applies to; empty: all.
-        weight: of its reward in the sum of rewards.
-    """
+    """A question about a response, with its possible answers."""
 
     name: str
     question: str
     options: tuple[Option, ...]
     categories: frozenset[str] = frozenset()
+    """Of the prompts that it applies to; empty: all."""
     weight: float = 1.0
 
     def applies(self, category: str | None) -> bool:
@@ -95,23 +91,14 @@ LetterJudge = Callable[[Sequence[RubricQuestion]], list[list[float]]]
 
 
 def expected_reward(log_probs: Sequence[float], rewards: Sequence[float]) -> float:
-    """The sum over options of P(letter) x reward, where P is over the letters alone.
-
-    Args:
-        log_probs: [K] of the letters, not all of them -infinity.
-        rewards: [K].
-    """
+    """The sum over options of P(letter) x reward, where P is over the letters alone, not all of which may be impossible."""
     highest = max(log_probs)
     weights = [math.exp(value - highest) for value in log_probs]
     return sum(weight * reward for weight, reward in zip(weights, rewards, strict=True)) / sum(weights)
 
 
 class RubricScorer:
-    """Scores responses by a rubric.
-
-    Args:
-        judge: answers its questions.
-    """
+    """Scores responses by a rubric, whose questions `judge` answers."""
 
     def __init__(self, rubric: Rubric, judge: LetterJudge) -> None:
         self.rubric, self.judge = rubric, judge
@@ -119,15 +106,10 @@ class RubricScorer:
     def __call__(
         self, conversations: Sequence[Conversation], responses: Sequence[str], categories: Sequence[str | None]
     ) -> list[float]:
-        """The reward of each response, without the rubric's weight; 0 outside of its categories.
-
-        Raises:
-            UserError: if the judge cannot answer.
-        """
+        """The reward of each response, without the rubric's weight; 0 outside of its categories."""
         rows = [row for row, category in enumerate(categories) if self.rubric.applies(category)]
-        answers = (
-            self.judge([self.rubric.question_about(conversations[row], responses[row]) for row in rows]) if rows else []
-        )
+        questions = [self.rubric.question_about(conversations[row], responses[row]) for row in rows]
+        answers = self.judge(questions) if rows else []
         option_rewards = [option.reward for option in self.rubric.options]
         rewards = [0.0] * len(responses)
         for row, log_probs in zip(rows, answers, strict=True):
@@ -136,10 +118,7 @@ class RubricScorer:
 
 
 def read_rubrics(paths: Sequence[str]) -> list[Rubric]:
-    """Rubrics from files.
-
-    Args:
-        paths: files as in forms/rubrics, each as FILE or FILE=WEIGHT.
+    """Read rubrics from files, each given as FILE or FILE=WEIGHT.
 
     Raises:
         UserError: if a file is missing or is no rubric, or two have one name.
@@ -205,7 +184,7 @@ class RubricSettings(EndpointConfig):
 
 
 def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int) -> list[RubricScorer]:
-    """The rubrics of a command's settings, each with the judge that all of them share.
+    """Load the rubrics of a command's settings, with one judge for all.
 
     Args:
         dtype: of a local model, as in settings.
@@ -226,22 +205,14 @@ def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str,
 
 
 class LocalJudge:
-    """A frozen language model, which reads a question once for all of its letters.
-
-    Args:
-        budget: padded tokens that are read at once.
-    """
+    """A frozen language model, which reads a question once for all of its letters."""
 
     def __init__(self, loaded: LoadedModel, accelerator: Accelerator, budget: int) -> None:
         self.loaded, self.accelerator, self.budget = loaded, accelerator, budget
         self.module = place_frozen_model(LanguageModel(loaded.backbone, loaded.adapter), accelerator)
 
     def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
-        """The log-probability of each letter as the beginning of the answer; the same on every process.
-
-        Raises:
-            UserError: if a question is longer than the model can read.
-        """
+        """The log-probability of each letter as the beginning of the answer; the same on every process."""
         backbone, rows = self.loaded.backbone, [self._encode(question) for question in questions]
         for row in rows:
             backbone.require_fit(len(row.prompt), max(map(len, row.responses)), "a rubric's question")
@@ -273,11 +244,7 @@ class ServiceJudge:
         self.answers: dict[RubricQuestion, list[float]] = {}
 
     def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
-        """The log-probability of each letter; the same on every process.
-
-        Raises:
-            UserError: if the service does not answer, or gives no log-probs of the letters.
-        """
+        """The log-probability of each letter; the same on every process. Raises: UserError if the service fails."""
         return run_on_main(lambda: self._answer(questions), self.accelerator)
 
     def _answer(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Judging responses with a frozen rule model, whoever wrote them."""
+"""Judging responses by rules, and choosing among several by rules and a reward."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from align.tokenization.encoded import PromptResponse, SampledResponse
 
 
 def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
-    """The texts of the rules that a rule model shall judge by, by their ids.
+    """The texts of the rules that a rule model judges by, by their ids.
 
     Args:
         wanted: files of rules, FILE:ID, or ids of rules that the model was trained on; empty: all of those.
 
     Raises:
-        UserError: if the folder is no rule model, or a rule is not there.
+        UserError: if the folder is no rule model, or a rule is unknown.
     """
     require_reward_model(folder, RULE)
     return choose_rules(wanted, read_json(Path(folder) / RULE.facts)["rules"], f"{folder}: among the model's own rules")
@@ -49,11 +49,7 @@ class RuleScorer:
         return tuple(map(len, self._ids))
 
     def __call__(self, responses: Sequence[SampledResponse]) -> Tensor:
-        """How likely each response violates each rule, [rules, responses] float32; the same on every process.
-
-        Raises:
-            UserError: if a response with a rule is longer than the model can read.
-        """
+        """How likely each response violates each rule, [rules, responses] float32; the same on every process."""
         encoded = [self.scorer.encode(response) for response in responses]
         rows = [PromptResponse([*row.prompt, *row.response], rule) for row in encoded for rule in self._ids]
         logits = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64)
@@ -73,16 +69,14 @@ def geometric_mean(probabilities: Sequence[float]) -> float:
 
 
 def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], use: RuleUse, threshold: float) -> int:
-    """The index of the response that is kept; of several equally good ones, the first.
+    """The index of the best response; of several equally good ones, the first.
 
     Args:
-        rewards: [N] of the preference; all equal where there is none.
+        rewards: [N] of the preference; all equal without one.
         follows: [N, K], how likely each response follows each rule.
-        use: `filter` keeps the responses whose geometric mean over rules is at least `threshold`, and of those the one
-            with the highest reward; where none is left, the one with the highest geometric mean. `multiply` keeps the
-            highest sigmoid(reward - mean reward) x geometric mean (after Glaese et al. 2022, section 2.7: the preference
-            becomes a probability first, since a reward may be negative).
-        threshold: see `filter`.
+        use: `filter` takes the highest reward among responses whose geometric mean over rules is at least `threshold`; if
+            there is none, the highest geometric mean. `multiply` takes the highest sigmoid(reward - mean reward) x
+            geometric mean (after Glaese et al. 2022, section 2.7).
     """
     compliance, mean = [geometric_mean(each) for each in follows], sum(rewards) / len(rewards)
     if use == "multiply":

@@ -1,4 +1,4 @@
-"""The ranking loss: pairs, weights, margins, ties and soft targets, by hand and against finite differences."""
+"""The ranking loss: pairs, weights, margins and soft targets, by hand and against finite differences."""
 
 import math
 
@@ -11,14 +11,10 @@ from torch.nn.functional import logsigmoid
 from align.core.errors import UserError
 from align.reward import RewardConfig, RewardTrainer
 from align.reward.loss import (
-    bradley_terry,
     centering_loss,
     compare_by_preference,
-    compare_by_rank,
-    davidson,
     pairs_of,
     ranking_loss,
-    stack_pairs,
 )
 from align.reward.rankings import label_pairs
 from align.tokenization.encoded import EncodedRanking
@@ -37,7 +33,7 @@ def ranking(ranks, **labels):
 
 
 def soft_loss(rewards, *rankings):
-    return float(ranking_loss(doubles(rewards), label_pairs(rankings, soft_targets=True, with_ties=False)))
+    return float(ranking_loss(doubles(rewards), label_pairs(rankings, soft_targets=True)))
 
 
 def sigmoid_loss(difference):
@@ -159,55 +155,17 @@ def test_order_of_responses_and_batching_of_rankings_do_not_matter(ranks, seed, 
     assert shifted == pytest.approx(whole, abs=1e-6), "only differences count"
 
 
-def test_davidson_by_hand():
-    # t = .5: nu = 2 x .5 / .5 = 2. At a difference of 2 ln 2 strengths are as 4 : 1, sqrt(4 x 1) = 2: 4 : 4 : 1.
-    win, tie, lose = davidson(doubles([2 * math.log(2)]), 0.5)
-    assert [win.exp().item(), tie.exp().item(), lose.exp().item()] == pytest.approx([4 / 9, 4 / 9, 1 / 9])
-
-
-@pytest.mark.parametrize("tie_probability", [0.05, 0.25, 0.9])
-def test_outcomes_are_probabilities_and_ties_likeliest_between_equals(tie_probability):
-    difference = torch.linspace(-8, 8, 33, dtype=torch.float64)
-    win, tie, lose = (part.exp() for part in davidson(difference, tie_probability))
-    torch.testing.assert_close(win + tie + lose, torch.ones_like(win))
-    torch.testing.assert_close(win, lose.flip(0))  # turned round, the same
-    assert tie.argmax() == 16
-    assert tie[16].item() == pytest.approx(tie_probability)
-    assert (win.diff() > 0).all()
-
-
-def test_with_hardly_any_ties_davidson_is_bradley_and_terrys():
-    difference = doubles([-3.0, 0.0, 1.5])
-    for ours, theirs in zip(davidson(difference, 1e-9)[::2], bradley_terry(difference)[::2], strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
-
-
-def test_a_tie_pulls_rewards_together_by_hand():
-    pairs = stack_pairs([compare_by_rank([1, 1], with_ties=True)], [2])
-    rewards = doubles([2.0, 0.0]).requires_grad_()
-    loss = ranking_loss(rewards, pairs, lambda d: davidson(d, 0.5))
-    # Strengths e^2 : 1 and nu 2: -log(2 e / (e^2 + 2 e + 1)) = 2 log(e + 1) - log 2 - 1
-    assert loss.item() == pytest.approx(2 * math.log(math.e + 1) - math.log(2) - 1)
-    loss.backward()
-    # d/dd of log(e^(d/2) + 2 + e^(-d/2)) = (win - lose) / 2 = (e^2 - 1) / (e + 1)^2 / 2
-    assert rewards.grad.tolist() == pytest.approx([(math.e - 1) / (math.e + 1) / 2, -(math.e - 1) / (math.e + 1) / 2])
-
-
 def test_soft_targets_by_hand():
-    # P(0 better) .7, P(1 better) .2, a tie .1, which goes to both alike: .75 and .25, at a difference of 2.
+    # P(0 better) .7, P(1 better) .2; half of the tie's .1 goes to each: .75 and .25, at a difference of 2.
     item = ranking([1, 2], preferences=[[0.0, 0.7], [0.2, 0.0]])
     expected = 0.75 * math.log1p(math.exp(-2)) + 0.25 * math.log1p(math.exp(2))
     assert soft_loss([2.0, 0.0], item) == pytest.approx(expected)
-    # With a model of ties the .1 is the tie's.
-    win, tie, lose = (float(part) for part in davidson(doubles([2.0]), 0.25))
-    loss = ranking_loss(doubles([2.0, 0.0]), label_pairs([item], True, True), lambda d: davidson(d, 0.25))
-    assert float(loss) == pytest.approx(-(0.7 * win + 0.1 * tie + 0.2 * lose))
 
 
 def test_the_loss_is_lowest_where_rewards_say_the_probabilities():
     item = ranking([1, 2], preferences=[[0.0, 0.8], [0.2, 0.0]])
     rewards = doubles([math.log(4), 0.0]).requires_grad_()
-    ranking_loss(rewards, label_pairs([item], True, False)).backward()
+    ranking_loss(rewards, label_pairs([item], True)).backward()
     assert rewards.grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
 
 
@@ -229,12 +187,6 @@ def test_labels_that_are_sure_are_the_ranks():
     assert soft == pytest.approx(plain, abs=1e-12)
 
 
-def test_a_margin_asks_nothing_of_a_tie():
-    tied = label_pairs([ranking([1, 1, 2], margin=0.5)], False, True)
-    assert tied.margin.tolist() == [0.5, 0.5, 0.0]
-    assert tied.weight.tolist() == pytest.approx([1 / 3] * 3)
-
-
 def test_by_default_loss_and_gradient_are_the_plain_ones_to_the_bit():
     rankings = [ranking([2, 1, 2], preferences=[[0, 0.1, 0.5], [0.9, 0, 0.9], [0.5, 0.1, 0]])]
     rankings += [ranking([1, 2], margin=0.5), ranking([3, 1, 2, 4])]
@@ -242,7 +194,7 @@ def test_by_default_loss_and_gradient_are_the_plain_ones_to_the_bit():
     for seed in range(20):
         one = (5 * torch.randn(9, generator=torch.Generator().manual_seed(seed))).requires_grad_()
         other = one.detach().clone().requires_grad_()
-        loss = ranking_loss(one, label_pairs(rankings, False, False))
+        loss = ranking_loss(one, label_pairs(rankings, False))
         difference = other[plain.better] - other[plain.worse] - plain.margin
         expected = -(plain.weight * logsigmoid(difference)).sum()
         assert torch.equal(loss, expected)
