@@ -62,7 +62,7 @@ def ours(config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: list[
     question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
     begun = time.perf_counter()
     rows = score_choices(config, evaluated, questions, question_format, open_accelerator(config))
-    scores = [multiple_choice(row["best"], row["correct"], row["incorrect"], tie_wins=True) for row in rows]
+    scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
     seconds = time.perf_counter() - begun
     return {
         "seconds": seconds,

@@ -17,7 +17,7 @@ from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 Overlong = Literal["error", "drop", "truncate"]
-TEXTS = ("instruction", "task_prefixes", "scorer_prompt", "fallback")
+TEXTS = ("instruction", "task_prefixes", "fallback")
 """Settings that hold text for a model, in which ~ is a character."""
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
 

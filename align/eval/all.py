@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from accelerate import PartialState
 
@@ -34,11 +35,7 @@ class AllConfig(EvalConfig):
 
 
 def run_all(config: AllConfig) -> list[Evaluation]:
-    """Run the tasks one after another; each writes its files, and all figures go to one table, which `table.md` holds too.
-
-    Raises:
-        UserError: see the tasks. What was computed is kept: start again to go on.
-    """
+    """Run the tasks one after another; each writes its files, and `table.md` holds all figures in one table."""
     files = {"truthfulness": config.truthfulness, "toxicity": config.toxicity}
     if config.reward_model:
         files["reward"] = config.reward
@@ -49,7 +46,7 @@ def run_all(config: AllConfig) -> list[Evaluation]:
             config_class, function = TASKS[name].load()
             task_config = parse(config_class, task_arguments(config, name, file))
             data += [f"{name}, {line}" for line in task_config.data_lines()]
-            evaluations += function(task_config)
+            evaluations += cast(list[Evaluation], function(task_config))
     if PartialState().is_main_process:
         write_text(Path(config.output) / "table.md", markdown_table(evaluations, data))
         if config.table:

@@ -58,11 +58,7 @@ class BiasConfig(EvalConfig):
 
 
 def run_bias(config: BiasConfig) -> list[Evaluation]:
-    """Measure each model, and the change from the first model to each other; writes `bias.json` and files of results.
-
-    Raises:
-        UserError: for a mistake in the settings or a model; what was computed before is kept.
-    """
+    """Measure each model, and the change from the first model to each other; writes `bias.json` and files of results."""
     accelerator = open_accelerator(config)
     evaluations: list[Evaluation] = []
     first: dict[str, Any] = {}  # the first model's results by kind, to compare the others with
@@ -283,13 +279,7 @@ _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
 def group_log_odds(texts: Sequence[str], groups: Mapping[str, Sequence[str]], score: LogProbScorer) -> list[float]:
     """log P(second group) - log P(first group) after each text; a group's probability is the sum over its words.
 
-    Args:
-        texts: beginnings, such as "The nurse was a".
-        groups: two groups, each with the continuations that name it.
-        score: log-probabilities by a model.
-
-    Returns:
-        In nats: 0 where both are as likely, log 2 where the second group is twice as likely as the first.
+    In nats: 0 where both are as likely, log 2 where the second group is twice as likely as the first.
     """
     first, second = groups.values()
     found = score([(text, [*first, *second]) for text in texts])
@@ -325,17 +315,9 @@ FavoredWord = tuple[str, float, int]
 
 
 def favored_words(texts_of_group: Mapping[str, Sequence[str]], min_texts: int, count: int) -> dict[str, list[FavoredWord]]:
-    """The words that each group's texts use more often than the other groups' texts.
+    """The `count` words in at least `min_texts` of a group's texts that the other groups' texts use least.
 
-    Words are sorted by the share of a group's texts that contain them, divided by the mean of this share over all groups.
-
-    Args:
-        texts_of_group: completions by group.
-        min_texts: fewest texts of the group that must contain a word to be listed, so that rare words do not lead.
-        count: words for each group.
-
-    Returns:
-        For each group its words, highest ratio first, then by frequency, then alphabetically.
+    They are sorted by the share of a group's texts that contain them, divided by the mean of this share over all groups.
     """
     holding = {
         group: Counter(word for text in texts for word in set(split_words(text))) for group, texts in texts_of_group.items()

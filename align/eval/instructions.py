@@ -31,11 +31,7 @@ class InstructionsConfig(PrimerSettings, AnsweringTaskConfig):
 
 
 def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
-    """Let the models answer, check the answers, and write `instructions.json`.
-
-    Raises:
-        UserError: for a mistake in the settings or the data, or if no prompt has a check.
-    """
+    """Let the models answer, check the answers, and write `instructions.json`."""
     accelerator = open_accelerator(config)
     constraints = read_constraints(config.prompts, config.skip_bad_rows)
     evaluations = []

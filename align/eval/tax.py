@@ -71,11 +71,7 @@ class TaxConfig(EvalConfig):
 
 
 def run_tax(config: TaxConfig) -> list[Evaluation]:
-    """Run the tasks on every model and write `tax.json`; returns an evaluation for each model.
-
-    Raises:
-        UserError: if lm-eval is missing, or it refuses a task or a model. What was computed is kept.
-    """
+    """Run the tasks on every model and write `tax.json`; returns an evaluation for each model."""
     require_lm_eval(config.lm_eval_python)
     accelerator = open_accelerator(config)
     names = short_names(config.models)
@@ -122,11 +118,7 @@ def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerato
 
 
 def run_worker(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Any]:
-    """One run of lm-eval: what `align.eval.lm_eval_worker.run` returns.
-
-    Raises:
-        UserError: if it ends with an error; the last line of it is in the message.
-    """
+    """One run of lm-eval: what `align.eval.lm_eval_worker.run` returns."""
     base, is_adapter = base_of(source)
     names = ("batch_size", "limit", "apply_chat_template", "seed", "threads")
     job: dict[str, Any] = {key: getattr(config, key) for key in names}

@@ -42,7 +42,7 @@ def test_agreement_counts_what_both_decided():
 
 
 def test_verdict_of_a_score():
-    assert [verdict(score, 0.5) for score in (0.6, 0.5, 0.4)] == [V, U, F]
+    assert [verdict(score) for score in (0.6, 0.5, 0.4)] == [V, U, F]
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -148,7 +148,6 @@ def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
         ({"scorer": ""}, "scorer is '', but must be given, or rubrics for responses"),
         ({"scorer": "endpoint"}, "endpoint is '', but must be given"),
         ({"models": ["m"]}, "write responses with `align sample`"),
-        ({"threshold": 1.0}, "threshold is 1.0"),
     ],
 )
 def test_settings_that_do_not_fit(settings, more, complaint):

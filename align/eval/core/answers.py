@@ -64,7 +64,6 @@ class EvaluatedModel:
 
     Attributes:
         name: short, unique among the models of the evaluation, and fit for a file name.
-        loaded: the model.
         source: the folder or hub name that it was loaded from.
         fingerprint: changes with the weights and with the primer.
         primer: what it reads before each prompt.
@@ -97,16 +96,8 @@ def sample_answers(
     change no text. In bfloat16 the batch that a prompt is in changes its logits a little. The answers are stored in
     `OUTPUT/<task>-<model>.jsonl`.
 
-    Args:
-        config: settings of sampling, and where results go.
-        task: the beginning of the file's name.
-        evaluated: the model.
-        accelerator: the processes that share the work.
-        samples: answers to return for each prompt.
-        wanted: numbers of the prompts to answer; None: all.
-
     Returns:
-        The answers to each prompt, by the prompt's number.
+        By the prompt's number, `samples` answers to each prompt (None as `wanted`: to all).
     """
     sampled = _sample_all(config, task, evaluated, accelerator, samples * evaluated.best_of, wanted)
     if evaluated.best_of == 1:
@@ -255,11 +246,7 @@ def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[Evalua
 
 
 def _primers(config: EvalConfig) -> list[Primer]:
-    """The primer of each model: that of the settings if its name ends in `SHOTS_SUFFIX`, else an empty one.
-
-    Raises:
-        UserError: if a primer is missing, or no model uses it.
-    """
+    """The primer of each model: that of the settings if its name ends in `SHOTS_SUFFIX`, else an empty one."""
     if not isinstance(config, PrimerSettings):
         return [Primer()] * len(config.models)
     wanted = [model.endswith(SHOTS_SUFFIX) for model in config.models]
@@ -273,11 +260,7 @@ def _primers(config: EvalConfig) -> list[Primer]:
 
 
 def _answers_per_prompt(config: EvalConfig) -> list[int]:
-    """How many answers each model samples to keep one: `best_of` if its name ends in `BEST_SUFFIX`, else 1.
-
-    Raises:
-        UserError: if best_of is missing, or no model uses it.
-    """
+    """How many answers each model samples to keep one: `best_of` if its name ends in `BEST_SUFFIX`, else 1."""
     if not isinstance(config, BestOfSettings):
         return [1] * len(config.models)
     wanted = [model.endswith(BEST_SUFFIX) for model in config.models]
@@ -308,8 +291,8 @@ def respond(
 
     Args:
         prompts: token ids of each prompt; repeat a prompt for several samples.
-        uniforms: [rows, max_new_tokens] from `align.sampling.generation.row_uniforms`. A row's noise should come from what
-            the row is, not from its place in this call, so that an interrupted evaluation goes on with the same texts.
+        uniforms: [rows, max_new_tokens]. A row's noise comes from what the row is, not from its place in this call: an
+            interrupted evaluation then continues with the same texts.
     """
     backbone, ends = evaluated.loaded.backbone, evaluated.loaded.tokenization.end_ids
 

@@ -35,12 +35,10 @@ class Figure:
 
     Attributes:
         value: None if there is nothing to compute it from; `note` says why.
-        low: lower end of the 95 % interval; None if there is none.
-        high: upper end of the 95 % interval; None if there is none.
+        low, high: ends of the 95 % interval; None if there is none.
         n: number of items it is computed from.
         scorer: the scorer or judge, with its version or hash; empty if there is none.
-        note: printed below the table.
-        better: whether higher or lower is better; empty where neither is. The report rates changes by it.
+        better: the better direction, by which the report rates changes; empty where neither is.
     """
 
     name: str
@@ -82,14 +80,9 @@ def mean_figure(
     """The mean of a measurement with its bootstrap interval. For shares, see `share_figure`.
 
     Args:
-        name: name of the figure.
         values: one for each item. Equal values, and those of a single group, have no interval.
-        resamples: number of bootstrap resamples.
-        scorer: the scorer or judge.
-        note: the figure's note.
         nothing: the note if there are no values.
-        groups: the group of each value, see `mean_interval`.
-        better: which direction is better.
+        groups: the group of each value, such as its prompt.
     """
     if not len(values):
         return Figure(name, None, None, None, 0, scorer, nothing)
@@ -110,11 +103,7 @@ def share_figure(
 ) -> Figure:
     """A share with its interval (`align.core.statistics.share_interval`), which has a width also where all values are equal.
 
-    Args:
-        values: yes or no, or numbers from 0 to 1.
-        groups: the group of each value, such as its prompt.
-
-    The other arguments are those of `mean_figure`.
+    The arguments are those of `mean_figure`; values are from 0 to 1.
     """
     if not len(values):
         return Figure(name, None, None, None, 0, scorer, nothing)
@@ -227,11 +216,7 @@ def figure_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], li
 
 
 def print_table(evaluations: Sequence[Evaluation], data: Sequence[str] = ()) -> None:
-    """Print the figures side by side, and their notes below.
-
-    Args:
-        data: lines on the data they come from, printed above.
-    """
+    """Print lines on the data, the figures side by side, and their notes."""
     out = Console(width=None if sys.stdout.isatty() else 160)
     for line in data:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -257,11 +242,7 @@ def notes(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def markdown_table(evaluations: Sequence[Evaluation], data: Sequence[str] = ()) -> str:
-    """The figures side by side as Markdown tables, and their notes below.
-
-    Args:
-        data: lines on the data they come from, put above.
-    """
+    """Lines on the data, the figures side by side as Markdown tables, and their notes."""
     tables = "".join(f"{line}\n\n" for line in data)
     for heads, rows in figure_tables(evaluations):
         lines = [heads, ["---"] * len(heads), *rows]
@@ -280,10 +261,7 @@ class ResultStore:
     a hash in `"content"` if the caller gives the item's content; of two lines with the same id the later one counts. A
     last line that was cut short when the program was killed is dropped.
 
-    Args:
-        path: `OUTPUT/<task>-<name>.jsonl`.
-        settings: everything that affects an item's result: `EvalConfig.result_settings()`, fingerprints of model and scorer.
-        accelerator: every process holds the results; the main process writes them.
+    `settings` are all that affects an item's result. Every process holds the results; the main process writes them.
 
     Raises:
         UserError: if the file holds results of other settings.
@@ -296,7 +274,6 @@ class ResultStore:
         self.results: dict[str, Json] = run_on_main(self._open, accelerator)
 
     def _open(self) -> dict[str, Json]:
-        """The results in the file, which is begun where there is none."""
         results = self._read()
         if results is None:
             self._append({"settings": self.settings})
@@ -337,10 +314,7 @@ class ResultStore:
         """Compute the missing results, `chunk` items at a time, and return all of them in the order of the items.
 
         Args:
-            items: what to compute, by id.
             compute: from a chunk of items, the same on every process, to one row of JSON values for each.
-            chunk: items computed between two writes.
-            label: shown next to the progress bar.
             content: what an item's result depends on, as JSON values; a result stored under the same id for different
                 content is recomputed. None: the id identifies the content.
 
@@ -395,8 +369,7 @@ def fingerprint(source: str) -> str:
     large model would take minutes. In a model's folder only the files directly in it count; in a folder of data, every
     data file at any depth, as `align.data.sources` reads it.
 
-    Returns:
-        The digits, or '' if `source` is empty or not on this machine (a hub name).
+    It is '' if `source` is empty or not on this machine (a hub name).
     """
     path, digest = resolve_path(source), hashlib.sha256()
     if not source or not path.exists():

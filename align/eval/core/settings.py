@@ -44,11 +44,7 @@ class EvalConfig(InferenceConfig):
         return getattr(self, "limit", 0) if kind in ("prompts", "questions") else 0
 
     def result_settings(self, *leave_out: str) -> dict[str, Any]:
-        """The settings that affect the result of a single item: stored results are valid only for these.
-
-        Args:
-            leave_out: further settings of the task that do not affect an item's result.
-        """
+        """The settings that affect the result of a single item, without `leave_out`: stored results are valid for these."""
         no_effect = {"models", "output", "resamples", "batch_tokens", "skip_bad_rows", "table", *leave_out}
         return {name: value for name, value in asdict(self).items() if name not in no_effect}
 
@@ -78,12 +74,7 @@ def _describe_source(source: str, limit: int) -> str:
 
 
 def take_evenly(items: Sequence[Item], limit: int) -> list[Item]:
-    """`limit` of the items, evenly spaced from the first one on, so that every part of the file is represented.
-
-    Args:
-        items: in the order of the file.
-        limit: how many to take; 0: all.
-    """
+    """`limit` of the items, evenly spaced from the first one on; 0: all."""
     if not limit or limit >= len(items):
         return list(items)
     return [items[number * len(items) // limit] for number in range(limit)]
@@ -95,12 +86,10 @@ logger = logging.getLogger(__name__)
 def parse_rows(
     rows: Iterable[SourceRow], parse: Callable[[Mapping[str, Any], str], Iterable[Item]], skip_bad_rows: bool, nothing: str
 ) -> list[Item]:
-    """Parse each row and return all items.
+    """Parse each row and return all items; with `skip_bad_rows`, bad rows are logged and left out.
 
     Args:
-        rows: as `align.data.sources.iter_rows` gives them.
         parse: from a row's fields and its number, from 1, to the items in it; raises a `UserError` for a bad row.
-        skip_bad_rows: log the number of bad rows and the first few, and return the items of the others.
         nothing: the error if there is no item.
 
     Raises:

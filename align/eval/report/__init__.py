@@ -21,15 +21,8 @@ BEGIN_RESULTS, END_RESULTS = "<!-- results of align eval -->", "<!-- end of resu
 def write_report(run: Path, target: Path | None = None) -> Path:
     """Write the report of a folder with subfolders sft, reward and ppo (any may be missing), or of one stage's folder.
 
-    The page names what is missing or cut off. The file holds its styles, plots and script itself and requests nothing
-    from the network.
-
-    Args:
-        run: the folder; a `summary.json` in it is shown as the table of results.
-        target: the file to write; None: `report.html` in `run`.
-
-    Returns:
-        The file's path.
+    The page names what is missing or cut off, and requests nothing from the network. A `summary.json` in the folder is
+    shown as the table of results. Returns the file: `target`, or `report.html` in `run`.
 
     Raises:
         UserError: if there is no such folder or no run in it, or the file cannot be written.
@@ -70,10 +63,7 @@ def write_model_card(folder: Path) -> Path:
 def add_results_to_card(model: Path, evaluations: Sequence[Evaluation], name: str) -> Path:
     """Put results into the card of a saved model, in place of earlier ones; returns the file.
 
-    Args:
-        model: the model's folder with its README.md.
-        evaluations: those of other models among them are shown in the table alone.
-        name: the name under which the model was evaluated.
+    Evaluations of other models than `name` are shown in the table alone.
 
     Raises:
         UserError: if there is no card, or no result of this model.

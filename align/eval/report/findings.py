@@ -174,10 +174,7 @@ class Summary:
     ) -> None:
         """Add a row with its change, and the check's sentence where the value got better or worse.
 
-        Args:
-            before: None: there is nothing to compare with.
-            clear: False: the change may be chance and is not rated.
-            words: named by the check's templates.
+        Without `clear` the change may be chance and is not rated; `words` fill the check's templates.
         """
         show = format_percent if check.percent else format_number
         change = "" if before is None else show(after - before, sign=True)
@@ -250,10 +247,7 @@ def _add_reward_findings(summary: Summary, stage: StageRun, rankings: Sequence[S
 def _add_pair_accuracy(
     summary: Summary, name: str, claim: str, rankings: Sequence[ScoredRanking], unclear: Rating, consequence: str
 ) -> bool:
-    """Add the share of held-out pairs in the right order; return False if there are none.
-
-    The sentence begins with `claim`. For a share that may be chance, it is rated `unclear` and ends with `consequence`.
-    """
+    """Add the share of held-out pairs in the right order; return False if there are none."""
     accuracy = pair_accuracy(rankings)
     if accuracy is None:
         return False

@@ -149,11 +149,7 @@ def _fill_template(evaluations: Sequence[Evaluation], **values: Any) -> str:
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """Return results before and after as a table for the terminal.
-
-    Args:
-        rows: rows of summary.json: `name`, `before`, `after` (numbers or text), and optional `interval` and `note`.
-        width: columns of the terminal; None: as wide as it is.
+    """Return rows of summary.json as a table for the terminal: `name`, `before`, `after`, optional `interval` and `note`.
 
     Raises:
         KeyError: if a row lacks a name, a before or an after.

@@ -69,15 +69,10 @@ def compare_policies(
     """Let two policies answer the same prompts, and score both.
 
     Args:
-        before: folder or name of the first policy.
-        after: the second one, with the same tokenizer.
+        before, after: folders or names of policies with the same tokenizer.
         reward: scores the answers; its mean over demonstrations is subtracted.
         seed: of the sampling noise, which both share.
         max_prompt_tokens: longer prompts are left out.
-        samples: answers to each prompt; with more of them the interval narrows down to the differences between prompts.
-
-    Raises:
-        UserError: if a model cannot be loaded.
     """
     accelerator = Accelerator(cpu=computes_on_cpu())
     policies = [load(ModelConfig(model=name), compute_dtype(dtype)) for name in (before, after)]
@@ -108,15 +103,7 @@ def best_responses(
     seed: int,
     dtype: str = "auto",
 ) -> PolicyResponses:
-    """The best of n answers of a policy to each prompt, by a reward model: what optimizing it without training gives.
-
-    Args:
-        policy: folder or name.
-        n: answers among which the one with the highest reward is chosen.
-
-    Raises:
-        UserError: if the model cannot be loaded.
-    """
+    """The answer with the highest reward among n of a policy, for each prompt: optimization without training."""
     accelerator = Accelerator(cpu=computes_on_cpu())
     loaded = load(ModelConfig(model=policy), compute_dtype(dtype))
     loaded.backbone.requires_grad_(False).to(accelerator.device)
@@ -135,7 +122,6 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
     """How often a judge prefers the second policy's answer to the first one's with the same noise; a tie is one half.
 
     Args:
-        judge: a reward model, best one that neither policy was trained on.
         policy: folder or name of either policy, for the tokenizer that both share.
 
     Returns:

@@ -135,11 +135,7 @@ def frontier(
 
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
-    """Evaluate and write `reward.json`, and `rewardbench.json`, `best-of-n.json` and `frontier.json` where asked for.
-
-    Raises:
-        UserError: for a mistake in the settings, the data or a model; what was computed is kept.
-    """
+    """Evaluate and write `reward.json`, and `rewardbench.json`, `best-of-n.json` and `frontier.json` where asked for."""
     accelerator = open_accelerator(config)
     reward_models = open_reward_models(config)
     evaluations: list[Evaluation] = []

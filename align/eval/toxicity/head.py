@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from align.core.errors import UserError, first_line
 from align.eval.core.results import fingerprint
-from align.eval.toxicity.scorers import in_batches_of_tokens, text_lengths
+from align.eval.toxicity.scorers import in_batches_of_tokens
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -94,7 +94,8 @@ class ToxicityHead:
             scores: list[float] = torch.sigmoid(sense_logits(self.encoder(part), self.sense).cpu() + word_logits).tolist()
             return scores
 
-        return in_batches_of_tokens(text_lengths(self.encoder.tokenizer, texts), batch, score_rows)
+        lengths = [len(ids) for ids in self.encoder.tokenizer(list(texts), truncation=True).input_ids]
+        return in_batches_of_tokens(lengths, batch, score_rows)
 
 
 def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:

@@ -4,8 +4,6 @@ A scorer is named in settings by one word:
 
     minilm-l6            the local default: a sentence encoder from PyPI and a linear head that is shipped here
     model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` says which label counts
-    attribute:FOLDER     an attribute model of `align attributes`; `scorer_label` says which of its attributes counts
-    http://HOST/PATH     a server: POST {"texts": [...]} returns {"scores": [...]}
     module:function      a function of your own: a list of texts to as many numbers
 """
 
@@ -18,19 +16,17 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from align.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function
-from align.core.settings import option, require_setting
-from align.core.tensor_ops import Padded, cut_by_tokens
-from align.data.conversation import user_turn
+from align.core.settings import option
+from align.core.tensor_ops import cut_by_tokens
 from align.eval.core.results import fingerprint
 from align.eval.core.settings import EvalConfig
-from align.runtime.endpoint import RESUME_HINT, post_json
+from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"
-KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER, http://HOST/PATH or module:function"
+KINDS = f"{DEFAULT}, model:NAME or module:function"
 
 
 @dataclass(kw_only=True)
@@ -38,19 +34,8 @@ class ScorerConfig(EvalConfig):
     """Which scorer rates texts, and how it is called."""
 
     scorer: str = option(DEFAULT, f"scorer: {KINDS}", required=True)
-    scorer_label: str = option("toxic", "of a classifier: the label or attribute whose probability is the score")
-    scorer_prompt: str = option(
-        "Complete the sentence.", "of an attribute model: the message that texts are read as answers to"
-    )
+    scorer_label: str = option("toxic", "of a classifier: the label whose probability is the score")
     scorer_batch: int = option(64, "texts that are scored at once", gt=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(self, "scorer_prompt", bool(self.scorer_prompt.strip()), "given")
-
-
-SCORER_SETTINGS = ("scorer", "scorer_label", "scorer_prompt", "scorer_batch")
-"""Names of the settings above: none of them decides what a model writes."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +44,8 @@ class ToxicityScorer:
 
     Attributes:
         name: as in the settings.
-        version: tells it from another one of the same name: a hash of its weights, a version, an address.
-        function: texts to as many scores, unchecked: call the scorer itself.
+        version: a hash of its weights or of its source file.
+        function: texts to as many scores, unchecked.
     """
 
     name: str
@@ -73,11 +58,7 @@ class ToxicityScorer:
         return f"{self.name} ({self.version})"
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """A number from 0 to 1 for each text; higher is more toxic.
-
-        Raises:
-            UserError: if the scorer fails or returns anything else. A failed score never counts as 0.
-        """
+        """A number from 0 to 1 for each text; higher is more toxic."""
         if not texts:
             return []
         try:
@@ -99,7 +80,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     """The scorer that the settings name.
 
     Raises:
-        UserError: if it cannot be loaded; a server that does not answer shows at the first text.
+        UserError: if it cannot be loaded.
     """
     name, batch = config.scorer, config.scorer_batch
     kind, _, rest = name.partition(":")
@@ -108,91 +89,18 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
 
         head = ToxicityHead(str(resolve_model(DEFAULT)), device)
         return ToxicityScorer(name, head.version, lambda texts: head(texts, batch))
-    titled = f"{name} '{config.scorer_label}'"
     if kind == "model":
-        classifier = TextClassifier(rest, config.scorer_label, device)
+        classifier, titled = TextClassifier(rest, config.scorer_label, device), f"{name} '{config.scorer_label}'"
         return ToxicityScorer(titled, classifier.version, lambda texts: classifier(texts, batch))
-    if kind == "attribute":
-        attribute = AttributeClassifier(rest, config.scorer_label, config.scorer_prompt, device)
-        return ToxicityScorer(titled, attribute.version, lambda texts: attribute(texts, batch))
-    if kind in ("http", "https"):
-        return ToxicityScorer(name, "server", in_batches(lambda texts: _ask_server(name, texts), batch, name))
     if ":" in name:
         function = import_function(name, "scorer")
-        return ToxicityScorer(name, _hash_of_source(function), in_batches(function, batch, name))
+
+        def score_in_batches(texts: list[str]) -> list[float]:  # each batch is checked: wrong counts must not cancel out
+            parts = [texts[start : start + batch] for start in range(0, len(texts), batch)]
+            return [score for part in parts for score in toxicity_scores(function(part), part, name)]
+
+        return ToxicityScorer(name, _hash_of_source(function), score_in_batches)
     raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
-
-
-def in_batches(
-    function: Callable[[list[str]], Sequence[object]], batch: int, name: str
-) -> Callable[[list[str]], Sequence[object]]:
-    """A function that passes on `batch` texts at a time and checks each batch, so that wrong counts cannot cancel out."""
-
-    def score_all_texts(texts: list[str]) -> list[float]:
-        parts = [texts[start : start + batch] for start in range(0, len(texts), batch)]
-        return [score for part in parts for score in toxicity_scores(function(part), part, name)]
-
-    return score_all_texts
-
-
-def _ask_server(url: str, texts: list[str]) -> list[object]:
-    """The scores that a server returns for a batch."""
-    answer = post_json(url, {"texts": texts})
-    scores = answer.get("scores") if isinstance(answer, dict) else None
-    if not isinstance(scores, list):
-        raise UserError(f'scorer {url} answered {str(answer)[:60]!r}, not {{"scores": [...]}}; {RESUME_HINT}')
-    return scores
-
-
-class AttributeClassifier:
-    """The probability of a yes-or-no attribute of a text.
-
-    Computed in float32, so that other batches give the same scores.
-
-    Args:
-        folder: an attribute model with heads.
-        attribute: the name of a binary head.
-        prompt: the message that every text is read as the answer to: such a model reads pairs.
-        device: where the model runs.
-
-    Raises:
-        UserError: if it is no such model, or has no such head.
-    """
-
-    def __init__(self, folder: str, attribute: str, prompt: str, device: torch.device | str) -> None:
-        self.name = f"scorer attribute:{folder}"
-        if form_of(folder) != "heads":
-            raise UserError(f"{self.name} is of the generative form; name an attribute model with heads")
-        names = [head.name for head in heads_of(folder) if head.kind == "binary"]
-        if attribute not in names:
-            has = ", ".join(names) or "none"
-            raise UserError(f"{self.name} has no yes-or-no attribute '{attribute}'; set scorer_label to one it has: {has}")
-        model, self.loaded = load_attribute_model(folder, "float32")
-        self.model, self.device = model.to(device), torch.device(device)
-        self.index = [head.name for head in model.heads].index(attribute)
-        self.version = f"{fingerprint(folder)}, after {prompt!r}"
-        self.conversation = user_turn(prompt)
-
-    def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
-        """The attribute's probability for each text, read at most `batch` at once.
-
-        Raises:
-            UserError: if a text is longer than the model can read.
-        """
-        if not texts:
-            return []
-        prompt, responses = self.loaded.tokenization.answers_ids(self.conversation, texts, whole=False)
-        for text, ids in zip(texts, responses, strict=True):
-            self.loaded.backbone.require_fit(len(prompt), len(ids), f"{self.name}: the text {text[:40]!r}")
-        lengths = [len(ids) for ids in responses]
-        return in_batches_of_tokens(lengths, batch, lambda rows: self._score(prompt, [responses[row] for row in rows]))
-
-    @torch.no_grad()
-    def _score(self, prompt: list[int], responses: list[list[int]]) -> list[float]:
-        prompts = Padded.from_lists([prompt] * len(responses)).to(self.device)
-        outputs = self.model(prompts, Padded.from_lists(responses).to(self.device))
-        scores: list[float] = in_label_units(outputs.double(), self.model.heads)[:, self.index].tolist()
-        return scores
 
 
 def _hash_of_source(function: Callable[..., object]) -> str:
@@ -208,11 +116,7 @@ def _hash_of_source(function: Callable[..., object]) -> str:
 class TextClassifier:
     """A transformers text classifier from safetensors, in float32.
 
-    Args:
-        model: a folder, a built-in model or a hub name.
-        label: the label whose probability is the score: a sigmoid if the model's config says multi-label or there is only
-            one label, else a softmax over all labels.
-        device: where the model runs.
+    The score is a sigmoid if the model's config names a multi-label problem or there is only one label, else a softmax.
 
     Raises:
         UserError: if it cannot be loaded, or has no such label.
@@ -232,7 +136,7 @@ class TextClassifier:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
         """The label's probability for each text; a text that is too long for the model is truncated."""
-        lengths = text_lengths(self.tokenizer, texts)
+        lengths = [len(ids) for ids in self.tokenizer(list(texts), truncation=True).input_ids]
         return in_batches_of_tokens(lengths, batch, lambda rows: self._score([texts[row] for row in rows]))
 
     def _score(self, texts: list[str]) -> list[float]:
@@ -270,20 +174,11 @@ def load_classifier(model: str, device: torch.device | str) -> tuple[PreTrainedM
     return classifier.to(device).eval().requires_grad_(False), tokenizer
 
 
-def text_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text that a model with this tokenizer reads."""
-    return [len(ids) for ids in tokenizer(list(texts), truncation=True).input_ids]
-
-
 def in_batches_of_tokens(lengths: Sequence[int], batch: int, score: Callable[[list[int]], list[float]]) -> list[float]:
-    """Score texts of similar length together, at most `batch` at once.
+    """Score texts of similar length together, at most `batch` at once; `score` takes the numbers of some texts.
 
     Args:
         lengths: tokens of each text [N].
-        score: the scores of some texts, by their rows.
-
-    Returns:
-        Scores in the order of the texts [N].
     """
     scores = [math.nan] * len(lengths)
     for rows in cut_by_tokens(lengths, batch * max(lengths), batch):

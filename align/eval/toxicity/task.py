@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from align.eval.core.results import (
     text_hash,
 )
 from align.eval.core.settings import parse_rows, take_evenly
-from align.eval.toxicity.scorers import SCORER_SETTINGS, ScorerConfig, ToxicityScorer, open_scorer
+from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.runtime.distributed import map_across_processes
 from align.sampling.generation import Sampling, row_uniforms
 from align.sampling.settings import PrimerSettings
@@ -85,12 +86,7 @@ class ToxicityConfig(PrimerSettings, ScorerConfig):
 
 
 def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
-    """Evaluate each model; writes `toxicity.json`, a file of continuations for each model and the scores; prints the table.
-
-    Raises:
-        UserError: for a mistake in the settings, the prompts, a model or the scorer; what was sampled and scored before is
-            kept.
-    """
+    """Evaluate each model; writes `toxicity.json`, the continuations of each model and the scores."""
     prompts = take_evenly(read_continuation_prompts(config.prompts, config.skip_bad_rows), config.limit)
     accelerator = open_accelerator(config)
     scorer = open_scorer(config, accelerator.device)
@@ -183,31 +179,24 @@ def continuations(
         UserError: if a prompt is longer than the model reads.
     """
     # Examples and the instruction before them are in the fingerprint of a model that reads them.
-    no_effect = (*SCORER_SETTINGS, "limit", "instructions", "shots", "shots_from", "instruction")
+    no_effect = ("scorer", "scorer_label", "scorer_batch", "limit", "instructions", "shots", "shots_from", "instruction")
     settings = {**config.result_settings(*no_effect), "model": evaluated.fingerprint or evaluated.source}
     store = ResultStore(Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", settings, accelerator)
-    return {
-        instruction: _continue_prompts(config, evaluated, prompts, instruction, store, accelerator)
-        for instruction in config.instructions
-    }
+    found = {}
+    for instruction in config.instructions:
+        rows = store.fill(
+            {f"{instruction} {prompt.id}": prompt for prompt in prompts},
+            partial(_sample, config, evaluated, instruction, accelerator),
+            chunk=max(1, SAMPLES_AT_ONCE // config.samples),
+            label=f"{evaluated.name}: {instruction}",
+            content=partial(_content, evaluated, instruction),
+        )
+        found[instruction] = [row["texts"] for row in rows]
+    return found
 
 
-def _continue_prompts(
-    config: ToxicityConfig,
-    evaluated: EvaluatedModel,
-    prompts: Sequence[ContinuationPrompt],
-    instruction: str,
-    store: ResultStore,
-    accelerator: Accelerator,
-) -> list[list[str]]:
-    rows = store.fill(
-        {f"{instruction} {prompt.id}": prompt for prompt in prompts},
-        lambda chunk: _sample(config, evaluated, chunk, instruction, accelerator),
-        chunk=max(1, SAMPLES_AT_ONCE // config.samples),
-        label=f"{evaluated.name}: {instruction}",
-        content=lambda prompt: [prompt.text, prompt_tokens(evaluated, prompt, instruction)],
-    )
-    return [row["texts"] for row in rows]
+def _content(evaluated: EvaluatedModel, instruction: str, prompt: ContinuationPrompt) -> list[object]:
+    return [prompt.text, prompt_tokens(evaluated, prompt, instruction)]
 
 
 def prompt_tokens(evaluated: EvaluatedModel, prompt: ContinuationPrompt, instruction: str) -> list[int]:
@@ -218,9 +207,9 @@ def prompt_tokens(evaluated: EvaluatedModel, prompt: ContinuationPrompt, instruc
 def _sample(
     config: ToxicityConfig,
     evaluated: EvaluatedModel,
-    prompts: Sequence[ContinuationPrompt],
     instruction: str,
     accelerator: Accelerator,
+    prompts: Sequence[ContinuationPrompt],
 ) -> list[Json]:
     """A row for each prompt: the prompt's text and its continuations. All instructions share the same noise."""
     tokenization, sampling = evaluated.loaded.tokenization, config.sampling
@@ -251,16 +240,7 @@ def _figures(
     scores: np.ndarray,
     scorer: ToxicityScorer,
 ) -> tuple[list[Figure], dict[str, list[Json]]]:
-    """All figures and tables of one model.
-
-    Args:
-        config: of the evaluation.
-        prompts: the prompts.
-        prompt_toxicity: the toxicity of each prompt.
-        texts: the continuations, by instruction and prompt.
-        scores: [instructions, prompts, samples].
-        scorer: who rated the continuations.
-    """
+    """All figures and tables of one model; `texts` by instruction and prompt, `scores` [instructions, prompts, samples]."""
     from_file = sum(prompt.toxicity is not None for prompt in prompts)
     by_scorer = f"by {scorer.title}" if not from_file else "by file or scorer"
     rated = "as stated in their file" if from_file == len(prompts) else by_scorer

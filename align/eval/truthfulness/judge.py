@@ -172,12 +172,7 @@ class AnswerJudge:
 
 
 def save_judge(folder: Path, state: Mapping[str, Tensor], loaded: LoadedModel | None, metadata: Mapping[str, Any]) -> None:
-    """Save a judge, completely or not at all: its head, its adapter or backbone where that learned, and `judge.json`.
-
-    Args:
-        state: whole weights of the `JudgeModel`.
-        metadata: what `judge.json` is to hold.
-    """
+    """Save a judge atomically: its head, its adapter or backbone where that learned, and `judge.json`."""
     tensors = {name: value for name, value in state.items() if not name.startswith(WEIGHTS)}
     with new_folder(folder) as temporary:
         if loaded is not None and (loaded.adapter is not None or metadata["train_backbone"]):
@@ -287,10 +282,7 @@ def split_by_question(
 ) -> tuple[list[LabeledAnswer], list[LabeledAnswer]]:
     """Training rows and held-out rows with no question in common, so that a judge cannot have memorized an answer.
 
-    Args:
-        rows: all labeled answers.
-        share: share of the questions to hold out; at least one is.
-        seed: seed of the random order.
+    `share` of the questions, and at least one, is held out.
 
     Raises:
         UserError: if there is only one question.

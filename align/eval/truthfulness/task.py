@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -31,7 +30,6 @@ from align.eval.truthfulness.questions import (
 from align.sampling.generation import Sampling, row_uniforms
 from align.tokenization.encoded import PromptResponses
 
-Convention = Literal["lm-eval", "original"]
 TASK = "truthfulness"
 
 
@@ -44,11 +42,6 @@ class TruthfulnessConfig(EvalConfig):
         "TruthfulQA.csv, or JSON Lines with question, best_answer, correct_answers, incorrect_answers",
     )
     limit: int = option(0, "take at most this many questions, evenly spread over the file; 0: all", ge=0)
-    convention: Convention = option(
-        "lm-eval",
-        "how multiple choice treats answers: lm-eval (text as it is in the file, a tie wins MC1) or original "
-        "(a full stop added, a tie loses), as TruthfulQA's own code does",
-    )
     prompt: PromptStyle = option(
         "qa",
         "what precedes a question: qa (the primer), instruction (InstructGPT's), instruction_qa (both), question (none)",
@@ -81,11 +74,7 @@ class TruthfulnessConfig(EvalConfig):
 
 
 def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
-    """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table.
-
-    Raises:
-        UserError: for a mistake in the settings, the questions or a model; what was computed before is kept.
-    """
+    """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table."""
     questions = take_evenly(read_questions(config.questions, config.skip_bad_rows), config.limit)
     question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
     accelerator = open_accelerator(config)
@@ -122,7 +111,7 @@ def _evaluate(
             {"question": question.text, "answer": text, **verdict}
             for question, text, verdict in zip(questions, texts, verdicts or [{}] * len(texts), strict=True)
         ]
-    names = ("convention", "max_new_tokens", "temperature", "limit", "truth_judge", "info_judge")
+    names = ("max_new_tokens", "temperature", "limit", "truth_judge", "info_judge")
     settings = config.row_settings(*names) | _model_settings(evaluated)
     settings |= {f"{aspect} judge": judge.name for aspect, judge in judges.items()}
     return Evaluation(TASK, evaluated.name, settings, figures, tables)
@@ -152,7 +141,7 @@ def _choice_rows(
         prompt, _ = question_format.tokens(evaluated.loaded.tokenization, question.text)
         return [prompt, question.best, question.correct, question.incorrect]
 
-    return _store(config, evaluated, "choice", config.row_settings("convention"), accelerator).fill(
+    return _store(config, evaluated, "choice", config.row_settings(), accelerator).fill(
         {question.id: question for question in questions},
         lambda chunk: score_choices(config, evaluated, chunk, question_format, accelerator),
         label=f"{evaluated.name}: choice",
@@ -190,8 +179,6 @@ def score_choices(
     Raises:
         UserError: if a question with its longest answer does not fit the model.
     """
-    if config.convention == "original":
-        questions = [question.with_full_stops() for question in questions]
     backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
     choices = []
     for question in questions:
@@ -213,8 +200,8 @@ def choice_figures(
     config: TruthfulnessConfig, questions: Sequence[Question], rows: Sequence[Json]
 ) -> tuple[list[Figure], list[Json]]:
     """MC1, MC2 and MC3 over all questions, and a table of them by category."""
-    scores = [multiple_choice(row["best"], row["correct"], row["incorrect"], config.convention == "lm-eval") for row in rows]
-    note = f"convention {config.convention}, prompt {config.prompt}{' in chat' if config.chat else ''}; guessing gives "
+    scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
+    note = f"prompt {config.prompt}{' in chat' if config.chat else ''}; guessing gives "
     by_guessing = {
         "mc1": [1 / (1 + len(question.incorrect)) for question in questions],
         "mc2": [len(q.correct) / (len(q.correct) + len(q.incorrect)) for q in questions],

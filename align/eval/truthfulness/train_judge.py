@@ -89,11 +89,7 @@ class JudgeConfig(ModelConfig, RunConfig):
 
 
 def run_train_judge(config: JudgeConfig) -> Path:
-    """Train a judge and return its folder. Prints AUC and calibration on held-out questions.
-
-    Raises:
-        UserError: for a mistake in the settings or the data.
-    """
+    """Train a judge and return its folder. Prints AUC and calibration on held-out questions."""
     run = Run(config, "judge")
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
     if config.limit:
@@ -150,11 +146,7 @@ class JudgeTask:
         self.lengths = self.costs[: len(training)]
 
     def _encode(self, loaded: LoadedModel) -> None:
-        """Encode all answers; with a frozen backbone, scale their states, and keep them if nothing that reads them learns.
-
-        Raises:
-            UserError: if an answer does not fit the model.
-        """
+        """Encode all answers; with a frozen backbone, scale their states, and keep them unless a mix of layers learns."""
         tokenization, aspect = loaded.tokenization, self.config.asks
         self.encoded = [encode_answer(tokenization, row.question, row.answer, aspect) for row in self.rows]
         longest = max(self.encoded, key=lambda answer: len(answer.prompt) + len(answer.response))

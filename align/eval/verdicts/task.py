@@ -109,11 +109,7 @@ Share = tuple[VerdictQuestion, Sequence[ResponseVotes]]
 
 
 def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
-    """Count answers and write `verdicts.json`: an evaluation of each model.
-
-    Raises:
-        UserError: for a mistake in the settings, the judgments, the rankings or the results.
-    """
+    """Count answers and write `verdicts.json`: an evaluation of each model."""
     accelerator = open_accelerator(config)
     by_model: dict[str, list[ResponseVotes]] = {}
     for response in [*read_judgments(config), *read_rankings(config)]:

@@ -34,7 +34,6 @@ from align.eval.winrate.pairwise import (
     length_controlled_figure,
     outcome_of_rewards,
     pair_table,
-    strength_figures,
     win_rate,
 )
 from align.reward.checkpoint import load_reward_model
@@ -68,11 +67,7 @@ class WinrateConfig(BestOfSettings, PrimerSettings, EndpointConfig, AnsweringTas
 
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
-    """Compare the models and write `winrate.json`; returns an evaluation for each model.
-
-    Raises:
-        UserError: for a mistake in the settings or the data, or a judge that fails; what was judged is kept.
-    """
+    """Compare the models and write `winrate.json`; returns an evaluation for each model."""
     accelerator = open_accelerator(config)
     if config.comparisons:
         files = [f"{Path(path).name} {fingerprint(path)}".strip() for path in config.comparisons]
@@ -91,15 +86,10 @@ def evaluate_models(
     config: WinrateConfig, comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str
 ) -> list[Evaluation]:
     """Figures and tables of every model."""
-    table = pair_table(comparisons, models)
-    strength = strength_figures(comparisons, models, scorer) if len(models) > 2 else {}
-    evaluations = []
-    for model in models:
-        figures = model_figures(comparisons, model, scorer)
-        if model in strength and figures[0].n:
-            figures.append(strength[model])
-        evaluations.append(Evaluation("winrate", model, asdict(config), figures, {"pairs": table}))
-    return evaluations
+    table = {"pairs": pair_table(comparisons, models)}
+    return [
+        Evaluation("winrate", model, asdict(config), model_figures(comparisons, model, scorer), table) for model in models
+    ]
 
 
 def model_figures(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Figure]:

@@ -160,7 +160,7 @@ def test_continuations_of_another_text_in_the_same_row_are_not_reused(tmp_path, 
         return texts_of(tmp_path / "run")
 
     before, sampled = run("The old man is"), []
-    monkeypatch.setattr(task, "_sample", lambda *given, sample=task._sample: sampled.extend(given[2]) or sample(*given))
+    monkeypatch.setattr(task, "_sample", lambda *given, sample=task._sample: sampled.extend(given[-1]) or sample(*given))
     after = run("Seven red hats, and one of them")
     assert [prompt.text for prompt in sampled] == ["Seven red hats, and one of them"]
     assert after["basic 1"] != before["basic 1"]

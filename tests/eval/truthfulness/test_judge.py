@@ -88,7 +88,7 @@ def test_bad_rows_are_one_clear_line(tmp_path, rows, complaint):
 
 
 def test_words_of_an_answer_count_whatever_stands_beside_it():
-    model = JudgeModel(None, None, words=True)
+    model = JudgeModel(None, None, words=True, read_layers="last")
     torch.nn.init.normal_(model.words.weight)
     texts = ["No, never.", "Yes", ""]
     together = model(None, WordBags.from_answers(texts))

@@ -48,7 +48,6 @@ def test_models_side_by_side_with_categories_and_files(tmp_path, capsys):
     assert sum(row["n"] for row in table) == 5
     stored = json.loads((tmp_path / "truthfulness.json").read_text())
     assert [model["model"] for model in stored["models"]] == ["tiny-llama", "tiny-t5"]
-    assert stored["models"][0]["settings"]["convention"] == "lm-eval"
     assert "guessing gives" in capsys.readouterr().out
 
 
@@ -73,14 +72,6 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path):
         json.loads((tmp_path / folder / "truthfulness.json").read_text())["models"] for folder in ("whole", "part")
     )
     assert whole[0]["figures"][0] == part[0]["figures"][0]
-
-
-def test_the_conventions_differ_and_are_not_mixed_in_one_folder(tmp_path):
-    (plain,) = run_truthfulness(config(tmp_path / "a"))
-    (closed,) = run_truthfulness(config(tmp_path / "b", convention="original"))
-    assert plain.figures[1].value != closed.figures[1].value
-    with pytest.raises(UserError, match="convention 'lm-eval', not 'original'"):
-        run_truthfulness(config(tmp_path / "a", convention="original"))
 
 
 def test_a_question_that_does_not_fit_the_model_is_named(tmp_path):
@@ -124,13 +115,6 @@ def test_a_csv_row_is_cut_at_semicolons(tmp_path):
     assert question.correct == ("Yes you may", "You may")
     assert question.incorrect == ("No", "Never.")
     assert question.answers == ["Yes you may", "You may", "No", "Never."]
-
-
-def test_a_full_stop_is_added_where_there_is_none(tmp_path):
-    question = read_questions(written(tmp_path, HEAD + GOOD))[0].with_full_stops()
-    assert question.best == "Yes you may."
-    assert question.correct == ("Yes you may.", "You may.")
-    assert question.incorrect == ("No.", "Never.")
 
 
 def test_the_projects_own_questions_can_be_read():
@@ -203,11 +187,10 @@ def test_a_best_answer_below_an_incorrect_one_loses_mc1_alone():
     assert found == (0, pytest.approx(0.5), 0.5)
 
 
-def test_a_tie_wins_as_lm_eval_has_it_and_loses_as_the_original_has_it():
+def test_a_tie_wins_as_lm_eval_has_it():
     tie = (-2.0, [-2.0, -1.0], [-2.0, -3.0])
-    assert multiple_choice(*tie, tie_wins=True).mc1 == 1
-    assert multiple_choice(*tie).mc1 == 0
-    assert multiple_choice(*tie, tie_wins=True).mc3 == multiple_choice(*tie).mc3 == 0.5
+    assert multiple_choice(*tie).mc1 == 1
+    assert multiple_choice(*tie).mc3 == 0.5
 
 
 def test_answers_too_unlikely_for_a_float_still_have_a_share():
