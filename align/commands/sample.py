@@ -129,18 +129,12 @@ class Scored:
 
 
 def run_sample(config: SampleConfig) -> Path:
-    """Sample responses and write them.
+    """Sample responses and write them; returns the written file.
 
     A row holds `prompt`, `responses` [n], `model` [n] (which model wrote each), `id`, `category` where the prompt has
     one, `rewards` [n] with a reward model, `violates` (by rule, [n]) with a rule model, and `rubrics` (by name, [n], without
     their weights) with rubrics, and `attributes` (by name, [n]) with an attribute model. Responses come in the order in
     which they were drawn; where `filter` left no candidate, `fallback` takes its place, or the prompt is left out.
-
-    Args:
-        config: the settings.
-
-    Returns:
-        The written file.
 
     Raises:
         UserError: for a mistake in the settings or the data; the output is written completely or not at all.
@@ -152,16 +146,15 @@ def run_sample(config: SampleConfig) -> Path:
         require_reward_model(config.reward_model)
     rules = rules_of_model(config.rule_model, config.rules) if config.rule_model else {}
     _check_expressions(config)
-    device = inference_device()
     settings = ModelConfig(model=config.model, chat_template=config.chat_template, dtype=config.dtype)
     loaded = load(settings, compute_dtype(config.dtype))
-    loaded.backbone.to(device).eval().requires_grad_(False)
+    loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
     responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
-    scored = score_candidates(config, loaded, rules, drawn, responses)
+    scored = score_candidates(config, loaded, rules, drawn, sampled(loaded, drawn, responses))
     found = [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
         for number, prompt in enumerate(prompts)
@@ -239,83 +232,48 @@ def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Score
     return row | columns
 
 
-def inference_device() -> torch.device:
-    """The GPU, if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def score_candidates(
     config: SampleConfig,
     loaded: LoadedModel,
     rules: Mapping[str, str],
-    drawn: Sequence[EncodedPrompt],
-    responses: Sequence[list[int]],
+    prompts: Sequence[EncodedPrompt],
+    rows: Sequence[SampledResponse],
 ) -> Scored:
-    """The scores of the responses by all models that the settings name.
+    """Score responses by all models that the settings name.
 
     Args:
-        config: the settings.
         loaded: the model that wrote the responses.
         rules: texts by id, for the rule model.
-        drawn: the prompt of each response [N].
-        responses: token ids in the vocabulary of `loaded` [N].
+        prompts: of each response [N].
     """
-    texts = [loaded.tokenization.text(ids) for ids in responses]
-    scored, device = Scored(texts), inference_device()
+    texts, accelerator = [row.text for row in rows], Accelerator(cpu=computes_on_cpu())
+    scored = Scored(texts)
     if config.reward_model:
         reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
-        reward.model.to(device)
-        scored.rewards = score(loaded, reward, drawn, responses, texts, config.batch_tokens)
+        scored.rewards = scorer_of(loaded, reward, config.batch_tokens)(rows)
     if rules:
         judge = load_reward_model(config.rule_model, config.dtype, kind=RULE)
-        judge.model.to(device)
-        scorer = scorer_of(loaded, judge, config.batch_tokens)
-        given = RuleScorer(scorer, rules, judge.loaded.tokenization)(sampled(loaded, drawn, responses, texts))
+        given = RuleScorer(scorer_of(loaded, judge, config.batch_tokens), rules, judge.loaded.tokenization)(rows)
         scored.violates = dict(zip(rules, given.tolist(), strict=True))
-    for judged in load_rubrics(config, Accelerator(cpu=computes_on_cpu()), config.dtype, config.batch_tokens):
-        categories, conversations = [prompt.category for prompt in drawn], [prompt.conversation for prompt in drawn]
+    for judged in load_rubrics(config, accelerator, config.dtype, config.batch_tokens):
+        categories, conversations = [prompt.category for prompt in prompts], [prompt.conversation for prompt in prompts]
         scored.rubrics.append((judged.rubric, judged(conversations, texts, categories)))
     if config.attribute_model:
-        place = (loaded.tokenization, Accelerator(cpu=computes_on_cpu()), config.batch_tokens)
-        scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(
-            sampled(loaded, drawn, responses, texts)
-        )
+        place = (loaded.tokenization, accelerator, config.batch_tokens)
+        scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(rows)
     return scored
 
 
-def score(
-    loaded: LoadedModel,
-    reward: LoadedReward,
-    drawn: Sequence[EncodedPrompt],
-    responses: Sequence[list[int]],
-    texts: Sequence[str],
-    batch_tokens: int,
-) -> list[float]:
-    """The reward of each response, minus the reward model's mean over demonstrations.
-
-    Args:
-        loaded: the model that wrote the responses.
-        reward: the reward model.
-        drawn: the prompt of each response [N].
-        responses: token ids in the vocabulary of `loaded` [N].
-        texts: the responses as text [N], for a reward model with another tokenizer.
-        batch_tokens: tokens in one forward pass.
-
-    Raises:
-        UserError: if the reward model cannot read a prompt with its response.
-    """
-    return scorer_of(loaded, reward, batch_tokens)(sampled(loaded, drawn, responses, texts))
-
-
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
-    """A scorer of responses of `loaded`."""
+    """Return a scorer of responses of `loaded`; rewards have the mean over demonstrations subtracted."""
+    reward.model.to("cuda" if torch.cuda.is_available() else "cpu")
     return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=computes_on_cpu()), batch_tokens)
 
 
-def sampled(
-    loaded: LoadedModel, drawn: Sequence[EncodedPrompt], responses: Sequence[list[int]], texts: Sequence[str]
-) -> list[SampledResponse]:
-    """Responses as reward models take them; arguments as `score` has."""
-    rows = zip(drawn, responses, texts, strict=True)
-    ended = loaded.tokenization.has_ended
-    return [SampledResponse(prompt.conversation, prompt.ids, ids, text, ended(ids)) for prompt, ids, text in rows]
+def sampled(loaded: LoadedModel, prompts: Sequence[EncodedPrompt], responses: Sequence[list[int]]) -> list[SampledResponse]:
+    """Return responses, token ids in the vocabulary of `loaded`, as reward models take them."""
+    tokenization = loaded.tokenization
+    return [
+        SampledResponse(prompt.conversation, prompt.ids, ids, tokenization.text(ids), tokenization.has_ended(ids))
+        for prompt, ids in zip(prompts, responses, strict=True)
+    ]

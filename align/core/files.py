@@ -23,7 +23,7 @@ UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on disk; some file systems offer this for files only."""
+    """Wait until a file or a folder's list of names is on disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -36,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 def numbered_paths(folder: Path, prefix: str, ending: str = "") -> dict[int, Path]:
-    """The paths in a folder whose names are a prefix, a number and an ending, in the order of their numbers."""
+    """List the paths in a folder whose names are a prefix, a number and an ending, by their numbers."""
     form = re.compile(rf"{re.escape(prefix)}([0-9]+){re.escape(ending)}")
     found = ((form.fullmatch(path.name), path) for path in folder.glob(f"{prefix}*"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
@@ -44,9 +44,7 @@ def numbered_paths(folder: Path, prefix: str, ending: str = "") -> dict[int, Pat
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder to write files into, which is renamed to `target` once all of them are on disk.
-
-    A folder that exists at `target` is replaced in two renames, never written into.
+    """Yield a temporary folder to write into, which replaces `target` in two renames once all of its files are on disk.
 
     Raises:
         UserError: if the disk is full or not writable; what was at `target` is unchanged.
@@ -76,7 +74,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _set_mode(path: Path, mode: int) -> None:
-    """Set permissions, where the file system has any."""
     with suppress(PermissionError, NotImplementedError):
         path.chmod(mode)
 
@@ -102,9 +99,9 @@ def _replace_folder(temporary: Path, target: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half written in a folder and in those right under it.
+    """Remove what killed processes left half written in a folder and its subfolders; no other process may be writing.
 
-    A folder that was being replaced gets its name back, if its successor did not get there. Nobody else may be writing.
+    A folder that was being replaced gets its name back, if its successor did not get there.
     """
     for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         for path in place.glob(f".*{REPLACED}"):
@@ -120,14 +117,14 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def clear_partial(target: Path) -> None:
-    """Remove what killed processes left of `new_folder(target)`. No other process may be writing to `target`."""
+    """Remove what killed processes left of `new_folder(target)`; no other process may be writing to it."""
     for path in target.parent.glob(f".{glob.escape(target.name)}-*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[IO[bytes]]:
-    """A temporary file to write bytes into, which replaces `target` in one step once it is on disk.
+    """Yield a temporary file for bytes, which replaces `target` in one step once it is on disk.
 
     Raises:
         OSError: if the disk is full or not writable; what was at `target` is unchanged.
@@ -200,7 +197,7 @@ FOLDERS = ("configs", "data", "forms")
 
 
 def shipped_root() -> Path:
-    """The folder that holds configs/, data/ and forms/: in the installed package, or the root of a checkout."""
+    """Return the folder that holds configs/, data/ and forms/: in the installed package, or the root of a checkout."""
     package = Path(str(files("align")))
     installed = package / "_shipped"
     return installed if installed.is_dir() else package.parent
@@ -213,14 +210,10 @@ def is_shipped(path: str | Path) -> bool:
 
 
 def resolve_path(path: str | Path) -> Path:
-    """The file or folder that a path in settings means.
+    """Return the file or folder that a path in settings means, with ~ expanded; it need not exist.
 
-    A path means what is there, seen from the working directory. Only where nothing is there, and the path is that of a
-    shipped file (`data/prompts.jsonl`, `configs/eval/tax.yaml`), it means the shipped file: the defaults work in any folder,
-    and a file of the user's own with the same path comes first.
-
-    Returns:
-        The path, with ~ expanded; it need not exist.
+    A path is relative to the working directory. If nothing is there, the path of a shipped file (`data/prompts.jsonl`,
+    `configs/eval/tax.yaml`) means that file.
     """
     given = Path(os.path.expanduser(path))  # unlike Path.expanduser, it keeps the name of an unknown user
     if given.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in given.parts and not given.exists():

@@ -74,10 +74,10 @@ def _reader_has_gone(stream: TextIO | None) -> bool:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Print a UserError as one line and exit with code 2; after Ctrl-C, print one line and exit with code 130.
+    """Print an error that a user can correct as one line.
 
-    A run that stopped because it was asked to, and can be resumed, exits with code 75; one that lost another process with
-    76. Any other error exits with code 1. A command whose output is no longer read exits with code 141.
+    Exit codes: 2 after a UserError, 130 after Ctrl-C, 75 after a request to stop, 76 after the loss of another process,
+    141 when the output is no longer read, 1 after any other error.
     """
     with quiet_closed_pipes(), _one_line_errors():
         yield
@@ -149,10 +149,8 @@ def run_stage(
     """Run a stage with settings from the command line; a user's mistake is printed as one line, with exit code 2.
 
     Args:
-        config_class: the stage's dataclass.
-        stage: the function to call with the settings.
         arguments: `--config FILE` and `--key value` pairs; None: this process's command line.
-        program: what `--help` calls the program.
+        program: the program's name in `--help`.
     """
     from align.core.settings_parser import parse
 
@@ -184,11 +182,7 @@ def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path
 
 
 def _check_launcher_variables() -> None:
-    """Refuse variables of a launcher that are set in part: torch would look for processes that do not exist.
-
-    Raises:
-        UserError: with the variables that are missing.
-    """
+    """Refuse variables of a launcher that are set in part: torch would look for processes that do not exist."""
     several = os.environ.get("WORLD_SIZE", "1") != "1" or os.environ.get("LOCAL_RANK", "-1") != "-1"
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if several and missing:
@@ -200,10 +194,7 @@ def _check_launcher_variables() -> None:
 
 
 def quiet_libraries() -> None:
-    """Silence the loading bars and warnings of libraries; their errors are still printed.
-
-    Only programs call this: importing `align` silences nothing. `TRANSFORMERS_VERBOSITY` overrides it.
-    """
+    """Silence the loading bars and warnings of libraries, unless `TRANSFORMERS_VERBOSITY` is set."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
@@ -222,17 +213,13 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def _report_thread_failure(failure: threading.ExceptHookArgs) -> None:
-    """Print a thread's traceback, except that of TensorBoard's writer: its next call raises the same error in the run."""
+    """Print a thread's traceback, except that of TensorBoard's writer, whose next call raises the same error."""
     if type(failure.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(failure)
 
 
 def end_process_group(reason: str = "", code: int = 1) -> None:
-    """End the process group of a launched stage: one that is left open can make the process abort at exit.
-
-    Args:
-        reason: as for `liveness.stop_watching`, and so is the code.
-    """
+    """End the process group of a launched stage, which could make the process abort at exit; see `stop_watching`."""
     import torch.distributed
 
     liveness.stop_watching(reason, code)

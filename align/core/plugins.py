@@ -14,7 +14,6 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
     """Import `module:function`; modules in the working directory are found too.
 
     Args:
-        path: the module and the function.
         purpose: what the function is for; an error begins with it.
         form: how the setting is to be written; an error ends with it.
 
@@ -48,20 +47,15 @@ def checked_scores(
     rule: str = "",
     advice: str = "",
 ) -> list[float]:
-    """The scores that somebody else's function or server returned, if they are what they should be.
+    """Check the scores that a user's function or a server returned.
 
-    Any real number will do: Python's, numpy's, an array or a tensor of no dimensions. True and False count as 1 and 0: a
-    function that compares returns them. Text is no number.
+    Any real number is valid: Python's, numpy's, an array or a tensor of no dimensions, True and False as 1 and 0.
 
     Args:
-        given: what was returned.
-        count: how many scores there should be.
         who: whose scores they are; an error begins with it.
-        low: the lowest score that is allowed.
-        high: the highest one.
         items: what the scores are of, in the plural, for an error.
         describe: names one of the items, by its index, for an error.
-        rule: says in an error what a score should be; '': a number in the range.
+        rule: what a score should be, for an error; '': a number in the range.
         advice: ends an error.
 
     Raises:
@@ -89,7 +83,6 @@ def checked_scores(
 
 
 def _as_float(value: Any) -> float | None:
-    """A real number as a float; None for anything else."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
     try:
@@ -99,6 +92,5 @@ def _as_float(value: Any) -> float | None:
 
 
 def _shortened(value: object) -> str:
-    """A value on one line, for an error."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -55,13 +55,10 @@ SeedKey = tuple[int, Stream, *tuple[int, ...]]
 
 
 def generator(seed: int, stream: Stream, *key: int) -> numpy.random.Generator:
-    """A random generator for one purpose, independent of all others.
-
-    NumPy's seed sequences keep such streams apart; torch's generator on a CPU uses only 32 bits of its seed.
+    """Return a random generator for one purpose, independent of all others.
 
     Args:
-        seed: the run's seed.
-        stream: what the numbers are for.
         key: further numbers that distinguish the draws of one stream, such as the update and the epoch.
     """
+    # NumPy's seed sequences keep streams apart; torch's generator on a CPU uses only 32 bits of its seed.
     return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence(seed, spawn_key=(stream, *key))))

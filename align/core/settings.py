@@ -219,9 +219,6 @@ class RunConfig(Settings):
         "GiB that the estimate before the start allows a process, on its GPU or in main memory; 0: what is free",
         ge=0,
     )
-    peak_flops: float = option(
-        0.0, "peak FLOP/s of one device, for MFU; 0: known for a GPU in bfloat16 by its name, else measured", ge=0
-    )
     router_loss_weight: float = option(
         0.0,
         "weight of the loss that keeps a mixture's experts evenly used, 1 where they are (Switch Transformers: 0.01)",

@@ -40,9 +40,7 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     """Read `--config FILE` and `--key value` pairs; the command line overrides the file.
 
     Args:
-        config_class: the stage's dataclass.
-        arguments: the command line after the program's name.
-        program: what `--help` calls the program.
+        program: the program's name in `--help`.
 
     Raises:
         UserError: for a missing or invalid file, an unknown key (with the nearest valid one), or a value of a wrong type.
@@ -79,7 +77,7 @@ def _unexpected_word(word: str, words: Sequence[str]) -> str:
 
 
 def _resume(word: str) -> bool:
-    """`auto` is another word for true in `resume`: a script that starts a run again and again reads better with it."""
+    """Read the value of `resume`, in which `auto` is another word for true."""
     try:
         return word.lower() == "auto" or bool(string_to_bool(word))
     except ArgumentTypeError as error:

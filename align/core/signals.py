@@ -25,7 +25,7 @@ class Stopped(KeyboardInterrupt):
     """A run ended early because it was asked to; the message tells where it resumes.
 
     Args:
-        everywhere: whether all processes of the run end by the same request. Otherwise the others do not know of it.
+        everywhere: whether all processes of the run end by the same request.
     """
 
     def __init__(self, message: str, everywhere: bool = False) -> None:
@@ -34,16 +34,12 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether this process was asked to stop.
-
-    Args:
-        grace: seconds after a signal within which the run must have ended.
-    """
+    """Whether this process was asked to stop; it must have ended within `grace` seconds after a signal."""
 
     def __init__(self, grace: float = GRACE_SECONDS) -> None:
         self.grace, self.saves = grace, False
         self.signal, self.since = "", 0.0
-        """The name of the signal; "" before one came. And the time when it came."""
+        """The name of the signal and when it came; "" before one came."""
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -56,10 +52,9 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Note signals instead of dying from them. Only a program's main thread gets signals; elsewhere nothing changes.
+        """Note signals instead of dying from them, in a program's main thread.
 
-        A second Ctrl-C, 2 seconds later, interrupts at once. If this lasts longer than `grace` after a signal, the process
-        ends.
+        A second Ctrl-C, 2 seconds later, interrupts at once. After `grace` seconds the process ends.
         """
         if threading.current_thread() is not threading.main_thread() or os.name != "posix":
             yield
@@ -92,7 +87,7 @@ class StopRequest:
         self.signal, self.since = signal.Signals(number).name, time.monotonic()
 
     def _end_after_grace(self, reader: int, done: threading.Event) -> None:
-        """Wait for a signal to stop, until 0 comes; end the process if it still runs after the time of grace."""
+        """Wait for a signal, until 0 comes; end the process if it still runs after the time of grace."""
         while number := os.read(reader, 1)[0]:
             if number in SIGNALS and not done.wait(self.grace):
                 print(f"stopped by {signal.Signals(number).name} {self._left_undone()}", file=sys.stderr, flush=True)

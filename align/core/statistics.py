@@ -1,6 +1,6 @@
 """Statistics that several stages share: intervals of shares and means, calibration, rank and linear correlation, votes.
 
-scipy and scikit-learn are imported where they are used: that takes seconds, and `align --help` needs neither.
+scipy and scikit-learn, whose import takes seconds, are imported where they are used.
 """
 
 from collections import Counter
@@ -27,11 +27,10 @@ CHUNK = 4_000_000
 
 
 def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None) -> float:
-    """The variance of a mean of grouped values, relative to that of as many independent yes-or-no values with this mean.
+    """Return the variance of a mean of grouped values, relative to that of as many independent yes-or-no values.
 
     1 for independent values that are 0 or 1; the size of the groups where all values of each group are equal; below 1 where
-    values lie between 0 and 1. One group of zeros and one of ones, of the mean size, are added, because groups that all
-    agree do not show how much they vary.
+    values lie between 0 and 1. One group of zeros and one of ones are added, because groups that agree show no variance.
 
     Args:
         values: [N], from 0 to 1.
@@ -50,16 +49,15 @@ def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None =
 def share_interval(
     values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None, level: float = LEVEL
 ) -> tuple[float, float]:
-    """The interval of a share, or of another mean of values from 0 to 1 such as outcomes with ties as one half.
+    """Return the interval of a share, or of another mean of values from 0 to 1 such as outcomes with ties as one half.
 
-    Clopper and Pearson (1934) at the effective number of values, which is N / `design_effect` (Korn and Graubard 1998). For
-    independent values that are 0 or 1 it is exact: it covers the true share with at least the probability `level`.
+    Clopper and Pearson (1934) at the effective number of values, N / `design_effect` (Korn and Graubard 1998): exact for
+    independent values that are 0 or 1.
 
     Args:
         values: [N], from 0 to 1.
-        groups: [N] the group of each value: values of one prompt or one ranking depend on each other. None: all values are
-            independent.
-        level: the probability that the interval covers the true share.
+        groups: [N] the group of each value, such as its prompt; None: all values are independent.
+        level: the least probability that the interval covers the true share.
 
     Raises:
         UserError: if a value is not from 0 to 1, or there is none.
@@ -81,7 +79,7 @@ def share_interval(
 def difference_interval(
     values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None, level: float = LEVEL
 ) -> tuple[float, float]:
-    """The interval of a mean of values from -1 to 1, such as paired differences of shares; see `share_interval`."""
+    """Return the interval of a mean of values from -1 to 1, such as paired differences of shares; see `share_interval`."""
     low, high = share_interval((np.asarray(values, dtype=np.float64) + 1) / 2, groups, level)
     return 2 * low - 1, 2 * high - 1
 
@@ -95,13 +93,11 @@ def difference_interval(
 def mean_interval(
     values: ArrayLike, resamples: int = 2000, groups: Sequence[int] | None = None, level: float = LEVEL
 ) -> tuple[float, float]:
-    """The bootstrap interval of a mean of measurements; it has no width where all are equal. Shares: `share_interval`.
+    """Return the bootstrap interval of a mean of measurements; for shares use `share_interval`.
 
     Args:
         values: [N], finite.
-        resamples: how many samples are drawn.
-        groups: [N] the group of each value, indices from 0. Whole groups are drawn, because the values of one question or
-            one ranking depend on each other. None: all values are independent.
+        groups: [N] the group of each value, indices from 0; whole groups are drawn. None: all values are independent.
         level: the share of resamples that the interval covers.
 
     Raises:
@@ -118,14 +114,11 @@ def mean_interval(
 def statistic_interval(
     statistic: Callable[[np.ndarray], np.ndarray], items: int, resamples: int = 2000, level: float = LEVEL
 ) -> tuple[float, float]:
-    """The bootstrap interval of any statistic of a number of items.
+    """Return the bootstrap interval of any statistic of a number of items.
 
     Args:
-        statistic: from the indices of drawn items [R, items] to the statistic of each row [R]; NaN where it is undefined
-            (no item of a rare kind was drawn): such rows are left out.
-        items: how many items there are.
-        resamples: how many samples are drawn.
-        level: the share of resamples that the interval covers.
+        statistic: from the indices of drawn items [R, items] to the statistic of each row [R]; NaN, which is left out, where
+            it is undefined because no item of a rare kind was drawn.
     """
     low, high = percentiles(resample(statistic, items, resamples), level)
     return float(low), float(high)
@@ -154,13 +147,11 @@ def percentiles(resampled: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray
 def calibration(
     probabilities: ArrayLike, outcomes: ArrayLike, lowest: float = 0.0, bins: int = 10
 ) -> list[tuple[float, float, int]]:
-    """A reliability table: (mean probability, share of outcomes, rows) of each bin of equal width that is not empty.
+    """Return a reliability table: (mean probability, share of outcomes, rows) of each bin of equal width that is not empty.
 
     Args:
-        probabilities: [N], from `lowest` to 1.
+        probabilities: [N], from `lowest`, where the first bin begins, to 1.
         outcomes: [N], 1 where it came true, 0 where it did not, in between for a tie.
-        lowest: where the first bin begins.
-        bins: how many bins there are.
     """
     stated, actual = np.asarray(probabilities, dtype=np.float64), np.asarray(outcomes, dtype=np.float64)
     place = np.minimum(((stated - lowest) / (1 - lowest) * bins).astype(int), bins - 1)
@@ -170,17 +161,14 @@ def calibration(
 
 
 def calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, lowest: float = 0.0, bins: int = 10) -> float:
-    """Expected calibration error: the mean of |probability - share of outcomes| over bins, weighted by their rows.
-
-    Source: Guo et al. 2017. The arguments are those of `calibration`; 0 for no row at all.
-    """
+    """Expected calibration error (Guo et al. 2017): mean |probability - share of outcomes| over bins, weighted by rows."""
     table = calibration(probabilities, outcomes, lowest, bins)
     total = sum(count for _, _, count in table)
     return sum(abs(stated - actual) * count for stated, actual, count in table) / max(1, total)
 
 
 def pair_calibration(difference: ArrayLike) -> list[tuple[float, float, int]]:
-    """The `calibration` of a model that prefers one response of each pair.
+    """Return the `calibration` of a model that prefers one response of each pair.
 
     Args:
         difference: [N], the reward of the better response minus that of the worse one.
@@ -222,10 +210,7 @@ def correlation(left: ArrayLike, right: ArrayLike) -> float:
 
 
 def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the ROC curve: how often a row labeled yes scores above one labeled no; a tie counts half.
-
-    0.5 where one of the labels is missing: nothing can be told apart.
-    """
+    """Area under the ROC curve; 0.5 where one of the labels is missing."""
     from sklearn.metrics import roc_auc_score
 
     positive = np.asarray(labels, dtype=bool)

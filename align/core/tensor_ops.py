@@ -1,8 +1,4 @@
-"""Small tensor functions that every stage shares. They import torch alone and keep no state.
-
-Shapes: B rows, T response positions, V vocabulary. A mask is 1 where a position counts. Sums and counts are returned
-apart where a mean would have to be taken over several processes: a mean of means weighs short rows too heavily.
-"""
+"""Tensor functions that every stage shares. Shapes: B rows, T response positions, V vocabulary."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -29,7 +25,6 @@ class Padded(NamedTuple):
         return cls(ids, lengths)
 
     def to(self, device: torch.device | str) -> "Padded":
-        """The same rows on another device."""
         return Padded(self.ids.to(device), self.lengths.to(device))
 
     def mask(self) -> Tensor:
@@ -88,10 +83,9 @@ def log_probs_of(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Te
 
 
 class _LogProbs(torch.autograd.Function):
-    """A few rows at a time in float32: nothing but the logits, in their own format, is kept for the gradient.
+    """A few rows at a time in float32: only the logits, in their own format, are kept for the gradient.
 
-    Over a vocabulary of 50,000, float32 copies of all logits would be the largest tensors of a training step, and each
-    pass over them slower than the matrix product that they came from.
+    Over a vocabulary of 50,000, float32 copies of all logits would be the largest tensors of a training step.
     """
 
     @staticmethod
@@ -167,10 +161,8 @@ def _wide(logits: Tensor) -> torch.dtype:
 
 
 def _in_chunks(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the rows of `logits` [n, V], each with a copy of its logits, divided and at least float32, to write over.
-
-    8 MB at a time stay in a processor's cache; a GPU wants work for all its cores.
-    """
+    """Yield slices of the rows of `logits` [n, V], each with a copy of its logits, divided and at least float32."""
+    # 8 MB at a time stay in a processor's cache; a GPU needs work for all its cores.
     elements = 2**21 if logits.device.type == "cpu" else 2**27
     count = max(1, elements // logits.shape[-1])
     for start in range(0, len(logits), count):

@@ -146,10 +146,8 @@ def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, e
     return Matrices(trained, frozen)
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype, given: float = 0.0) -> float:
-    """Peak FLOP/s of one device: as given, else known for a GPU in bfloat16, else measured."""
-    if given:
-        return given
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Peak FLOP/s of one device: known by its name for a GPU in bfloat16, else measured."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
         for part, peak in PEAKS.items():

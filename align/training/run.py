@@ -189,7 +189,7 @@ class Run:
     def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
         """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak."""
         accelerator = self.accelerator
-        peak = peak_flops(accelerator.device, self.dtype, self.config.peak_flops) * accelerator.num_processes
+        peak = peak_flops(accelerator.device, self.dtype) * accelerator.num_processes
         return {"speed/tokens": tokens / seconds, "speed/mfu": flops / seconds / peak}
 
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:

@@ -93,7 +93,7 @@ ORDER_SETTINGS = (
 )
 SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
 FREE_ON_RESUME = (
-    *("resume", "output_dir", "log_to", "memory_limit", "peak_flops", "keep_checkpoints"),
+    *("resume", "output_dir", "log_to", "memory_limit", "keep_checkpoints"),
     *("collective_timeout", "lost_after", "stop_grace", "checkpoint_in_background"),
 )
 

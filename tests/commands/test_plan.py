@@ -192,7 +192,6 @@ def test_sampling_is_as_slow_as_memory(runs):
 def test_mistakes_are_one_line(tmp_path, capsys):
     for words, said in (
         ([], "nothing to plan"),
-        (["--tokens", "1e9"], "tokens is 1000000000.0, but must be 0 unless model or parameters is given"),
         (["--flops", "1e20", "--gpu", "B9"], "gpu is 'B9'"),
         (["--flops", "1e20", "--measured", str(tmp_path)], "metrics"),
     ):

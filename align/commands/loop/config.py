@@ -73,11 +73,7 @@ class LoopConfig(Settings):
 
 
 class LoopState:
-    """The file `loop.json` in the loop's folder: the settings, and the finished steps with their results.
-
-    Raises:
-        UserError: if the folder holds a loop of other settings, or its file cannot be read.
-    """
+    """The file `loop.json` in the loop's folder: the settings, and the finished steps with their results."""
 
     def __init__(self, config: LoopConfig) -> None:
         self.path = Path(config.output_dir) / "loop.json"
@@ -87,12 +83,7 @@ class LoopState:
             self._read()
 
     def run_once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run a step unless it is finished; returns its results.
-
-        Args:
-            name: unique among the steps.
-            step: does the work; it must be safe to run again after a kill at any point.
-        """
+        """Run a step, which must be safe to run again after a kill, unless it is finished; returns its results."""
         if name not in self.steps:
             started = time.monotonic()
             results = step()

@@ -42,7 +42,7 @@ class FileLabeler:
     """Waits for a file in the round's folder."""
 
     def publish(self, name: str, samples: Path) -> None:
-        """Nothing to do: the samples are in the round's folder."""
+        """Do nothing: the samples are in the round's folder."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         return "" if target.exists() else f"rank the answers in {samples} and write the rankings to {target}"
@@ -55,7 +55,7 @@ class SimulatedLabeler:
         self.score = score
 
     def publish(self, name: str, samples: Path) -> None:
-        """Nothing to do: `collect` reads the samples."""
+        """Do nothing: `collect` reads the samples."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         ranked = []
@@ -110,22 +110,14 @@ class AppLabeler:
 
 
 def make_labeler(config: LoopConfig) -> Labeler:
-    """The labeler that the settings name.
-
-    Raises:
-        UserError: if there is none of that name.
-    """
+    """Return the labeler that the settings name. Raises: UserError, if there is none of that name."""
     if config.labeler == "app":
         return AppLabeler(config)
     return FileLabeler() if config.labeler == "file" else SimulatedLabeler(make_scorer(config.labeler))
 
 
 def make_scorer(name: str) -> AnswerScorer:
-    """Return the scorer of a simulated labeler: a reward function (module:function) or a reward model.
-
-    Raises:
-        UserError: if it is neither.
-    """
+    """Return the scorer of a simulated labeler: a reward function (module:function) or a reward model."""
     if is_reward_model(name):
         return ModelScorer(name)
     if ":" not in name:
@@ -150,11 +142,7 @@ class ModelScorer:
 
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:
-    """Draw `count` prompts that no earlier round used, in random order; all that are left, if they are fewer.
-
-    Args:
-        source: prompts: file, folder or hub name; one without an id gets its number.
-        used: ids of the prompts of earlier rounds.
+    """Draw `count` prompts whose ids are not in `used`, in random order; all that are left, if they are fewer.
 
     Raises:
         UserError: if two prompts have the same id, or no prompt is left.
@@ -180,10 +168,9 @@ def most_disputed(
     Args:
         rows: prompts with several answers, in random order.
         scorers: the reward models.
-        share: share of the rows chosen by disagreement.
 
     Returns:
-        The chosen rows in random order, so that labelers cannot tell why a row was chosen.
+        The chosen rows in random order: labelers cannot tell why a row was chosen.
     """
     disagreements = [ranking_disagreement(row, scorers) for row in rows]
     ranked = sorted(range(len(rows)), key=lambda index: -disagreements[index])
@@ -207,7 +194,7 @@ def ranking_disagreement(row: Row, scorers: Sequence[AnswerScorer]) -> float:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON Lines file that this program wrote."""
+    """Read the rows of a JSON Lines file that this program wrote."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
@@ -217,13 +204,13 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:
-    """The answers of several models to the same prompts, as one row for each prompt.
+    """Merge the answers of several models into one row for each prompt.
 
     Blank and duplicate answers are dropped, and then prompts with fewer than two answers.
 
     Args:
         parts: rows of `align sample`, the same prompts in the same order in each part.
-        prefix: added to each id, so that a ranking names its round.
+        prefix: added to each id, to name the round.
     """
     merged = []
     for rows in zip(*parts, strict=True):

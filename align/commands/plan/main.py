@@ -6,27 +6,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from align.commands.plan.devices import DEVICES, GIB, Layout, Speeds, find_device, first_that_fits, layouts, read_speed
 from align.commands.plan.work import StageWork, ppo_work, reward_work, sft_work
 from align.core.errors import UserError
-from align.core.settings import ModelConfig, Settings, option, require_setting
+from align.core.settings import Settings, option
 from align.core.settings_parser import parse
-from align.models.backbone import flops_profile
-from align.models.loading import load_shapes
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
 from align.runtime.distributed import compute_dtype
-from align.runtime.flops import training_flops
 from align.sft.train import SFTConfig
 
 FLOPS_PER_WEIGHT = 6
 """FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
 SMALLEST, LARGEST = (400e6, 1.92e19), (10e12, 1.30e28)
 """Parameters and FLOPs in the first and the last row of Chinchilla's table 3: sizes between them lie on a power law."""
-SEQUENCE = 2048
-"""Tokens of a row in a training that has no settings file: what LLaMA and PaLM were trained on."""
 
 
 @dataclass(kw_only=True)
@@ -37,8 +30,6 @@ class PlanConfig(Settings):
     model: str = option(
         "", "model of every stage, instead of the one in its settings; only its config and tokenizer are read"
     )
-    parameters: float = option(0.0, "for tokens: number of parameters, without a model to read; 0: those of model", ge=0)
-    tokens: float = option(0.0, "tokens of a training that has no settings file, such as pretraining; 0: none", ge=0)
     sft: str = option("", "settings of fine-tuning to plan (configs/sft/x.yaml, or config.yaml of a run); empty: none")
     reward: str = option("", "settings of a reward model to plan; empty: none")
     ppo: str = option("", "settings of PPO to plan; empty: none")
@@ -55,11 +46,6 @@ class PlanConfig(Settings):
         "runs on the same devices: their FLOP/s is used instead of mfu; a stage's own run if there is one",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = bool(self.tokens) <= bool(self.model or self.parameters)
-        require_setting(self, "tokens", known, "0 unless model or parameters is given")
-
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -68,7 +54,7 @@ class StagePlan:
     Attributes:
         flops: of each phase, over the whole run and all devices.
         hours: of each phase.
-        layouts: ways to place it on the devices; none for a training without a settings file.
+        layouts: ways to place it on the devices.
     """
 
     name: str
@@ -84,8 +70,8 @@ def run_plan(config: PlanConfig) -> None:
     Raises:
         UserError: if the settings ask for nothing, or for a mistake in them, the stages' settings or the data.
     """
-    if not any((config.flops, config.tokens, config.sft, config.reward, config.ppo)):
-        raise UserError("nothing to plan: give flops, tokens, or the settings files of stages as sft, reward, ppo")
+    if not any((config.flops, config.sft, config.reward, config.ppo)):
+        raise UserError("nothing to plan: give flops, or the settings files of stages as sft, reward, ppo")
     stages, parts = plan_stages(config), []
     if config.flops:
         size, tokens = allocate(config.flops)
@@ -93,7 +79,7 @@ def run_plan(config: PlanConfig) -> None:
         parts.append(f"{config.flops:.3g} FLOPs by Chinchilla's table 3: {budget}")
     if stages:
         parts.append(hours_table(config, stages))
-    parts += [memory_table(stage, config.gpu, config.gpus) for stage in stages if stage.layouts]
+    parts += [memory_table(stage, config.gpu, config.gpus) for stage in stages]
     print("\n\n".join(parts))
 
 
@@ -110,7 +96,7 @@ def allocate(flops: float) -> tuple[float, float]:
 def plan_stages(config: PlanConfig) -> list[StagePlan]:
     """Plan each stage that the settings name. Raises: see `run_plan`."""
     speeds = Speeds([read_speed(folder) for folder in config.measured])
-    stages = [_training(config, speeds)] if config.tokens else []
+    stages = []
     kinds: dict[str, tuple[str, type, Callable[[Any, int], StageWork]]] = {
         "sft": (config.sft, SFTConfig, sft_work),
         "reward": (config.reward, RewardConfig, reward_work),
@@ -142,18 +128,6 @@ def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> St
         hours[phase] = max(flops / rate, floor) / 3600
     placed = layouts(work.roles, work.config.optimizer, device.memory, config.gpu, config.gpus)
     return StagePlan(name, work.steps, work.phases, hours, placed)
-
-
-def _training(config: PlanConfig, speeds: Speeds) -> StagePlan:
-    """Plan training on `tokens` tokens, such as pretraining, from the model's shape or its number of parameters."""
-    device = find_device(config.gpu, torch.bfloat16)
-    per_token = FLOPS_PER_WEIGHT * config.parameters
-    if not config.parameters:
-        loaded = load_shapes(ModelConfig(model=config.model), torch.bfloat16)
-        per_token = training_flops(flops_profile(loaded.backbone, None), 1, [SEQUENCE - 1], SEQUENCE - 1) / SEQUENCE
-    flops = per_token * config.tokens
-    rate = speeds.flops_per_second("sft") or config.gpus * device.peak * config.mfu
-    return StagePlan("training", 0, {"learning": flops}, {"learning": flops / rate / 3600}, [])
 
 
 def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.commands.sample import score
+from align.commands.sample import sampled, scorer_of
 from align.eval.core.answers import EvaluatedModel
 from align.eval.reward.task import (
     NamedRewardModel,
@@ -106,7 +106,7 @@ def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
 def test_of_candidates_of_align_sample(reward):
     ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
     with tokens_read(reward) as read:
-        rewards = score(reward.loaded, reward, [encoded] * 4, ids, ANSWERS, 4096)
+        rewards = scorer_of(reward.loaded, reward, 4096)(sampled(reward.loaded, [encoded] * 4, ids))
     assert read == once(reward, ids)
     assert len(set(rewards)) == 4
 
@@ -116,5 +116,5 @@ def test_the_count_tells_of_a_model_that_lost_the_ability(reward, monkeypatch):
     monkeypatch.setattr(reward.loaded.backbone, "shares_prompts", False)
     ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
     with tokens_read(reward) as read:
-        score(reward.loaded, reward, [encoded] * 4, ids, ANSWERS, 4096)
+        scorer_of(reward.loaded, reward, 4096)(sampled(reward.loaded, [encoded] * 4, ids))
     assert sum(read) >= 4 * len(encoded.ids)
