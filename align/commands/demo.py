@@ -6,6 +6,7 @@ Finished stages are skipped, so an interrupted demo resumes where it stopped.
 import argparse
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -103,22 +104,21 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
 
 def answer_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
     """The first answers to each prompt side by side, for the report."""
+    before, after = comparison.before, comparison.after
     return [
         {
             "prompt": list(prompt.prompt),
-            "before": comparison.before.texts[i * comparison.samples],
-            "after": comparison.after.texts[i * comparison.samples],
-            "reward_before": comparison.before.rewards[i * comparison.samples],
-            "reward_after": comparison.after.rewards[i * comparison.samples],
+            "before": before.texts[first],
+            "after": after.texts[first],
+            "reward_before": before.rewards[first],
+            "reward_after": after.rewards[first],
         }
-        for i, prompt in enumerate(comparison.prompts)
+        for first, prompt in zip(count(0, comparison.samples), comparison.prompts, strict=False)
     ]
 
 
 def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) -> list[dict[str, Any]]:
-    """The model before all training and after it on the project's small sets of questions and tempting prompts.
-
-    All figures go to `folder/eval` and into the report; the rows hold one of each task.
+    """Evaluate the model before and after all training on the project's small sets; returns a row of each task.
 
     Args:
         settings: settings of `align eval all`; if the file does not exist, as for the tiny models, there are no rows.
@@ -133,54 +133,50 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
         if pair and all(figure.value is not None for figure in pair):
             after = pair[-1]
             by = f", by {after.scorer}" if after.scorer else ""
-            row = before_after_row(f"{task}: {name}", *(float(figure.value or 0.0) for figure in pair))
             interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
-            rows.append(row | {"interval": interval, "note": f"{after.n} items{by}; 95 % interval of the value after"})
+            note = f"{after.n} items{by}; 95 % interval of the value after"
+            before_after = (float(figure.value or 0.0) for figure in pair)
+            rows.append(before_after_row(f"{task}: {name}", *before_after, interval, note))
     return rows
 
 
 def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, Any]]:
-    """The table at the end: what each stage achieved on held-out data."""
+    """The table at the end: the results of each stage on held-out data."""
     sft, reward = read_metrics(folder / "sft"), read_metrics(folder / "reward")
-    sft_start, sft_best = (
-        sft[0],
-        min((row for row in sft if "validation/loss" in row), key=lambda row: row["validation/loss"]),
+    sft_best, reward_best = (
+        min((row for row in rows if "validation/loss" in row), key=lambda row: row["validation/loss"])
+        for rows in (sft, reward)
     )
-    reward_best = min((row for row in reward if "validation/loss" in row), key=lambda row: row["validation/loss"])
+    perplexity, accuracy = "validation/perplexity", "validation/accuracy"
     low, high = reward_best["validation/accuracy/low"], reward_best["validation/accuracy/high"]
-
-    def share(values: Sequence[bool]) -> str:
-        return f"{sum(values) / len(values):.0%}"
-
-    def length(rows: Sequence[Sequence[int]]) -> float:
-        return round(sum(map(len, rows)) / len(rows), 1)
-
     before, after = comparison.before, comparison.after
-    mean = [sum(responses.rewards) / len(responses.rewards) for responses in (before, after)]
+    rewards = [sum(responses.rewards) / len(responses.rewards) for responses in (before, after)]
+    lengths = [round(sum(map(len, responses.ids)) / len(responses.ids), 1) for responses in (before, after)]
+    ended = [f"{sum(responses.ended) / len(responses.ended):.0%}" for responses in (before, after)]
     return [
+        before_after_row("SFT: perplexity of held-out demonstrations", sft[0][perplexity], sft_best[perplexity]),
         before_after_row(
-            "SFT: perplexity of held-out demonstrations",
-            sft_start["validation/perplexity"],
-            sft_best["validation/perplexity"],
+            "reward model: accuracy on held-out pairs",
+            "50 % (chance)",
+            f"{reward_best[accuracy]:.1%}",
+            f"{low:.1%} to {high:.1%}",
+            f"{reward_best['validation/pairs']:.0f} pairs; 95 % interval over rankings",
         ),
         before_after_row(
-            "reward model: accuracy on held-out pairs", "50 % (chance)", f"{reward_best['validation/accuracy']:.1%}"
-        )
-        | {
-            "interval": f"{low:.1%} to {high:.1%}",
-            "note": f"{reward_best['validation/pairs']:.0f} pairs; 95 % interval over rankings",
-        },
-        before_after_row("PPO: mean reward on held-out prompts", mean[0], mean[1])
-        | {
-            "interval": f"gain {comparison.gain:+.2f} ({comparison.gain_low:+.2f} to {comparison.gain_high:+.2f})",
-            "note": f"{len(comparison.prompts)} prompts, {comparison.samples} answers each, by the reward model that PPO "
-            "was trained on; 95 % bootstrap over prompts",
-        },
-        before_after_row("KL to the fine-tuned model, nats per response", 0.0, comparison.kl)
-        | {"note": f"{comparison.kl / length(after.ids):.2f} nats per token"},
-        before_after_row("tokens a response", length(before.ids), length(after.ids))
-        | {"note": f"{length(after.ids) / length(before.ids):.2f} times as long"},
-        before_after_row("responses that end by themselves", share(before.ended), share(after.ended)),
+            "PPO: mean reward on held-out prompts",
+            *rewards,
+            f"gain {comparison.gain:+.2f} ({comparison.gain_low:+.2f} to {comparison.gain_high:+.2f})",
+            f"{len(comparison.prompts)} prompts, {comparison.samples} answers each, by the reward model that PPO was "
+            "trained on; 95 % bootstrap over prompts",
+        ),
+        before_after_row(
+            "KL to the fine-tuned model, nats per response",
+            0.0,
+            comparison.kl,
+            note=f"{comparison.kl / lengths[1]:.2f} nats per token",
+        ),
+        before_after_row("tokens a response", *lengths, note=f"{lengths[1] / lengths[0]:.2f} times as long"),
+        before_after_row("responses that end by themselves", *ended),
         *instruction_rows(comparison),
     ]
 
@@ -198,17 +194,19 @@ def instruction_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
 
     before, after = obeyed(comparison.before.texts), obeyed(comparison.after.texts)
     low, high = difference_interval(after - before)
-    row = before_after_row(
-        "instructions obeyed, of those that a program can check", f"{before.mean():.0%}", f"{after.mean():.0%}"
-    )
-    interval = f"gain {(after - before).mean():+.1%} ({low:+.1%} to {high:+.1%})"
     return [
-        row | {"interval": interval, "note": f"{len(checked)} prompts, {samples} answers each; 95 % interval over prompts"}
+        before_after_row(
+            "instructions obeyed, of those that a program can check",
+            f"{before.mean():.0%}",
+            f"{after.mean():.0%}",
+            f"gain {(after - before).mean():+.1%} ({low:+.1%} to {high:+.1%})",
+            f"{len(checked)} prompts, {samples} answers each; 95 % interval over prompts",
+        )
     ]
 
 
 def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> dict[str, Any]:
-    """What choosing the best of n answers by the same reward model gives instead of PPO; its KL has a known bound.
+    """The reward of the best of n answers by the same reward model instead of PPO; its KL has a known bound.
 
     Args:
         best: the fine-tuned model's best answer to each of the first prompts of the comparison.
@@ -220,11 +218,13 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
     )
     lead = after - np.array(best.rewards)
     low, high = mean_interval(lead)
-    row = before_after_row(
-        f"instead of PPO, the best of {n} answers: mean reward", float(before.mean()), float(np.mean(best.rewards))
+    return before_after_row(
+        f"instead of PPO, the best of {n} answers: mean reward",
+        float(before.mean()),
+        float(np.mean(best.rewards)),
+        f"PPO gains {lead.mean():+.2f} more ({low:+.2f} to {high:+.2f})",
+        f"{prompts} prompts; choosing one of {n} answers costs at most {kl_bound(n):.2f} nats of KL",
     )
-    note = f"{prompts} prompts; choosing one of {n} answers costs at most {kl_bound(n):.2f} nats of KL"
-    return row | {"interval": f"PPO gains {lead.mean():+.2f} more ({low:+.2f} to {high:+.2f})", "note": note}
 
 
 def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> dict[str, Any]:
@@ -235,15 +235,14 @@ def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) ->
     """
     rates = judged_win_rates(comparison, judge, policy)
     low, high = share_interval(rates)
-    row = before_after_row("win rate by a judge that no model here learned from", "50 % (equal)", f"{rates.mean():.1%}")
     note = f"{len(rates)} prompts, {comparison.samples} pairs each; how far to trust it: data/README.md"
-    return row | {"interval": f"{low:.1%} to {high:.1%}", "note": note}
+    name = "win rate by a judge that no model here learned from"
+    return before_after_row(name, "50 % (equal)", f"{rates.mean():.1%}", f"{low:.1%} to {high:.1%}", note)
 
 
-def before_after_row(name: str, before: float | str, after: float | str) -> dict[str, Any]:
-    """One row of the table, with room for an interval and a note."""
-
-    def short(value: float | str) -> float | str:
-        return value if isinstance(value, str) else round(value, 2)
-
-    return {"name": name, "before": short(before), "after": short(after), "interval": "", "note": ""}
+def before_after_row(
+    name: str, before: float | str, after: float | str, interval: str = "", note: str = ""
+) -> dict[str, Any]:
+    """One row of the table."""
+    short = [value if isinstance(value, str) else round(value, 2) for value in (before, after)]
+    return {"name": name, "before": short[0], "after": short[1], "interval": interval, "note": note}

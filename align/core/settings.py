@@ -147,32 +147,23 @@ def _with_home(path: str) -> str:
 class ModelConfig(Settings):
     """Which model, in which number format, and whether all its weights are trained or LoRA adapters."""
 
-    model: str = option(
-        "smollm2-135m",
-        "model to start from: a folder, a hub name, smollm2-135m, tiny-llama, tiny-gpt2 or tiny-t5",
-    )
+    model: str = option("smollm2-135m", "model to start from: a folder, a hub name or a built-in model (`align model list`)")
     chat_template: str = option(
-        "auto",
-        "how conversations become text: auto (the tokenizer's own template, else plain), plain, raw (text to be "
-        "continued), or the path of a Jinja file",
+        "auto", "how conversations become text: auto (the tokenizer's, else plain), plain, raw, or the path of a Jinja file"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto",
-        "number format that the model computes in; trained weights keep a float32 master. auto: bfloat16 where the "
-        "hardware multiplies it, else float32",
+        "auto", "number format of computations; auto: bfloat16 where the hardware multiplies it; masters stay float32"
     )
     lora_rank: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)", ge=0)
     lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
     lora_targets: str = option("all-linear", "modules that get an adapter: all-linear, or names separated by commas")
     prefix_lm: bool = option(
         False,
-        "let a decoder's prompt see itself whole while the response stays causal (UniLM; T5's prefix language model); saved "
-        "with the model, which then needs no setting",
+        "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
     )
     block_attention: bool = option(
         False,
-        "on a GPU, read rows that several responses share by FlexAttention, which skips what no token sees; decoders only; "
-        "it has not run on a GPU yet",
+        "on a GPU, read rows of several responses by FlexAttention; decoders only; it has not run on a GPU yet",
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"
@@ -186,82 +177,48 @@ class RunConfig(Settings):
     output_dir: str = option("runs/run", "folder of the run: config, metrics, checkpoints and the final model")
     seed: int = option(0, "seed of all random numbers; the same seed gives the same run", ge=0, lt=2**32)
     resume: bool = option(
-        False, "continue from the last whole checkpoint in output_dir; true and auto start anew where there is none"
+        False, "continue from the last whole checkpoint in output_dir; true and auto start from scratch where there is none"
     )
     log_to: list[str] = option(
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )
     learning_rate: float = option(1e-5, "peak learning rate", gt=0)
     layer_decay: float = option(
-        1.0,
-        "rate of a layer as a share of that of the layer above it, and of the last layer as a share of learning_rate, which "
-        "is that of heads (ULMFiT: 0.385, that is 1 / 2.6); 1: all the same",
-        gt=0,
-        le=1,
+        1.0, "rate of a layer as a share of that of the layer above it (ULMFiT: 0.385); 1: all the same", gt=0, le=1
     )
     schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
     warmup: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
     optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor keeps less state (T5 paper)")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices", ge=0)
     adam_beta1: float = option(0.9, "decay of AdamW's mean of gradients", ge=0, lt=1)
-    adam_beta2: float = option(
-        0.999, "decay of AdamW's mean of squared gradients (InstructGPT: 0.95, RoBERTa: 0.98)", ge=0, lt=1
-    )
+    adam_beta2: float = option(0.999, "decay of AdamW's mean of squared gradients (InstructGPT: 0.95)", ge=0, lt=1)
     adam_epsilon: float = option(1e-8, "epsilon of AdamW", ge=0)
     max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never", ge=0)
-    micro_batch_tokens: int = option(
-        4096,
-        "padded tokens in memory for one forward and backward pass; the result does not depend on it",
-        gt=0,
-    )
-    memory_limit: float = option(
-        0.0,
-        "GiB that the estimate before the start allows a process, on its GPU or in main memory; 0: what is free",
-        ge=0,
-    )
+    micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; changes no result", gt=0)
+    memory_limit: float = option(0.0, "GiB that the estimate before the start allows a process; 0: what is free", ge=0)
     router_loss_weight: float = option(
-        0.0,
-        "weight of the loss that keeps a mixture's experts evenly used, 1 where they are (Switch Transformers: 0.01)",
-        ge=0,
+        0.0, "weight of the loss that keeps a mixture's experts evenly used (Switch Transformers: 0.01)", ge=0
     )
     save_every: int = option(
         0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop", ge=0
     )
-    keep_checkpoints: int = option(
-        2,
-        "newest checkpoints that are kept, of which an older one serves if the newest is damaged; 0: all",
-        ge=0,
-    )
+    keep_checkpoints: int = option(2, "newest checkpoints that are kept, in case the last one is damaged; 0: all", ge=0)
     checkpoint_in_background: bool = option(
-        False,
-        "write checkpoints while training goes on, which then waits only until their state is copied (AdamW: 12 bytes of "
-        "main memory for each trained weight)",
+        False, "train while a copy of the state is written to disk (AdamW: 12 bytes of main memory for each trained weight)"
     )
     lost_after: float = option(
-        45.0,
-        "seconds without a sign of life from another process after which the run ends with a line that names it; 0: only "
-        "collective_timeout ends it",
-        ge=5,
-        off=0,
+        45.0, "seconds without a heartbeat of another process after which the run ends and names it; 0: never", ge=5, off=0
     )
     collective_timeout: float = option(
-        1800.0,
-        "seconds that a process waits for the others in one exchange before the run ends (gloo's default: 1800)",
-        ge=1,
-        le=86_400,
+        1800.0, "seconds that a process waits for the others in one exchange before the run ends", ge=1, le=86_400
     )
     stop_grace: float = option(
         GRACE_SECONDS,
-        "seconds that a run may take to save and end after a request to stop, then it ends without saving; set it below the "
-        "time after which your cluster kills (align launch gives its processes 5 s more than this)",
+        "seconds to save and end after a request to stop; set it below the time after which your cluster kills",
         ge=1,
         le=86_400,
     )
-    template_date: str = option(
-        "",
-        "current date of chat templates that write it, as 2026-11-25; empty: the day on which the run starts, which its "
-        "config.yaml and the saved chat template keep",
-    )
+    template_date: str = option("", "date in chat templates that write it, as 2026-11-25; empty: that of the run's start")
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read instead of stopping at the first")
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
 
@@ -275,17 +232,13 @@ class MixtureConfig(Settings):
     """How several sources of training data are mixed, see `align.training.epochs.Epochs`."""
 
     mixing_cap: int = option(
-        0,
-        "with several sources of train_data: examples above which a larger source gets no larger share (T5's K); 0: none",
-        ge=0,
+        0, "examples above which a larger source of train_data gets no larger share (T5's K); 0: none", ge=0
     )
     mixing_temperature: float = option(
-        1.0, "their shares to the power 1 / this (T5's T): 1 as large as the sources are, 1000 nearly equal shares", ge=1
+        1.0, "shares of the sources to the power 1 / this (T5's T): 1 as large as they are, 1000 nearly equal", ge=1
     )
     task_prefixes: list[str] = option(
-        [],
-        "a text for each source of train_data that its prompts begin with, such as 'summarize: ' (T5), '' for none; prompts "
-        "of other settings are read as they are",
+        [], "a text for each source of train_data that its prompts begin with, such as 'summarize: ' (T5), '' for none"
     )
 
     def __post_init__(self) -> None:
@@ -299,28 +252,17 @@ class SequenceConfig(Settings):
     """Rows that are shared out among processes."""
 
     sequence_parallel: int = option(
-        1,
-        "processes that share each row: for rows that are too long for one of them (DeepSpeed Ulysses); decoders only, and "
-        "a divisor of their heads and of the number of processes",
-        ge=1,
+        1, "processes that share each row that is too long for one (DeepSpeed Ulysses); divides a decoder's heads", ge=1
     )
 
 
 def require_setting(config: object, name: str, valid: bool, expected: str) -> None:
-    """Refuse the value of a setting unless it is valid.
-
-    Args:
-        expected: what the value must be, for the message.
-
-    Raises:
-        UserError: if it is not valid.
-    """
+    """Refuse the value of a setting unless it is valid; the message ends with the expected value."""
     if not valid:
         raise UserError(f"{name} is {getattr(config, name)!r}, but must be {expected}")
 
 
 def is_date(text: str) -> bool:
-    """Whether a text is a date in ISO 8601, as 2026-11-25."""
     try:
         date.fromisoformat(text)
     except ValueError:
