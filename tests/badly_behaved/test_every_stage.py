@@ -128,9 +128,13 @@ def trained(request, source, data, tmp_path_factory) -> Trained:
 
 
 def every(specimens: list[Specimen]) -> list[pytest.param]:
-    """Full fine-tuning of each, and LoRA, which takes the same paths with other files, in the full run."""
+    """Full fine-tuning of one for each habit; in the full run all of them, and LoRA."""
     return [
-        pytest.param((specimen, rank), id=f"{specimen.name}-{rank or 'full'}", marks=[pytest.mark.full] if rank else [])
+        pytest.param(
+            (specimen, rank),
+            id=f"{specimen.name}-{rank or 'full'}",
+            marks=[pytest.mark.full] * bool(rank or not specimen.core),
+        )
         for specimen in specimens
         for rank in (0, 4)
     ]

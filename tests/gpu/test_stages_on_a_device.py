@@ -1,13 +1,25 @@
-"""Every stage runs on the device, and what it saves loads on a processor."""
+"""Every stage runs on the device, under ZeRO as without it, within the estimate of memory; its files load on a processor."""
 
+import gc
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from align.core.settings import ModelConfig
 from align.models.loading import load
-from tests.gpu.small_runs import all_stages
+from align.ppo import PPOConfig
+from align.ppo.trainer import make_trainer
+from align.sft import SFTConfig
+from align.sft.train import SFTTrainer
+from align.training.run_folder import read_metrics
+from tests.gpu.small_runs import COMMON, PPO, all_stages
+from tests.launch.launcher import free_port
 
 BFLOAT16_RATIO = 5e-3
 """Mean |ratio - 1| at the first minibatch in bfloat16: the passes with and without gradients may use different kernels."""
@@ -38,3 +50,67 @@ def test_every_stage_runs(where, model, settings, dtype, tmp_path, record_proper
     assert error <= (BFLOAT16_RATIO if on_gpu and dtype == "bfloat16" else 1e-4)
     loaded = load(ModelConfig(model=str(tmp_path / "ppo" / "model"), dtype=dtype), getattr(torch, dtype))
     assert all(torch.isfinite(weight).all() for weight in loaded.backbone.parameters())
+
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"dtype": "float32"}
+COMPARED = {"sft": "loss", "reward": "loss", "dpo": "loss"}
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """The metrics of each stage without DeepSpeed."""
+    return all_stages("tiny-llama", tmp_path_factory.mktemp("without"), SETTINGS)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", ["zero1", "zero2", "zero3", "zero3-offload"])
+def test_it_learns_the_same(zero, without, tmp_path):
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{zero}.yaml"]
+    launcher += ["--num_processes", "1", "--main_process_port", str(free_port())]
+    script = ["tests/gpu/small_runs.py", "tiny-llama", str(tmp_path), json.dumps(SETTINGS)]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    variables = os.environ | {"PYTHONPATH": path}
+    words = [sys.executable, *launcher, *script]
+    done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for stage, name in COMPARED.items():
+        theirs = [row[name] for row in without[stage] if name in row]
+        assert len(theirs) >= 2
+        assert [row[name] for row in read_metrics(tmp_path / stage) if name in row] == pytest.approx(theirs, rel=1e-3)
+    assert (tmp_path / "ppo" / "model" / "model.safetensors").exists()
+
+
+TOLERANCE = 0.15
+LARGE = {"micro_batch_tokens": 8192, "max_prompt_tokens": 256}
+"""Micro-batches so large that activations count, not weights alone."""
+
+
+def trainer(stage, settings, folder):
+    common = COMMON | LARGE | settings | {"model": "smollm2-135m", "dtype": "bfloat16", "output_dir": str(folder)}
+    if stage == "sft":
+        data = "data/demonstrations.jsonl"
+        config = SFTConfig(**common | {"train_data": data, "batch_size": 64, "max_response_tokens": 256})
+        return SFTTrainer(config.model, config.train_data, config)
+    more = {"rollout_size": 64, "max_new_tokens": 128, "reward_functions": ["align.ppo.toy_rewards:share_of_e"]}
+    return make_trainer(PPOConfig(**common | PPO | more))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"lora_rank": 16}, {"gradient_checkpointing": True}, {"optimizer": "adafactor"}],
+    ids=["full", "lora", "checkpointing", "adafactor"],
+)
+def test_the_estimate(stage, settings, tmp_path, record_property):
+    gc.collect()
+    torch.cuda.empty_cache()
+    made = trainer(stage, settings, tmp_path)
+    made.train()
+    memory = made.run.memory
+    record_property("estimate", memory.expected_bytes)
+    record_property("peak", memory.peak())
+    assert memory.peak() == pytest.approx(memory.expected_bytes, rel=TOLERANCE)

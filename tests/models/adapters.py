@@ -4,7 +4,8 @@ import torch
 
 from align.core.tensor_ops import Padded
 
-PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
+PROMPTS, RESPONSES = [[9, 10, 11], [12]], [[20, 21, 1], [22, 23, 24, 25, 1]]
+PROMPT, RESPONSE = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
 CARD = {"title": "A model", "stage": "sft"}
 
 

@@ -4,20 +4,58 @@ import copy
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+)
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone import Backbone, wrap
 from align.models.roles import RewardModel, ScalarHead
 from align.reward.loss import pairs_of, ranking_loss
-from tests.models.small_models import CONFIGS, NAMES
+from tests.conftest import TINY
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
 RESPONSES = [[20, 21, 22, 23, 24, 25, 26], [27], [28, 29, 30], [31, 32, 33, 34], [35, 36, 37, 38, 39], [40, 41]]
 OWNER = [0, 0, 0, 1, 2, 2]
 RANKS = [[1, 3, 2], [1], [2, 1]]
 PAIRS = pairs_of(RANKS, [0.0, 0.0, 0.5])
+
+
+WIDTH = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+GROUPED = WIDTH | {"num_key_value_heads": 2}
+BART = {f"{half}_{part}": n for half in ("encoder", "decoder") for part, n in (("layers", 2), ("attention_heads", 4))}
+BART |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "d_model": 32, "vocab_size": 64, "dropout": 0.0}
+# Windows of 8 tokens on rows of up to 13: a path that forgets the window cannot pass.
+CONFIGS = {
+    "mistral": MistralConfig(**GROUPED, max_position_embeddings=64, sliding_window=None),
+    "mistral-window": MistralConfig(**GROUPED, max_position_embeddings=64, sliding_window=8),
+    "gemma2-window": Gemma2Config(
+        **GROUPED, head_dim=8, query_pre_attn_scalar=8, final_logit_softcapping=2.0, sliding_window=8
+    ),
+    # 13 tokens fit a context of 16; the shared row of prompt 0 is longer, but its positions restart.
+    "gpt2-short": GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16),
+    "bloom": BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+    "bart": BartConfig(**BART, max_position_embeddings=16),
+}
+NAMES = (*TINY, *CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def backbones(sharp_backbones, sharpen):
+    """The three tiny models and those of `CONFIGS`, sharpened, by their names: do not change them."""
+    made = dict(sharp_backbones)
+    for name, config in CONFIGS.items():
+        auto = AutoModelForSeq2SeqLM if name == "bart" else AutoModelForCausalLM
+        made[name] = wrap(sharpen(auto.from_config(copy.deepcopy(config))))
+    return made
 
 
 @pytest.fixture(params=NAMES)
@@ -54,12 +92,6 @@ def test_a_row_is_the_same_alone_and_in_a_batch_in_any_order(any_backbone):
         assert_rows_equal(found, any_backbone, order)
 
 
-def test_responses_that_share_a_prompt_have_the_states_of_separate_rows(any_backbone):
-    with torch.no_grad():
-        found = any_backbone.hidden(Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES), torch.tensor(OWNER))
-    assert_rows_equal(found, any_backbone, range(6))
-
-
 def test_a_prefix_in_front_of_all_prompts_gives_the_states_of_whole_prompts(any_backbone):
     prefix = [7, 3, 3, 9]
     prompt, response = Padded.from_lists(PROMPTS), Padded.from_lists([ids[:3] for ids in RESPONSES])
@@ -89,18 +121,6 @@ def test_what_stands_in_the_padding_does_not_matter(any_backbone):
     with torch.no_grad():
         found = any_backbone.hidden(*other, torch.tensor(OWNER))
     assert_rows_equal(found, any_backbone, range(6))
-
-
-def test_a_later_token_does_not_change_an_earlier_state(any_backbone):
-    longer = [*RESPONSES[2], 44, 45]
-    with torch.no_grad():
-        found = any_backbone.hidden(Padded.from_lists([PROMPTS[0]]), Padded.from_lists([longer]))
-    torch.testing.assert_close(found[0, :4], alone(any_backbone, 2), atol=1e-5, rtol=0)
-
-
-def test_which_architectures_read_a_prompt_once(backbones):
-    separate = {name for name in NAMES if not backbones[name].shares_prompts}
-    assert separate == {"bloom", "gpt-neo-window"}  # ALiBi, and a window counted in columns of the row
 
 
 def test_a_text_beyond_the_sliding_window_gets_a_row_of_its_own(backbones):
@@ -214,3 +234,45 @@ def test_select_can_also_reorder_rows(backbone):
     for place, row in enumerate((2, 0)):
         expected = backbone.hidden(Padded.from_lists([prompts[row]]), Padded.from_lists([[33]]))[0, 1]
         torch.testing.assert_close(hidden[place], expected, atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------- what fits a context
+
+
+def test_fits_counts_prompt_and_response_where_one_row_holds_both(backbones):
+    short = backbones["gpt2-short"]  # a context of 16
+    assert short.context_length == 16
+    assert short.fits(10, 6)
+    assert not short.fits(10, 7)
+    # ALiBi has no table of positions.
+    assert backbones["bloom"].fits(10_000, 10_000)
+
+
+def test_fits_of_encoder_decoders(backbones):
+    bart, t5 = backbones["bart"], backbones["tiny-t5"]  # BART: a table of 16 for each half; T5: relative positions
+    assert bart.fits(16, 15)  # the decoder also reads its start token
+    assert not bart.fits(16, 16)
+    assert not bart.fits(17, 1)
+    assert t5.fits(10_000, 10_000)
+
+
+def test_a_text_at_the_limit_can_be_read(backbones):
+    for name, prompt, response in (("gpt2-short", 10, 6), ("bart", 16, 15)):
+        with torch.no_grad():
+            hidden = backbones[name].hidden(Padded.from_lists([[5] * prompt]), Padded.from_lists([[6] * response]))
+        assert torch.isfinite(hidden).all()
+
+
+def test_require_fit_names_place_lengths_and_remedy(backbones):
+    backbones["gpt2-short"].require_fit(10, 6, "data.jsonl: record 3")
+    with pytest.raises(UserError) as caught:
+        backbones["gpt2-short"].require_fit(10, 7, "data.jsonl: record 3")
+    assert str(caught.value).startswith("data.jsonl: record 3: 10 prompt and 7 response tokens do not fit")
+    assert "context of 16" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_row_tokens(backbones):
+    assert backbones["tiny-gpt2"].tokens_in_memory(10, [3, 5]) == 18  # one row: 10 + 3 + 5
+    assert backbones["bloom"].tokens_in_memory(10, [3, 5]) == 30  # two rows of 10 + 5
+    assert backbones["tiny-t5"].tokens_in_memory(10, [3, 5]) == 22  # the prompt once, and two rows of a start token and 5

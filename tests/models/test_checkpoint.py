@@ -19,14 +19,12 @@ from transformers import (
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
-from align.core.tensor_ops import Padded
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_weights
 from align.models.roles import ActorCritic, LanguageModel, ScalarHead
 from align.reward.checkpoint import save_reward_model
+from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES
 
-PROMPTS, RESPONSES = [[9, 10, 11], [12]], [[20, 21, 1], [22, 23, 24, 25, 1]]
-PROMPT, RESPONSE = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
 CARD = {"title": "A model", "stage": "sft", "data": "some.jsonl"}
 
 
@@ -114,11 +112,6 @@ def test_a_saved_adapter_loads_in_peft_with_equal_logits(tiny_name, load_sharp, 
     assert_same_logits(auto_peft.from_pretrained(tmp_path / "model").eval(), tiny_name, expected)
     again = load(ModelConfig(model=str(tmp_path / "model"), lora_rank=4), torch.float32)
     torch.testing.assert_close(our_logits(again), expected, atol=1e-6, rtol=0)
-
-
-def test_an_adapter_is_saved_without_its_base(tiny_name, load_sharp, tmp_path):
-    loaded = load_sharp(tiny_name, lora_rank=4)
-    save_model(tmp_path / "model", loaded, weights_of(loaded.backbone), CARD)
     stored = load_file(tmp_path / "model" / "adapter_model.safetensors")
     assert all(".lora_A.weight" in name or ".lora_B.weight" in name for name in stored)
     assert not (tmp_path / "model" / "model.safetensors").exists()
@@ -155,67 +148,61 @@ def refusal(folder):
     return text
 
 
-def test_an_adapter_whose_file_is_cut_off_is_refused(adapter_folder):
-    path = adapter_folder / "adapter_model.safetensors"
+def change_settings(folder, **settings):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def change_tensors(folder, change):
+    path = folder / "adapter_model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def cut_file(folder):
+    path = folder / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickle_file(folder):
+    path = folder / "adapter_model.safetensors"
+    torch.save(load_file(path), folder / "adapter_model.bin")
+    path.unlink()
+
+
+FAULTS = {
+    "cut off": cut_file,
+    "no file": lambda folder: (folder / "adapter_model.safetensors").unlink(),
+    "a pickle": pickle_file,
+    "too few tensors": lambda folder: change_tensors(folder, lambda stored: dict(list(stored.items())[:-1])),
+    "no tensor": lambda folder: change_tensors(folder, lambda stored: {}),
+    "other names": lambda folder: change_tensors(folder, lambda stored: {f"other.{key}": w for key, w in stored.items()}),
+    "another shape": lambda folder: change_settings(folder, r=8),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_adapter_is_refused(adapter_folder, fault):
+    FAULTS[fault](adapter_folder)
     refusal(adapter_folder)
 
 
-def test_an_adapter_without_weights_is_refused(adapter_folder):
-    (adapter_folder / "adapter_model.safetensors").unlink()
+def test_an_adapter_of_another_model_or_of_none_is_refused(adapter_folder, sharp_folders):
+    change_settings(adapter_folder, base_model_name_or_path=sharp_folders["tiny-t5"])
     refusal(adapter_folder)
-
-
-def test_an_adapter_with_no_tensor_or_too_few_is_refused(adapter_folder):
-    path = adapter_folder / "adapter_model.safetensors"
-    stored = load_file(path)
-    kept = dict(list(stored.items())[:-1])
-    for some in (kept, {}, {f"other.{name}": weight for name, weight in stored.items()}):
-        save_file(some, path)
-        refusal(adapter_folder)
-
-
-def test_an_adapter_of_another_shape_is_refused(adapter_folder):
-    settings = json.loads((adapter_folder / "adapter_config.json").read_text())
-    (adapter_folder / "adapter_config.json").write_text(json.dumps(settings | {"r": 8}))
-    refusal(adapter_folder)
-
-
-def test_an_adapter_of_another_model_is_refused(adapter_folder, sharp_folders):
-    settings = json.loads((adapter_folder / "adapter_config.json").read_text())
-    other = settings | {"base_model_name_or_path": sharp_folders["tiny-t5"]}
-    (adapter_folder / "adapter_config.json").write_text(json.dumps(other))
-    refusal(adapter_folder)
-
-
-def test_an_adapter_that_does_not_name_its_base_is_refused(adapter_folder):
-    settings = json.loads((adapter_folder / "adapter_config.json").read_text())
-    (adapter_folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": None}))
+    change_settings(adapter_folder, base_model_name_or_path=None)
     assert "base_model_name_or_path is empty" in refusal(adapter_folder)
 
 
-def test_pickled_weights_are_refused(tiny_name, sharp_folders, tmp_path):
-    folder = tmp_path / "pickled"
-    shutil.copytree(sharp_folders[tiny_name], folder)
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError) as error:
-        load_weights(str(folder), torch.float32)
-    assert str(folder) in one_line(error)
-
-
-def test_a_pickled_adapter_is_refused(adapter_folder):
-    path = adapter_folder / "adapter_model.safetensors"
-    torch.save(load_file(path), adapter_folder / "adapter_model.bin")
-    path.unlink()
-    refusal(adapter_folder)
-
-
-def test_weights_that_are_cut_off_are_refused(tiny_name, sharp_folders, tmp_path):
+@pytest.mark.parametrize("fault", ["a pickle", "cut off"])
+def test_broken_weights_are_refused(tiny_name, fault, sharp_folders, tmp_path):
     folder = tmp_path / "broken"
     shutil.copytree(sharp_folders[tiny_name], folder)
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    path = folder / "model.safetensors"
+    if fault == "a pickle":
+        torch.save(load_file(path), folder / "pytorch_model.bin")
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UserError) as error:
         load_weights(str(folder), torch.float32)
     assert str(folder) in one_line(error)

@@ -25,14 +25,10 @@ from align.sft import SFTConfig, run_sft
 from align.sft.train import encode
 from tests.models.architectures import make_model
 
-PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
-RESPONSES = [[20, 21, 22, 23, 24, 25, 26], [27], [28, 29, 30], [31, 32, 33, 34], [35, 36, 37, 38, 39], [40, 41]]
-OWNER = [0, 0, 0, 1, 2, 2]
-CLOSE = {"atol": 1e-5, "rtol": 0}
-KINDS = ("tiny-gpt2", "tiny-llama")
+PROMPT, RESPONSE = [5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25, 26]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["tiny-gpt2", "tiny-llama"])
 def loaded(request, load_sharp):
     return load_sharp(request.param, prefix_lm=True)
 
@@ -50,42 +46,23 @@ def row_states(backbone, prompt, response):
 def test_a_prompt_sees_itself_whole_and_a_response_what_stands_before_it(loaded):
     def changed(prompt, response):
         """Which states of the row differ from those of the first prompt with its first response."""
-        first, second = (row_states(loaded.backbone, *row) for row in ((PROMPTS[0], RESPONSES[0]), (prompt, response)))
+        first, second = (row_states(loaded.backbone, *row) for row in ((PROMPT, RESPONSE), (prompt, response)))
         return ((first - second).abs().amax(-1) > 1e-3).tolist()
 
-    prompt, response = PROMPTS[0], RESPONSES[0]
-    assert changed([*prompt[:-1], 50], response) == [True] * 13  # the last prompt token
-    assert changed(prompt, [*response[:3], 50, *response[4:]]) == [False] * 9 + [True] * 4  # the fourth response token
+    assert changed([*PROMPT[:-1], 50], RESPONSE) == [True] * 13  # the last prompt token
+    assert changed(PROMPT, [*RESPONSE[:3], 50, *RESPONSE[4:]]) == [False] * 9 + [True] * 4  # the fourth response token
 
 
 @torch.no_grad()
-def test_a_text_is_read_alike_alone_in_a_batch_packed_behind_a_prefix_and_step_by_step(loaded, load_sharp):
+def test_a_text_is_read_alike_behind_a_prefix_and_otherwise_than_causally(loaded, load_sharp):
+    """Alone, in batches and step by step: see test_architectures."""
     backbone = loaded.backbone
-    assert backbone.shares_prompts
-    prompts, responses = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
-    alone = [
-        backbone.hidden(Padded.from_lists([PROMPTS[owner]]), Padded.from_lists([response]))[0]
-        for owner, response in zip(OWNER, RESPONSES, strict=True)
-    ]
-    batch = backbone.hidden(prompts.rows(OWNER), responses)
-    packed = backbone.hidden(prompts, responses, torch.tensor(OWNER))
-    rest = Padded.from_lists([ids[1:] for ids in PROMPTS[:1]])
-    behind = backbone.hidden(rest, responses.rows([0, 1, 2]), torch.tensor([0, 0, 0]), PROMPTS[0][:1])
-    for row, expected in enumerate(alone):
-        torch.testing.assert_close(batch[row, : len(expected)], expected, **CLOSE)
-        torch.testing.assert_close(packed[row, : len(expected)], expected, **CLOSE)
-        if row < 3:
-            torch.testing.assert_close(behind[row, : len(expected)], expected, **CLOSE)
-    state, hidden = backbone.prefill(prompts.rows(OWNER))
-    for step in range(8):
-        for row, expected in enumerate(alone):
-            if step < len(expected):
-                torch.testing.assert_close(hidden[row], expected[step], **CLOSE)
-        tokens = [response[step] if step < len(response) else 5 for response in RESPONSES]
-        hidden = backbone.decode_step(state, torch.tensor(tokens))
+    prompt, response = Padded.from_lists([PROMPT]), Padded.from_lists([RESPONSE])
+    alone = backbone.hidden(prompt, response)
+    behind = backbone.hidden(Padded.from_lists([PROMPT[1:]]), response, torch.tensor([0]), PROMPT[:1])
+    torch.testing.assert_close(behind, alone, atol=1e-5, rtol=0)
     plain = load_sharp(loaded.base.rsplit("/", 1)[-1]).backbone
-    causal = plain.hidden(Padded.from_lists(PROMPTS[:1]), Padded.from_lists(RESPONSES[:1]))[0]
-    assert (alone[0] - causal).abs().max() > 0.1
+    assert (alone - plain.hidden(prompt, response)).abs().max() > 0.1
 
 
 # ---------------------------------------------------------------------------------------------------------------- stages
@@ -146,20 +123,6 @@ def test_a_conversation_is_an_example_of_each_turn(load_sharp, tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize("name", ["Bloom", "MPT", "Falcon, ALiBi"])
-def test_positions_that_are_part_of_attention_are_refused(name):
-    model = make_model(name)
-    model.config.prefix_lm = True
-    with pytest.raises(UserError, match=r"^prefix_lm: model type '\w+' takes no mask over a whole prompt"):
-        wrap(model)
-
-
-@pytest.mark.parametrize("name", ["Mistral, sliding window", "Gemma 2", "GPT-Neo"])
-def test_a_sliding_window_is_refused(name):
-    with pytest.raises(UserError, match=r"^prefix_lm: a layer of model 'it' sees only 8 tokens back"):
-        make_prefix_lm(make_model(name).config, "it")
 
 
 def test_what_reads_a_prompt_whole_as_it_is_needs_no_setting(sharp_folders):

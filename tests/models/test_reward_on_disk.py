@@ -1,13 +1,15 @@
 """A saved reward model: a classifier for transformers, PEFT and TRL, and the same rewards and mean for this package."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from peft import PeftModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import RewardConfig as TRLRewardConfig
 from trl import RewardTrainer
@@ -18,7 +20,10 @@ from align.core.tensor_ops import Padded
 from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.models.checkpoint import weights_of
 from align.models.loading import load
-from align.models.roles import RewardModel, ScalarHead
+from align.models.roles import RewardModel, Role, Roles, ScalarHead
+from align.ppo.config import PPOConfig
+from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
+from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import (
     is_reward_model,
     load_head,
@@ -28,9 +33,8 @@ from align.reward.checkpoint import (
 )
 from align.reward.scoring import RewardModelScorer, RewardService
 from align.tokenization.encoded import SampledResponse
+from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, adapter_weights, states, trainable
 
-PROMPTS, RESPONSES = [[9, 10, 11], [12]], [[20, 21, 1], [22, 23, 24, 25, 1]]
-PROMPT, RESPONSE = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
 CARD = {"title": "A model", "stage": "reward"}
 
 
@@ -226,3 +230,100 @@ def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, load_sharp):
     save_file({"weight": torch.ones(1, 63)}, tmp_path / "reward" / "reward_head.safetensors")
     with pytest.raises(UserError, match="its head is made for states of width 63, the model's have 64"):
         load_reward_model(str(tmp_path / "reward"), "float32")
+
+
+@pytest.fixture
+def reward_folder(tiny_name, load_sharp, tmp_path):
+    """A saved reward model that is an adapter on the base that the policy uses too."""
+    loaded = load_sharp(tiny_name, adapter="reward", lora_rank=3)
+    with torch.no_grad():
+        for weight in adapter_weights(loaded.backbone, "reward").values():
+            weight.mul_(1.2)  # not the policy's weights
+    torch.manual_seed(8)
+    head = ScalarHead(loaded.backbone.hidden_size, bias=False)
+    folder = tmp_path / "reward"
+    facts = {"mean": 0.25, "mean_over": 3, "base": loaded.base}
+    weights = weights_of(loaded.backbone)
+    save_reward_model(folder, loaded, weights, head.linear.weight.detach(), facts, CARD | {"stage": "reward"})
+    return str(folder)
+
+
+@torch.no_grad()
+def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lora, reward_folder):
+    found = load_reward_model(reward_folder, "float32")
+    policy, bare = states(lora.backbone, "policy"), states(lora.backbone, None)
+    assert can_share_base(reward_folder, lora)
+    head, mean, _ = load_reward_adapter(reward_folder, lora)
+    mounted = RewardModel(lora.backbone, head, "reward")
+    torch.testing.assert_close(mounted(PROMPT, RESPONSE), found.model(PROMPT, RESPONSE), atol=1e-5, rtol=0)
+    assert mean == found.mean == 0.25
+    assert found.model(PROMPT, RESPONSE).std() > 1e-2
+    assert torch.equal(states(lora.backbone, "policy"), policy)
+    assert torch.equal(states(lora.backbone, None), bare)
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.slow
+def test_a_mounted_reward_is_frozen_and_the_policy_stays_trainable(lora, reward_folder, make_ppo, critic):
+    trainer = make_ppo(lora, load_reward_adapter(reward_folder, lora), critic=critic)
+    names = {name for name in trainer.optimization.trainable if "adapter" not in name}
+    assert not any(".reward." in name or name.startswith("reward_head") for name in names)
+    assert set(adapter_weights(lora.backbone, "policy")) <= trainable(lora.backbone)
+    with torch.no_grad():
+        rewards = trainer.roles.reward_of("reward")(PROMPT, RESPONSE, None)
+        found = load_reward_model(reward_folder, "float32").model(PROMPT, RESPONSE)
+    torch.testing.assert_close(rewards, found, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_two_reward_adapters_share_the_policys_base(lora, reward_folder, tmp_path):
+    """Members of an ensemble: two adapters, two heads, one base; the second one's head is the negative of the first's."""
+    other = Path(shutil.copytree(reward_folder, tmp_path / "other"))
+    head = load_file(other / "reward_head.safetensors")["weight"]
+    save_file({"weight": -head}, other / "reward_head.safetensors")
+    found = load_reward_model(reward_folder, "float32")
+    sources = load_rewards([reward_folder, str(other)], lora, "float32")
+    assert [source.mounted.adapter for source in sources] == ["reward_1", "reward_2"]
+    module = build_actor_critic(PPOConfig(), lora, [source.mounted for source in sources])
+    expected, roles = found.model(PROMPT, RESPONSE), Roles(module)
+    torch.testing.assert_close(roles.reward_of("reward_1")(PROMPT, RESPONSE, None), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(roles.reward_of("reward_2")(PROMPT, RESPONSE, None), -expected, atol=1e-5, rtol=0)
+    assert not any("reward" in name for name, weight in module.named_parameters() if weight.requires_grad)
+
+
+@torch.no_grad()
+def test_a_critic_adapter_starts_as_the_mounted_reward(lora, reward_folder, make_ppo):
+    mounted = load_reward_adapter(reward_folder, lora)
+    module = make_ppo(lora, mounted, critic="separate").optimization.module
+    values = module(Role.POLICY, PROMPT, RESPONSE).values
+    rewards = mounted.head(states(lora.backbone, "reward"))  # [:, t]: the reward of what was said before token t
+    assert values.std() > 1e-2
+    torch.testing.assert_close(values, (rewards[:, :-1] - mounted.mean) * RESPONSE.mask(), atol=1e-5, rtol=0)
+
+
+def test_a_reward_model_with_a_chat_template_of_its_own_is_not_mounted(reward_folder, load_sharp, tiny_name):
+    """Its adapter would read the policy's token ids, which are those of another template: wrong scores, without a word."""
+    alike, other = load_sharp(tiny_name, lora_rank=4), load_sharp(tiny_name, lora_rank=4, chat_template="raw")
+    assert can_share_base(reward_folder, alike)
+    assert not can_share_base(reward_folder, other)
+    scorers = [
+        RewardModelScorer.from_loaded(
+            load_reward_model(reward_folder, "float32"), policy.tokenization, Accelerator(cpu=True), 99
+        )
+        for policy in (alike, other)
+    ]
+    conversation = ({"role": "user", "content": "Hi"},)
+    rewards = [
+        scorer([SampledResponse(conversation, policy.tokenization.prompt_ids(conversation), [20, 21, 1], "ab")])[0]
+        for scorer, policy in zip(scorers, (alike, other), strict=True)
+    ]
+    ids = alike.tokenization.response_ids("ab")
+    again = scorers[0]([SampledResponse(conversation, alike.tokenization.prompt_ids(conversation), ids, "ab")])[0]
+    assert rewards[1] == pytest.approx(again, abs=1e-5)  # read through the reward model's own template
+
+
+def test_a_reward_model_on_another_base_is_not_mounted(reward_folder, load_sharp, sharp_folders, tmp_path, tiny_name):
+    other = "tiny-llama" if tiny_name != "tiny-llama" else "tiny-gpt2"
+    assert not can_share_base(reward_folder, load_sharp(other, lora_rank=4))
+    assert not can_share_base(reward_folder, load_sharp(tiny_name))  # the policy's weights are trained: nothing to share
+    assert not can_share_base(sharp_folders[tiny_name], load_sharp(tiny_name, lora_rank=4))  # not a reward model
