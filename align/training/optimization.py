@@ -112,7 +112,10 @@ class Optimization:
         with torch.random.fork_rng(devices=devices):
             for master in self.masters.values():  # as those of earlier micro-batches are
                 master.grad = torch.zeros_like(master)
-            self._backward(loss(rows)[0])
+            value, sums = loss(rows)
+            if self.expert_load:  # which forgets the routing of these rows
+                value, _ = self.expert_load.add(value, sums, len(rows), len(rows))
+            self._backward(value)
         self._drop_gradients()
 
     @property

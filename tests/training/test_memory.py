@@ -166,7 +166,10 @@ def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
         held.extend(master.grad is not None for master in optimization.masters.values())
         return optimization.module(torch.ones(len(rows), 4, dtype=torch.bfloat16)).float().sum(), {}
 
+    routed = []
+    optimization.expert_load = SimpleNamespace(add=lambda value, sums, *counts: routed.append(counts) or (value, sums))
     optimization.try_micro_batch(loss, [0, 1])
+    assert routed == [(2, 2)], "the routing of these rows is not that of the first micro-batch"
     assert held == [True, True], "gradients of earlier micro-batches would be there"
     assert torch.equal(torch.get_rng_state(), before)
     assert all(tensor.grad is None for tensor in (*optimization.masters.values(), *optimization.module.parameters()))
