@@ -1,5 +1,6 @@
 """Two runs that start in one folder: the second one removes and replaces nothing, whichever of them is first to write."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from align.ppo.config import PPOConfig
 from align.ppo.trainer import make_trainer
 from align.sft.train import SFTConfig, SFTTrainer
 from align.training.run import Run
+from align.training.run_folder import refuse_other_run, release_lock, take_lock
 from tests.bad_input.conftest import TINY, snapshot, write_rows
 from tests.launch.launcher import launch
 
@@ -26,6 +28,34 @@ def hold(folder: Path) -> subprocess.Popen:
     process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
+
+
+def test_a_folder_that_another_process_holds(tmp_path):
+    holder = hold(tmp_path)
+    for refuse in (refuse_other_run, take_lock):
+        with pytest.raises(UserError, match=f"process {holder.pid} on .* is writing a run there"):
+            refuse(tmp_path)
+    holder.kill()
+    holder.communicate()
+    refuse_other_run(tmp_path)
+    take_lock(tmp_path)
+    release_lock(tmp_path)
+
+
+def test_a_process_may_take_its_own_folder_again_and_gives_it_up(tmp_path):
+    take_lock(tmp_path)
+    take_lock(tmp_path)
+    refuse_other_run(tmp_path)
+    words = [sys.executable, "-c", HOLD, str(tmp_path)]
+    other = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    assert f"process {os.getpid()} on" in subprocess.run(words, **other).stderr
+    release_lock(tmp_path)
+    assert subprocess.run(words, **other).stdout == "held\n"
+
+
+def test_looking_writes_nothing(tmp_path):
+    refuse_other_run(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

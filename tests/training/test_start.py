@@ -1,11 +1,33 @@
-"""A run whose model reads a prompt again for each response says so: sharing was once lost without a word."""
+"""What a run that starts says of its model: LongRoPE, and prompts that are read again for each response."""
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
 from align.dpo import DPOConfig, DPOTrainer
 from align.ppo import PPOConfig, PPOTrainer
 from align.reward import RewardConfig, RewardTrainer
 from align.sft import SFTConfig, SFTTrainer
+from align.training.start import open_run
+
+SIZES = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SIZES |= {"pad_token_id": 0, "eos_token_id": 1}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+
+
+@pytest.mark.parametrize("longrope", [True, False])
+def test_longrope_is_named(sharpen, sharp_folders, tmp_path, capsys, longrope):
+    more = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16} if longrope else {}
+    model = sharpen(AutoModelForCausalLM.from_config(Phi3Config(**SIZES, **more, max_position_embeddings=64)))
+    long = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        change = (model(long[:, :4]).logits[0] - model(long).logits[0, :4]).abs().max()
+    assert (change > 1e-3) == longrope
+    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
+    open_run(SFTConfig(train_data="-", output_dir=str(tmp_path / "run"), log_to=["none"]), "sft", model, tokenizer)
+    line = "model type 'phi3' has LongRoPE: a row of more than 16 tokens changes the log-probs"
+    assert (line in " ".join(capsys.readouterr().err.split())) == longrope
+
 
 RANKINGS = [{"prompt": "Hi", "responses": ["a", "b", "c"], "ranks": [1, 2, 3]}] * 2
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Ho"}] * 2
