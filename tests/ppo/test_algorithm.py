@@ -40,10 +40,6 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_known_reward_is_the_share_of_a_letter() -> None:
-    assert share_of_e([()] * 3, ["eeee", "exex", ""]) == [1.0, 0.5, 0.0]
-
-
 @pytest.mark.parametrize("model", [pytest.param("tiny-gpt2", marks=pytest.mark.full), "tiny-t5"])
 def test_ppo_raises_a_known_reward_to_near_its_optimum(model: str, tmp_path: Path) -> None:
     """A random model says each of 264 tokens alike, so e has a share near 1/264; its optimum is 1."""

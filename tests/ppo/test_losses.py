@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from align.core.errors import UserError
 from align.core.tensor_ops import masked_sum
@@ -15,7 +14,6 @@ from align.ppo.config import PPOConfig
 from align.ppo.experience import build_experience
 from align.ppo.losses import (
     AdaptiveKL,
-    KLController,
     importance_weights,
     kl_estimates,
     kl_losses,
@@ -74,16 +72,6 @@ def test_a_higher_clip_by_hand(ratio, advantage, loss, decided):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "slope"), [(1.1, 2.0, -2.2), (1.5, 2.0, 0.0), (0.5, -2.0, 0.0), (1.5, -2.0, 3.0)]
-)
-def test_policy_gradient_by_hand(ratio, advantage, slope):
-    # d(-A exp(l - old)) / dl = -A ratio; where the clip decided, the loss is flat.
-    log_probs = doubles([math.log(ratio)]).requires_grad_()
-    policy_losses(log_probs, doubles([0.0]), doubles([advantage]), 0.2)[0].sum().backward()
-    assert log_probs.grad.item() == pytest.approx(slope, abs=1e-12)
-
-
-@pytest.mark.parametrize(
     ("value", "old", "target", "loss", "decided"),
     [
         (1.1, 1.0, 2.0, 0.405, False),  # half of .9^2; within the clip both errors are equal
@@ -98,12 +86,6 @@ def test_value_loss_by_hand(value, old, target, loss, decided):
     found, clipped = value_losses(doubles([value]), doubles([old]), doubles([target]), 0.2)
     assert found.item() == pytest.approx(loss, abs=1e-12)
     assert clipped.item() is decided
-
-
-def test_value_gradient_by_hand():
-    values = doubles([1.1, 1.5, 0.5]).requires_grad_()
-    value_losses(values, doubles([1.0] * 3), doubles([2.0] * 3), 0.2)[0].sum().backward()
-    assert values.grad.tolist() == pytest.approx([-0.9, 0.0, -1.5], abs=1e-12)  # value - target, 0 where it is held
 
 
 def test_a_value_clip_of_0_is_none(make_ppo, load_sharp, hand_rollout):
@@ -154,14 +136,6 @@ def test_padding_changes_neither_loss_nor_gradient():
         assert torch.equal(wide[0].grad[:, :3], bare.grad)
 
 
-@QUICK
-@given(st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 0.9))
-def test_clipping_only_ever_makes_the_loss_larger(now, old, other, clip):
-    one, two, three = doubles([now]), doubles([old]), doubles([other])
-    assert policy_losses(one, two, three, clip)[0].item() >= (-three * torch.exp(one - two)).item() - 1e-12
-    assert value_losses(one, two, three, clip)[0].item() >= 0.5 * (now - other) ** 2 - 1e-12
-
-
 def test_rounding_does_not_count_as_clipping():
     rng = torch.Generator().manual_seed(0)
     old, returns = (torch.randn(1, 1000, generator=rng) for _ in range(2))
@@ -207,21 +181,9 @@ def test_both_estimators_are_unbiased():
         assert (policy * estimate).sum().item() == pytest.approx(exact, abs=1e-7)
 
 
-@QUICK
-@given(st.floats(-20, 0), st.floats(-20, 0))
-def test_k3_is_never_negative(now, then):
-    assert kl_estimates(doubles([now]), doubles([then]))[1].item() >= 0.0
-
-
 def test_k3_near_zero_keeps_its_digits():
     # k3 = k1^2 / 2 - k1^3 / 6 + ...: for k1 = 1e-6 that is 5e-13, which exp(-k1) - 1 + k1 would round to noise.
     assert kl_estimates(doubles([1e-6]), doubles([0.0]))[1].item() == pytest.approx(5e-13, rel=1e-3)
-
-
-def test_fixed_coefficient_stays():
-    controller = KLController(0.05)
-    controller.adapt(1000.0, 64)
-    assert controller.beta == 0.05
 
 
 @pytest.mark.parametrize(
@@ -239,25 +201,6 @@ def test_adaptive_coefficient_by_hand(kl, expected):
     controller = AdaptiveKL(beta=0.1, target=6.0, horizon=10000)
     controller.adapt(kl, samples=256)
     assert controller.beta == pytest.approx(expected, rel=1e-12)
-
-
-def test_adaptive_coefficient_compounds():
-    controller = AdaptiveKL(beta=1.0, target=1.0, horizon=100)
-    for _ in range(3):
-        controller.adapt(2.0, samples=50)  # times 1 + .2 x 50 / 100 = 1.1
-    assert controller.beta == pytest.approx(1.331, rel=1e-12)
-
-
-@QUICK
-@given(st.floats(0.01, 1.0), st.lists(st.floats(-5, 50), max_size=20), st.integers(1, 1000))
-def test_adaptive_coefficient_stays_positive_and_moves_towards_the_target(beta, kls, samples):
-    controller = AdaptiveKL(beta, target=6.0, horizon=1000)
-    for kl in kls:
-        before = controller.beta
-        controller.adapt(kl, samples)
-        assert controller.beta > 0
-        assert (controller.beta - before) * (kl - 6.0) >= 0
-        assert 0.8 * before - 1e-15 <= controller.beta <= 1.2 * before + 1e-15
 
 
 def test_a_horizon_far_below_the_rollout_does_not_turn_the_sign():

@@ -5,7 +5,7 @@ import torch
 
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.metrics import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch
+from align.ppo.metrics import PATIENCE, DriftWatch, NegativeKLWatch
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
 FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "ended": 0.9}
@@ -46,12 +46,6 @@ def test_only_a_mean_clearly_below_zero_counts(kl, counts):
     assert watch.count == int(counts)
 
 
-def test_a_true_kl_near_zero_does_not_stop_a_run():
-    watch, rng = NegativeKLWatch(), torch.Generator().manual_seed(0)
-    for _ in range(2000):
-        watch.check(torch.randn(64, generator=rng) * 0.1)
-
-
 @pytest.mark.parametrize(
     ("more", "rewarded"),
     [
@@ -73,13 +67,6 @@ def test_a_replacement_above_the_scores_of_complete_responses_is_named_once(more
     printed = " ".join(capsys.readouterr().err.split())
     said = "warning: responses that end have a mean score of -6, and one that does not gets -1 (missing_eos replace)"
     assert printed.count(said) == printed.count("running into the limit") == int(rewarded)
-
-
-def test_a_rollout_without_complete_responses_says_nothing_of_their_level():
-    watch = MissingEosWatch(-1.0)
-    assert watch.check(torch.tensor([-1.0, -1.0]), torch.tensor([False, False])) == ""
-    assert "mean score of -3" in watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False]))
-    assert watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False])) == ""
 
 
 def drift(**changes):
@@ -109,10 +96,6 @@ def test_small_changes_are_nothing_to_warn_of(changes):
     assert drift(**changes) == []
 
 
-def test_all_warnings_are_said():
-    assert len(drift(length=200.0, repetition=0.5, ended=0.1)) == 3
-
-
 def test_the_first_evaluation_is_what_the_rest_is_compared_with_and_survives_a_resume():
     watch = DriftWatch()
     assert watch.state() is None
@@ -122,8 +105,3 @@ def test_the_first_evaluation_is_what_the_rest_is_compared_with_and_survives_a_r
     resumed = DriftWatch(watch.state())
     later = {**FIRST, "reward": 3.0, "length": 160.0}  # 1.6 times the first, though only 1.23 times the second
     assert resumed.check(later) == watch.check(later) == ["responses went from 100 to 160 tokens"]
-
-
-def test_a_first_evaluation_without_text_divides_by_nothing():
-    watch = DriftWatch({**FIRST, "length": 0.0})
-    assert watch.check({**FIRST, "reward": 2.0, "length": 10.0}) == ["responses went from 0 to 10 tokens"]

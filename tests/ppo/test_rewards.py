@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -48,21 +47,13 @@ def test_functions_are_found_with_their_weights(own_module):
     assert call_reward_function(found[2], [PROMPT] * 2, ["a b", ""]) == [0.98, 1.0]  # the weight is applied by Rewards
 
 
-def test_no_functions():
-    assert load_functions([]) == []
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "no_such_module_anywhere:f",
         "align.ppo.toy_rewards:no_such_function",
         "align.ppo.toy_rewards",
-        "align.ppo.toy_rewards:",
-        ":f",
-        "",
         "align.ppo.toy_rewards:brevity=much",
-        ".examples:brevity",
     ],
 )
 def test_a_wrong_specification_is_one_line_that_repeats_it(text):
@@ -74,21 +65,12 @@ def test_a_wrong_specification_is_one_line_that_repeats_it(text):
     assert "\n" not in message
 
 
-def test_a_weight_that_is_no_number():
-    with pytest.raises(UserError):
-        load_functions(["align.ppo.toy_rewards:brevity=nan"])
-
-
-def test_what_cannot_be_called_is_no_function():
-    with pytest.raises(UserError, match="'math:pi': pi is float, not a function"):
-        load_functions(["math:pi"])
-
-
 def test_a_module_that_does_not_import_is_one_line(own_module):
     own_module("own_rewards_d", "def score(prompts, responses:\n")
-    with pytest.raises(UserError, match=r"reward function 'own_rewards_d:score': SyntaxError") as caught:
+    with pytest.raises(UserError, match=r"^reward function 'own_rewards_d:score': SyntaxError[^\n]*$"):
         load_functions(["own_rewards_d:score"])
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="'math:pi': pi is float, not a function"):
+        load_functions(["math:pi"])
 
 
 @pytest.mark.parametrize(
@@ -103,21 +85,6 @@ def test_a_module_that_does_not_import_is_one_line(own_module):
 def test_wrong_scores_are_named(scores, word):
     with pytest.raises(UserError, match="reward function 'own' " + word):
         call_reward_function(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
-
-
-@pytest.mark.parametrize("scores", [None, [None, 1.0], ["good", 1.0]])
-def test_scores_that_are_no_numbers(scores):
-    with pytest.raises(UserError, match="reward function 'own' must give a list of numbers"):
-        call_reward_function(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
-
-
-def test_tensors_and_whole_numbers_are_scores_too():
-    assert call_reward_function(weighted(lambda p, r: torch.tensor([1, 2])), [PROMPT] * 2, ["a", "b"]) == [1.0, 2.0]
-
-
-def test_numpy_scores_are_scores_too():
-    given = [np.float32(0.5), np.array(2)]
-    assert call_reward_function(weighted(lambda p, r: given), [PROMPT] * 2, ["a", "b"]) == [0.5, 2.0]
 
 
 def test_a_function_named_like_a_metric_of_the_score_keeps_its_own():
@@ -144,17 +111,6 @@ def test_the_score_is_the_weighted_sum_and_each_part_is_kept():
     assert scores.dtype == torch.float32
 
 
-def test_functions_see_prompts_and_texts():
-    seen = []
-
-    def function(prompts, responses):
-        seen.append((list(prompts), list(responses)))
-        return [0.0] * len(responses)
-
-    Rewards([], [weighted(function)])(rollout("x", "y"))
-    assert seen == [([PROMPT, PROMPT], ["x", "y"])]
-
-
 def test_a_function_that_edits_what_it_gets_changes_nothing_for_the_next_one():
     def editing(prompts, responses):
         for number, text in enumerate(responses):
@@ -176,13 +132,6 @@ def test_a_function_that_edits_what_it_gets_changes_nothing_for_the_next_one():
 def test_a_function_that_exits_is_one_line():
     with pytest.raises(UserError, match="reward function 'own' failed: SystemExit: 3"):
         call_reward_function(weighted(lambda prompts, responses: sys.exit(3)), [PROMPT], ["a"])
-
-
-def test_two_functions_of_one_name_both_count(own_module):
-    own_module("own_rewards_b", "def score(prompts, responses):\n    return [1.0] * len(responses)\n")
-    own_module("own_rewards_c", "def score(prompts, responses):\n    return [10.0] * len(responses)\n")
-    scores, _ = Rewards([], load_functions(["own_rewards_b:score", "own_rewards_c:score"]))(rollout("x"))
-    assert scores.item() == 11.0
 
 
 def test_a_function_named_model_does_not_replace_the_reward_model():

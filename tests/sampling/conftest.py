@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.sampling.prompts import PROMPTS
+from tests.sampling.rewards import PROMPTS
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""A reward for tests that differs from text to text."""
+"""The prompts of the runs with vLLM, and a reward that differs from text to text."""
+
+PROMPTS = ("Hi", "Count to three.", "What?")
 
 
 def letters(prompts, responses):

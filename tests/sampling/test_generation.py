@@ -1,19 +1,21 @@
 """Sampling: what it draws, where it ends, and that a row's text is its own."""
 
-import copy
-from collections import Counter
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from align.core.seeds import Stream, generator
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.loading import load
-from align.models.roles import response_log_probs
 from align.sampling import generation
-from align.sampling.generation import Sampling, draw, row_uniforms, sample
+from align.sampling.engines import sampling_tokens
+from align.sampling.generation import Sampling, _warpers, draw, row_uniforms, sample
 
 PROMPTS = [[30, 31, 32, 33, 34, 35, 36], [40], [50, 51, 52], [60, 61], [70, 71, 72, 73], [80, 81, 82]]
 # A tenth of the vocabulary ends a response: rows end early, late and not at all.
@@ -33,36 +35,6 @@ def distributions(backbone, prompt, response, temperature=1.0):
 
 
 # ---------------------------------------------------------------------------------------------------------------- draws
-
-
-def test_a_draw_inverts_the_cumulative_distribution():
-    logits = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(6, 3)
-    # Cumulative: 0.2, 0.7, 1. A uniform number below 0.2 gives token 0, below 0.7 token 1, else token 2.
-    uniforms = torch.tensor([0.0, 0.199, 0.201, 0.699, 0.701, 0.999999], dtype=torch.float64)
-    assert draw(logits, uniforms).tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_a_draw_never_takes_what_is_impossible():
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(4, 5)
-    uniforms = torch.tensor([0.0, 0.4999, 0.5, 1 - 2**-40], dtype=torch.float64)
-    assert draw(logits, uniforms).tolist() == [1, 1, 3, 3]
-
-
-def test_draws_have_the_distribution_of_the_softmax():
-    probabilities = torch.tensor([0.05, 0.5, 0.15, 0.3])
-    uniforms = torch.from_numpy(generator(5, Stream.ROLLOUT).random(20_000))
-    counts = Counter(draw(probabilities.log().expand(20_000, 4), uniforms).tolist())
-    for token, probability in enumerate(probabilities.tolist()):
-        # The standard deviation of a share is sqrt(p (1 - p) / 20000), at most 0.0036: four of those.
-        assert counts[token] / 20_000 == pytest.approx(probability, abs=0.0145)
-
-
-def test_noise_depends_on_every_part_of_the_seed_and_rows_on_nothing_else():
-    sampling = Sampling(max_new_tokens=5)
-    assert torch.equal(row_uniforms(4, sampling, 0, 2, 1), row_uniforms(4, sampling, 0, 2, 1))
-    for other in ((1, 2, 1), (0, 1, 1), (0, 2, 2), (0, 1, 2)):
-        assert not torch.equal(row_uniforms(4, sampling, 0, 2, 1), row_uniforms(4, sampling, *other))
-    assert torch.equal(row_uniforms(2, sampling, 7, Stream.ROLLOUT), row_uniforms(4, sampling, 7, Stream.ROLLOUT)[:2])
 
 
 @pytest.mark.parametrize("every", [2, 5, 100])
@@ -94,38 +66,6 @@ def test_every_token_is_what_its_noise_draws_from_the_scored_distribution(backbo
     assert log_likelihood < -20.0  # nothing was certain
 
 
-def test_a_sampled_log_prob_is_the_scored_one_at_the_same_temperature(backbone):
-    """The log-prob at sampling, with cache, left padding and rows that leave, against `hidden` and `logits`."""
-    sampling = Sampling(max_new_tokens=10, temperature=0.7)
-    recorded = []
-    ids = {}
-
-    class Recording(copy.copy(backbone).__class__):
-        def logits(self, hidden):
-            logits = super().logits(hidden)
-            recorded.append(torch.log_softmax(logits.float() / sampling.temperature, -1))
-            return logits
-
-    listening = Recording(backbone.model)
-    uniforms = row_uniforms(len(PROMPTS), sampling, 3, Stream.ROLLOUT)
-    found = sample(listening, PROMPTS, uniforms, sampling, frozenset(range(1, 264, 3)))
-    # Rows were sampled longest prompt first, all in one batch; a row is gone in the steps after its end.
-    order = sorted(range(len(PROMPTS)), key=lambda row: (-len(PROMPTS[row]), row))
-    for step, step_log_probs in enumerate(recorded):
-        alive = [row for row in order if len(found.ids[row]) > step]
-        assert len(step_log_probs) == len(alive)  # ended rows have left the batch
-        for place, row in enumerate(alive):
-            ids.setdefault(row, []).append(float(step_log_probs[place, found.ids[row][step]]))
-    response = Padded.from_lists(found.ids)
-    with torch.no_grad():
-        hidden = backbone.hidden(Padded.from_lists(PROMPTS), response)
-        scored, _ = response_log_probs(backbone, hidden, response, response.mask(), sampling.temperature)
-    for row, sampled in ids.items():
-        torch.testing.assert_close(scored[row, : len(sampled)], torch.tensor(sampled), atol=1e-5, rtol=0)
-    assert sum(map(len, ids.values())) == sum(map(len, found.ids))
-    assert len({len(row) for row in found.ids}) > 2
-
-
 # ---------------------------------------------------------------------------------------------------------------- greedy
 
 
@@ -140,12 +80,6 @@ def test_temperature_0_is_transformers_greedy_generation(tiny_name, backbone, sh
         )
         # A decoder repeats the prompt, an encoder-decoder the start token.
         assert ids == rows[0, 1 if tiny_name == "tiny-t5" else len(prompt) :].tolist()
-
-
-def test_a_low_temperature_approaches_greedy(backbone):
-    greedy = draws(backbone, Sampling(max_new_tokens=6, temperature=0.0))
-    assert draws(backbone, Sampling(max_new_tokens=6, temperature=1e-4)) == greedy
-    assert draws(backbone, Sampling(max_new_tokens=6, temperature=1.0)) != greedy
 
 
 # -------------------------------------------------------------------------------------------------------- rows and ends
@@ -197,11 +131,6 @@ def test_an_end_at_the_last_possible_token_still_counts(backbone):
     assert (found.ids[row], found.ended[row]) == (free.ids[row], True)
 
 
-def test_one_new_token(backbone):
-    found = draws(backbone, Sampling(max_new_tokens=1))
-    assert [len(ids) for ids in found.ids] == [1] * 6
-
-
 def test_finished_rows_are_counted_for_a_progress_bar(backbone):
     counted = []
     draws(backbone, Sampling(max_new_tokens=3, batch_tokens=30), on_rows=counted.append)
@@ -248,3 +177,145 @@ def test_a_model_in_training_mode_samples_the_same(tiny_name, backbone, sharp_fo
     sampling = Sampling(max_new_tokens=8)
     assert draws(training, sampling) == draws(backbone, sampling)
     assert training.model.training
+
+
+QUICK = settings(deadline=None, max_examples=40)
+
+INF = float("inf")
+BELOW_ONE = math.nextafter(1.0, 0.0)
+
+
+def drawn(logits, uniforms):
+    """Draws of one distribution at many uniform numbers."""
+    uniforms = torch.as_tensor(uniforms, dtype=torch.float64)
+    return draw(torch.as_tensor(logits, dtype=torch.float32).expand(len(uniforms), -1), uniforms)
+
+
+# ---------------------------------------------------------------------------------------------------- draw
+
+
+def test_draw_inverts_the_cumulative_distribution():
+    # Weights 1, 2, 5 of 8: token 0 below 1/8, token 1 below 3/8, token 2 from there on.
+    logits = torch.log(torch.tensor([1.0, 2.0, 5.0]))
+    uniforms = [0.0, 0.1249, 0.1251, 0.3749, 0.3751, BELOW_ONE]
+    assert drawn(logits, uniforms).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_each_row_has_its_own_distribution():
+    logits = torch.tensor([[0.0, -INF], [-INF, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert draw(logits, torch.tensor([0.9, 0.1, 0.4, 0.6], dtype=torch.float64)).tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1e-300, 0.5, BELOW_ONE])
+def test_a_token_of_probability_zero_is_never_drawn(uniform):
+    assert drawn([-INF, 0.0, -INF, 0.0, -INF], [uniform]).item() in (1, 3)
+
+
+def test_random_draws_pass_a_chi_square_test():
+    logits = torch.tensor([2.0, -1.0, 0.5, -4.0, 1.0, 0.0])
+    count = 200_000
+    uniforms = row_uniforms(count, Sampling(max_new_tokens=1), 11, Stream.ROLLOUT)[:, 0]
+    found = torch.bincount(drawn(logits, uniforms), minlength=6).double()
+    expected = torch.softmax(logits.double(), -1) * count
+    statistic = ((found - expected) ** 2 / expected).sum().item()
+    assert statistic < 20.515  # the 99.9 % point of chi-square with 6 - 1 = 5 degrees of freedom
+
+
+def test_a_large_vocabulary_is_not_rounded_away_at_its_end():
+    size = 200_000  # each token has 1/size; float32 sums would be off by whole tokens here
+    tokens = [0, 1, 1234, 100_000, 199_998, 199_999]
+    assert drawn(torch.zeros(size), [(token + 0.5) / size for token in tokens]).tolist() == tokens
+
+
+def test_draw_leaves_its_input_alone_and_is_indifferent_to_the_level_of_logits():
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    kept = logits.clone()
+    uniforms = torch.tensor([0.3], dtype=torch.float64)
+    assert draw(logits, uniforms).item() == draw(logits + 1000, uniforms).item() == draw(logits - 1000, uniforms).item()
+    assert torch.equal(logits, kept)
+
+
+@QUICK
+@given(st.integers(0, 10**6), st.lists(st.floats(0, BELOW_ONE), min_size=1, max_size=8))
+def test_a_row_is_drawn_alike_alone_and_in_a_batch(seed, uniforms):
+    logits = 3 * torch.randn(len(uniforms), 30, generator=torch.Generator().manual_seed(seed))
+    numbers = torch.tensor(uniforms, dtype=torch.float64)
+    together = draw(logits, numbers).tolist()
+    assert together == [draw(logits[i : i + 1], numbers[i : i + 1]).item() for i in range(len(uniforms))]
+    for row, token, uniform in zip(logits, together, uniforms, strict=True):
+        cumulative = torch.cumsum(torch.softmax(row.double(), -1), 0)
+        assert cumulative[token].item() >= uniform - 1e-6
+        assert token == 0 or cumulative[token - 1].item() <= uniform + 1e-6
+
+
+def test_truncation_leaves_only_what_top_k_and_top_p_allow():
+    # Probabilities .5, .3, .15, .05: top-k 2 keeps the first two; top-p .9 keeps three (.5 + .3 < .9 <= .95).
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    for sampling, allowed in [
+        (Sampling(1, top_k=2), 2),
+        (Sampling(1, top_p=0.9), 3),
+        (Sampling(1, top_k=3, top_p=0.6), 2),
+        (Sampling(1), 4),
+    ]:
+        kept = _warpers(sampling)(torch.zeros(1, 0, dtype=torch.long), logits.clone())
+        found = set(drawn(kept[0], torch.linspace(0, BELOW_ONE, 1000, dtype=torch.float64)).tolist())
+        assert found == set(range(allowed))
+
+
+# ---------------------------------------------------------------------------------------------------- noise
+
+
+def test_noise_is_uniform_float64_below_1():
+    found = row_uniforms(2000, Sampling(max_new_tokens=50), 1, 2, 3)
+    assert found.shape == (2000, 50)
+    assert found.dtype == torch.float64
+    assert found.min().item() >= 0.0
+    assert found.max().item() < 1.0
+    # The mean of 100,000 uniforms has standard deviation sqrt(1/12 / 100,000) = 0.00091; five of them are 0.0046.
+    assert found.mean().item() == pytest.approx(0.5, abs=0.0046)
+    assert found.var().item() == pytest.approx(1 / 12, rel=0.02)
+
+
+@QUICK
+@given(st.lists(st.integers(0, 2**32 - 1001), min_size=2, max_size=4), st.integers(0, 3), st.integers(1, 1000))
+def test_every_part_of_a_seed_matters(seed, place, step):
+    place %= len(seed)
+    other = [*seed[:place], seed[place] + step, *seed[place + 1 :]]
+    assert tuple(generator(*seed).random(4)) != tuple(generator(*other).random(4))
+
+
+def test_streams_of_neighboring_seeds_are_uncorrelated():
+    draws = torch.stack([torch.from_numpy(generator(0, 2, update).random(4000)) for update in range(20)])
+    correlations = torch.corrcoef(draws) - torch.eye(20)
+    # The correlation of 4,000 independent pairs has standard deviation 1 / sqrt(4000) = 0.0158; five of them are 0.079.
+    assert correlations.abs().max().item() < 0.079
+    first = torch.tensor([generator(0, 2, update).random() for update in range(4000)])
+    assert torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1].abs().item() < 0.079
+    assert first.mean().item() == pytest.approx(0.5, abs=5 * math.sqrt(1 / 12 / 4000))
+
+
+def test_every_stream_has_a_number_of_its_own():
+    """`IntEnum` makes a second name for an equal value an alias, silently: then two purposes would share their numbers."""
+    assert list(Stream.__members__) == [stream.name for stream in Stream]
+    firsts = {float(generator(0, stream).random()) for stream in Stream}
+    assert len(firsts) == len(Stream) > 10
+
+
+def memory(device, free, resident):
+    return SimpleNamespace(device=torch.device(device), free=lambda: free, resident_bytes=resident)
+
+
+def test_a_processor_keeps_the_default(sharp_backbones):
+    assert sampling_tokens(memory("cpu", 2**40, 0), sharp_backbones["tiny-llama"], 64) == Sampling.batch_tokens
+
+
+@pytest.mark.parametrize(("free", "resident"), [(2**30, 0), (2**31, 2**30), (2**30 + 2**26, 0)])
+def test_a_gpu_takes_half_of_what_weights_leave(sharp_backbones, free, resident):
+    # A token takes 512 bytes of cache (2 layers, 2 heads of 16, keys and values in float32), a row of 64 tokens
+    # 264 x 24 of logits: 611 a token. Half of 2^30 holds 878,000 of them, and 2^19 is the power of two below.
+    assert sampling_tokens(memory("cuda", free, resident), sharp_backbones["tiny-llama"], 64) == 2**19
+
+
+def test_a_row_is_sampled_where_there_is_no_room_at_all(sharp_backbones):
+    found = sampling_tokens(memory("cuda", 2**20, 2**30), sharp_backbones["tiny-llama"], 100)
+    assert found == 64

@@ -10,7 +10,7 @@ from align.core.seeds import Stream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import row_seeds
 from tests.launch.test_launch import metrics
-from tests.sampling.prompts import PROMPTS
+from tests.sampling.rewards import PROMPTS
 
 
 @pytest.fixture
@@ -72,33 +72,8 @@ def test_a_vllm_that_cannot_start_is_one_line(stand_in_vllm, settings, monkeypat
     assert not Path(settings["output_dir"]).exists(), "nothing is left behind"
 
 
-def test_weights_that_vllm_does_not_take_are_one_line(stand_in_vllm, settings, monkeypatch):
-    from vllm.model import Model
-
-    def refuses(*_):
-        raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
-
-    monkeypatch.setattr(Model, "load_weights", refuses)
-    with pytest.raises(UserError, match=r"vLLM does not take the weights \('Parameter' object .*'\); does it know this"):
-        run_ppo(PPOConfig(**settings))
-
-
 @pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
 def test_without_vllm_its_engines_are_refused_with_what_to_install(settings, monkeypatch, engine):
     monkeypatch.setitem(sys.modules, "vllm", None)  # Python's own way of saying that there is none
     with pytest.raises(UserError, match=rf"engine {engine}: vLLM is not installed .* pip install 'align-rlhf\[vllm\]'"):
         run_ppo(PPOConfig(**settings | {"engine": engine}))
-
-
-def test_tokens_that_the_model_does_not_have_are_one_line(stand_in_vllm, settings, monkeypatch):
-    from vllm.model import Model
-
-    honest = Model.generate
-
-    def dishonest(self, prompt, sampling):
-        ids, seen = honest(self, prompt, sampling)
-        return [*ids[:-1], 1_000_000], seen
-
-    monkeypatch.setattr(Model, "generate", dishonest)
-    with pytest.raises(UserError, match=r"vLLM gave a wrong answer \(it returned token 1000000, but the model has tokens 0"):
-        run_ppo(PPOConfig(**settings))

@@ -1,5 +1,8 @@
 """PPO with a vLLM server: TRL's client over HTTP to a stand-in server, weights by name, seeds, bad servers."""
 
+import math
+import os
+import re
 import time
 
 import pytest
@@ -12,7 +15,7 @@ from align.core.seeds import Stream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import Sampling, row_seeds
 from tests.launch.test_launch import metrics
-from tests.sampling.prompts import PROMPTS
+from tests.sampling.rewards import PROMPTS
 
 
 def plain(folder):
@@ -115,3 +118,174 @@ def test_responses_end_where_an_end_token_stands_or_at_the_limit(serve, settings
     assert (again.ids, again.ended) == (found.ids, found.ended)
     assert engine.sample(prompts, Sampling(4), (1, 3)).ids != found.ids
     engine.close()
+
+
+def bad(server, path, status, answer):
+    server.answers[path] = (status, answer)
+
+
+def another_vocabulary(server):
+    bad(server, "/tokenize", 200, {"tokens": [1, 2, 3]})
+
+
+def small_context(server):
+    info = server.model_info()
+    info["vllm_config"]["model_config"]["max_model_len"] = 15
+    bad(server, "/server_info", 200, info)
+
+
+def no_development_mode(server):
+    bad(server, "/server_info", 404, {"detail": "Not Found"})
+
+
+def no_weight_transfer(server):
+    info = server.model_info()
+    info["vllm_config"]["weight_transfer_config"] = None
+    bad(server, "/server_info", 200, info)
+
+
+def still_loading(server):
+    bad(server, "/health", 503, {})
+
+
+def refuses_to_join(server):
+    bad(server, "/get_world_size", 500, {"error": "no workers"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "parts"),
+    [
+        (another_vocabulary, ["it serves", "another vocabulary; start it with the model that is trained, "]),
+        (small_context, ["its context is 15 tokens, but prompts and responses need 16; start it with --max-model-len 16"]),
+        (no_development_mode, ["VLLM_SERVER_DEV_MODE=1"]),
+        (no_weight_transfer, ["--weight-transfer-config"]),
+        (still_loading, ["not up after 1 s (it answers 503)", "vllm_url"]),
+        (refuses_to_join, ["joining the server's weight transfer failed", "no workers", "docs/clusters.md"]),
+    ],
+)
+def test_a_server_that_will_not_do_is_refused_at_the_start(serve, settings, make_engine_of, spoil, parts):
+    server = serve(settings["model"])
+    spoil(server)
+    with pytest.raises(UserError) as caught:
+        make_engine_of(server.url, timeout=1.0 if spoil is still_loading else 30.0)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert server.url in message
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "answer", "part"),
+    [
+        ("/v1/completions", 400, {"error": {"message": "max_tokens"}}, "sampling failed (Request failed: 400"),
+        ("/v1/completions", 200, {"choices": []}, "sampling failed ("),
+        (
+            "/update_weights",
+            500,
+            {"error": {"message": "no weight x"}},
+            "sending it the weights failed (Request failed: 500",
+        ),
+    ],
+)
+def test_an_error_of_the_server_is_one_line_that_quotes_it(serve, settings, make_engine_of, path, status, answer, part):
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    bad(server, path, status, answer)
+    with pytest.raises(UserError, match=re.escape(part)) as caught:
+        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+    assert "\n" not in str(caught.value)
+    engine.close()
+
+
+def test_a_server_that_was_started_again_or_breaks_off_is_one_line(serve, settings, make_engine_of):
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    server.cut_off = True
+    with pytest.raises(UserError, match=r"sampling failed \(.*--resume true"):
+        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+    server.instance = "another"
+    engine.weights_changed()
+    with pytest.raises(UserError, match=r"sending it the weights failed \(it was started again since the last rollout\)"):
+        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+    engine.close()
+
+
+def test_a_server_that_never_answers_is_given_up_on(serve, settings, make_engine_of):
+    server = serve(settings["model"])
+    server.silent = "/v1/completions"
+    engine = make_engine_of(server.url)
+    for adapter in engine.client.session.adapters.values():
+        adapter.limit = 0.5
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"sampling failed \(.*Read timed out"):
+        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+    assert time.monotonic() - begun < server.seconds_silent
+    engine.close()
+
+
+def test_a_broadcast_that_hangs_ends_the_process_with_a_line(serve, settings, make_engine_of, capfd):
+    """NCCL cannot be interrupted from Python: a child process stands in for the run."""
+    engine = make_engine_of(serve(settings["model"]).url)
+    engine.timeout = -9.5  # the limit is 10 s beyond what an answer may take
+    child = os.fork()
+    if child == 0:
+        with engine._exit_after_timeout("sending it the weights"):
+            time.sleep(30)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert "sending it the weights took over" in capfd.readouterr().err
+    engine.close()
+
+
+def test_log_probs_of_another_distribution_stop_the_run(serve, settings, monkeypatch):
+    server = serve(settings["model"])
+    honest = server.complete
+
+    def at_another_temperature(body):
+        return honest(body | {"temperature": 3.0})
+
+    monkeypatch.setattr(server, "complete", at_another_temperature)
+    with pytest.raises(UserError, match=r"different distribution than the policy \(\S+ nats per token\)"):
+        run_ppo(PPOConfig(**settings, vllm_url=server.url))
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        (([9, 1_000_000, 9, 9], [-1.0] * 4), "it returned token 1000000, but the model has tokens 0 to "),
+        (([-1, 9, 9, 9], [-1.0] * 4), "it returned token -1, but"),
+        (([9, 9, 9, 9], [-1.0, -1.0, -math.inf, -1.0]), "it returned a log-prob of -inf"),
+        (([9, 9, 9, 9], [-1.0, -1.0, math.nan, -1.0]), "it returned a log-prob of nan"),
+        (([9, 9, 9, 9], [-1.0] * 3), "it returned 4 tokens with 3 log-probs"),
+        (([9] * 12, [-1.0] * 12), "it returned 12 tokens, but at most 4 were asked for"),
+        (([9, 9], [-1.0] * 2), "it returned 2 tokens without an end, of 4 that were asked for"),
+        (([9, 1, 9, 9], [-1.0] * 4), "it returned tokens after the token that ends a response"),
+    ],
+)
+def test_an_impossible_answer_is_refused(stand_in_vllm, load_sharp, row, part):
+    from align.sampling.vllm_engines import require_answer
+
+    loaded = load_sharp("tiny-llama")
+    loaded.tokenization.end_ids = frozenset({1})
+    require_answer(([9, 1], [-1.0, -0.5]), 4, loaded)
+    with pytest.raises(ValueError, match=re.escape(part)):
+        require_answer(row, 4, loaded)
+
+
+def test_an_answer_to_another_prompt_is_one_line(serve, settings, make_engine_of, monkeypatch):
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    honest = server.complete
+    monkeypatch.setattr(server, "complete", lambda body: honest(body | {"prompt": [[9, 11]]}))
+    with pytest.raises(UserError, match=r"sampling failed \(it answered another prompt than the one it was sent\)"):
+        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+    engine.close()
+
+
+@pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
+def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engine):
+    from align.sampling.engines import make_engine
+
+    trainer = make_ppo(load_sharp("tiny-t5"), engine=engine)
+    with pytest.raises(UserError, match=rf"engine {engine}: .* encoder-decoder \(t5\); use engine transformers"):
+        make_engine(trainer.config, trainer.optimization, trainer.loaded, 16)
