@@ -171,12 +171,10 @@ def write_rollout(path: Path, rows: Sequence[RolloutRow]) -> None:
     Raises:
         UserError: if the disk is full or not writable.
     """
-    columns: dict[str, tuple[pa.DataType, list[Any]]] = {
-        name: (kind, [getattr(row, name) for row in rows]) for name, kind in _COLUMNS.items()
-    }
-    names = dict.fromkeys(name for row in rows for name in row.parts)
-    columns |= {f"{REWARD_PREFIX}{name}": (pa.float32(), [row.parts.get(name) for row in rows]) for name in names}
-    table = pa.table({name: pa.array(values, kind) for name, (kind, values) in columns.items()})
+    records = [vars(row) | {f"{REWARD_PREFIX}{name}": value for name, value in row.parts.items()} for row in rows]
+    parts = dict.fromkeys(name for record in records for name in record if name.startswith(REWARD_PREFIX))
+    columns = _COLUMNS | dict.fromkeys(parts, pa.float32())
+    table = pa.Table.from_pylist(records, pa.schema(columns))
     # Log-probs hardly ever repeat: a dictionary of them would only take space.
     repeated = [name for name in columns if name not in PER_TOKEN]
     repeated = [f"{name}.list.element" if name in ("ids", "tokens") else name for name in repeated]
@@ -200,10 +198,11 @@ def read_rollout(path: Path) -> list[RolloutRow]:
         rows = []
         for record in table.to_pylist():
             parts = {
-                name.removeprefix(REWARD_PREFIX): value for name, value in record.items() if name.startswith(REWARD_PREFIX)
+                name.removeprefix(REWARD_PREFIX): value
+                for name, value in record.items()
+                if name.startswith(REWARD_PREFIX) and value is not None
             }
-            known = {name: record[name] for name in _COLUMNS}
-            rows.append(RolloutRow(**known, parts={name: value for name, value in parts.items() if value is not None}))
+            rows.append(RolloutRow(**{name: record[name] for name in _COLUMNS}, parts=parts))
         return rows
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a rollout of align ppo ({type(error).__name__}: {error})".split("\n")[0]) from error

@@ -19,6 +19,10 @@ from align.sampling.settings import EngineConfig
 from align.training.memory import GIB, Memory, cache_bytes
 from align.training.optimization import Optimization
 
+SHARE_OF_FREE_MEMORY = 0.5
+"""Of the memory that weights and optimizer leave, the share that sampling uses. While a token is appended to the cache or a
+row leaves it, one layer is there twice, and torch keeps freed blocks of sizes that no longer fit."""
+
 
 class SamplingEngine(Protocol):
     """Samples from the current policy.
@@ -48,12 +52,7 @@ class SamplingEngine(Protocol):
 
 
 class TransformersEngine:
-    """Samples with the trained model itself; the rows are divided among the processes.
-
-    Args:
-        optimization: of the module that the policy is part of.
-        loaded: the policy.
-    """
+    """Samples with the trained model itself; the rows are divided among the processes."""
 
     def __init__(self, optimization: Optimization, loaded: LoadedModel) -> None:
         self.optimization, self.loaded = optimization, loaded
@@ -130,20 +129,14 @@ def make_engine(config: EngineConfig, optimization: Optimization, loaded: Loaded
     return kind_of_engine(config, optimization, loaded, longest)
 
 
-SHARE_OF_FREE_MEMORY = 0.5
-"""Of the memory that weights and optimizer leave, the share that sampling uses. While a token is appended to the cache or a
-row leaves it, one layer is there twice, and torch keeps freed blocks of sizes that no longer fit."""
-
-
 def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
     """`Sampling.batch_tokens` for a run's device: on a processor the default, on a GPU what half of the free memory holds.
 
-    Rounded down to a power of two: a run that goes on another day, with a little more or less memory free, then cuts the
-    same batches and samples the same bits.
+    It is rounded down to a power of two: a resumed run with a little more or less free memory then cuts the same batches and
+    samples the same bits.
 
     Args:
         memory: of a run whose estimate has been made.
-        backbone: the policy's.
         width: tokens of the longest prompt and response together.
     """
     if memory.device.type == "cpu":

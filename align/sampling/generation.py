@@ -1,8 +1,7 @@
 """Sampling with the model itself, in batches.
 
-The random numbers of each row are drawn before sampling starts. In float32 a row's text therefore does not depend on which
-rows are in its batch, on the number of processes, or on which rows ended before it. In bfloat16 the logits of a row round
-differently in another batch, which changes texts.
+The random numbers of each row are drawn before sampling starts. In float32 a row's text therefore does not depend on its
+batch or the number of processes. In bfloat16 the logits of a row round differently in another batch, which changes texts.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from align.models.backbone.contract import DecodingState
 
 BLOCK = 128
 """Vocabulary entries in each block that `draw` sums."""
-
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 16}
 """Steps between checks for finished rows, which leave the batch. A check makes the CPU wait for the GPU, so
 several steps are queued first; tokens past a row's end are dropped."""
@@ -55,14 +53,13 @@ class Responses:
 
 
 def row_uniforms(rows: int, sampling: Sampling, seed: int, stream: Stream, *key: int) -> Tensor:
-    """Uniform numbers [rows, max_new_tokens], float64, that decide every token."""
+    """Uniform numbers [rows, max_new_tokens], float64, one for each token to draw."""
     return torch.from_numpy(generator(seed, stream, *key).random((rows, sampling.max_new_tokens)))
 
 
 def row_seeds(rows: int, seed: int, stream: Stream, *key: int) -> list[int]:
     """A seed for each row, for an engine that draws its random numbers itself; see `row_uniforms`."""
-    seeds: list[int] = generator(seed, stream, *key).integers(2**62, size=rows).tolist()
-    return seeds
+    return [int(number) for number in generator(seed, stream, *key).integers(2**62, size=rows)]
 
 
 def sample(
@@ -73,14 +70,13 @@ def sample(
     end_ids: frozenset[int],
     on_rows: Callable[[int], None] | None = None,
 ) -> Responses:
-    """Sample a response to each prompt.
+    """Sample a response to each prompt, with the active adapter.
 
     Args:
-        backbone: computes with the adapter that is active.
-        prompts: token ids of each prompt; none may be empty.
+        prompts: token ids; none may be empty.
         uniforms: [rows, max_new_tokens] from `row_uniforms`.
         end_ids: ids that end a response; the end token is part of the response.
-        on_rows: called with the number of rows that have been finished, for a progress bar.
+        on_rows: called with the number of finished rows, for a progress bar.
     """
     ids: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
