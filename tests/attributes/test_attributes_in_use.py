@@ -14,11 +14,11 @@ pytestmark = pytest.mark.slow  # trains models
 TINY = ["--model", "tiny-llama", "--dtype", "float32", "--max_new_tokens", "6"]
 
 
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory, align_cache):
-    """A model with heads `unsafe` and `rating`; how good it is does not matter here."""
-    folder = tmp_path_factory.mktemp("attributes")
-    config = AttributeConfig(output_dir=str(folder), log_to=["none"], dtype="float32", learning_rate=3e-3)
+@pytest.fixture(scope="module", params=["heads", "generative"])
+def judge(tmp_path_factory, align_cache, request):
+    """A model of either form with the attributes `unsafe` and `rating`; how good it is does not matter here."""
+    folder, form = tmp_path_factory.mktemp("attributes"), request.param
+    config = AttributeConfig(output_dir=str(folder), log_to=["none"], dtype="float32", learning_rate=3e-3, form=form)
     return str(AttributeTrainer("tiny-llama", planted(24), config).train())
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align import cli
 from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
 from align.attributes.judgments import read_ratings
@@ -134,7 +133,7 @@ def trained(tmp_path_factory, align_cache):
 
 
 @pytest.mark.slow
-def test_one_model_rates_and_writes(trained, tmp_path):
+def test_one_model_rates_and_writes(trained):
     trainer, folder, metrics = trained
     assert metrics[-1]["validation/head/unsafe/auc"] > 0.9
     assert metrics[-1]["validation/head/rating/correlation"] > 0.3
@@ -145,30 +144,6 @@ def test_one_model_rates_and_writes(trained, tmp_path):
     bad, good = scorer(rows_of(loaded, ["sun 42 moon", "sun over moon"]))
     assert bad["unsafe"] > 0.5 > good["unsafe"]
     assert 1 <= good["rating"] <= 7
-    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "sun {n}?"}}\n' for n in range(8)))
-    words = ["--prompts", str(tmp_path / "prompts.jsonl"), "--model", str(folder), "--dtype", "float32"]
-    words += ["--max_new_tokens", "8", "--attribute_model", str(folder), "--output"]
-    cli.main(["sample", *words, str(tmp_path / "all.jsonl"), "--samples_per_prompt", "3"])
-    cli.main(["sample", *words, str(tmp_path / "best.jsonl"), "--best_of", "3", "--rank", "rating-unsafe"])
-    every, best = (
-        [json.loads(line) for line in (tmp_path / f"{n}.jsonl").read_text().splitlines()] for n in ("all", "best")
-    )
-    for row, kept in zip(every, best, strict=True):
-        worth = [rating - unsafe for rating, unsafe in zip(*map(row["attributes"].get, ("rating", "unsafe")), strict=True)]
-        assert kept["responses"] == [row["responses"][worth.index(max(worth))]]
-
-
-@pytest.mark.slow
-def test_it_is_a_reward(trained, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
-    words = ["--model", "tiny-llama", "--dtype", "float32", "--max_new_tokens", "6", "--log_to", "none"]
-    words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--attribute_model", str(trained[1]), "--missing_eos", "keep"]
-    words += ["--output_dir", str(tmp_path / "ppo"), "--updates", "1", "--rollout_size", "4"]
-    cli.main(["ppo", *words, "--attribute_reward", "2*rating-unsafe"])
-    (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
-    metrics = json.loads(line)
-    assert metrics["reward/attributes"] == pytest.approx(metrics["reward/mean"], abs=1e-5)
-    assert 1 < metrics["reward/attributes"] < 14
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The stage of reward modeling on encoders, and PPO with what it makes beside a policy with another tokenizer."""
+"""Reward, rule and attribute models on encoders of every family: learned, saved, reloaded, and used in PPO."""
 
 import json
 import shutil
@@ -10,55 +10,80 @@ from accelerate import Accelerator
 from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from align.attributes import AttributeConfig, AttributeTrainer
+from align.attributes.model import Head, load_attribute_model
 from align.core.errors import UserError
 from align.eval.truthfulness.judge import load_judge, read_labeled_answers, split_by_question
 from align.eval.truthfulness.train_judge import JudgeConfig, held_out_figures, run_train_judge
-from align.ppo import PPOConfig, run_ppo
-from align.reward import RewardConfig, run_reward
+from align.ppo import PPOConfig, PPOTrainer, run_ppo
+from align.reward import RewardConfig, RewardTrainer
+from align.reward.checkpoint import RULE, load_reward_model
+from align.reward.rankings import reward_rankings
+from align.rules import RuleConfig, RuleTrainer
 from align.sft import SFTConfig, run_sft
 from tests.models.encoders import CONFIGS, write_encoder
+from tests.rules.planted import RULES
 
-COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 100}
+COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 160}
 CASES = [(family, rank) for family in CONFIGS for rank in (0, 4)]
-DOUBLED = [case for case in CASES if case not in (("bert", 0), ("deberta-v2", 4))]
 
 
-def write_rankings(path):
-    """Responses with many vowels are better: a tiny model learns it in a few updates."""
-    prompts = ("Hi", "What is it?", "Tell me more", "Why?")
-    rows = [
-        {"prompt": prompt, "chosen": "aeiou aeiou" + end, "rejected": "zxcvb" + end} for prompt in prompts for end in " ,."
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path), rows
+def cases(*always):
+    """Every family with all weights and with LoRA; those that `make test` leaves out are marked."""
+    return [pytest.param(*case, marks=[pytest.mark.full] * (case not in always)) for case in CASES]
 
 
-def logit(probability):
-    return log(probability / (1 - probability))
+def settings(folder, rank):
+    given = {"learning_rate": 3e-3 if rank else 1e-3, "lora_rank": rank, "epochs": 6, "batch_size": 6, "seed": 2}
+    # One evaluation, at the end: the best model is then the last one.
+    return COMMON | given | {"output_dir": str(folder), "held_out_share": 0.25, "evaluate_every": 1000}
+
+
+def texts(count):
+    """Prompts with responses that are all vowels, or have none, by turns."""
+    return [(f"Hi {number}", "aeiou aei" if number % 2 else "zxcvb bcd", number % 2) for number in range(count)]
+
+
+def assert_the_loss_of_single_rows_adds_up(task, rows):
+    """What is learned from rows does not depend on which are read together."""
+    loss = task.loss(rows)
+    with torch.no_grad():
+        together, alone = float(loss(rows)[0]), [float(loss([row])[0]) for row in rows]
+    assert max(alone) > 1e-3
+    assert sum(alone) == pytest.approx(together, abs=1e-5)
+
+
+def assert_the_same_scores(memory, disk, examples):
+    """Of a model in memory and the same from disk."""
+    with torch.no_grad():
+        found, again = (reward_rankings(model, examples, torch.device("cpu")) for model in (memory, disk))
+    assert float(found.std()) > 0.01
+    torch.testing.assert_close(again, found, atol=1e-5, rtol=0)
+    return found
 
 
 def last_row(folder):
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    ("family", "rank"), [pytest.param(*case, marks=[pytest.mark.full] * (case in DOUBLED)) for case in CASES]
-)
+def metrics_of_ppo(folder, reward, **judge):
+    """Of an update of a GPT-2, which reads other token ids than the judge."""
+    config = PPOConfig(**COMMON, **judge, output_dir=str(folder), updates=1, rollout_size=4, minibatches=1, max_new_tokens=6)
+    PPOTrainer("tiny-gpt2", reward, ["Hi", "Why?"], config).train()
+    return last_row(folder)
+
+
+@pytest.mark.parametrize(("family", "rank"), cases(("bert", 0), ("deberta-v2", 4)))
 def test_an_encoder_learns_is_reloaded_by_transformers_and_rewards_a_policy(family, rank, sharpen, tmp_path):
+    """Responses with many vowels are better: a tiny model learns it in a few updates."""
+    prompts = ("Hi", "What is it?", "Tell me more", "Why?")
+    rows = [
+        {"prompt": prompt, "chosen": "aeiou aeiou" + end, "rejected": "zxcvb" + end} for prompt in prompts for end in " ,."
+    ]
     base = write_encoder(family, tmp_path / "base", sharpen)
-    data, rows = write_rankings(tmp_path / "pairs.jsonl")
-    settings = {"model": base, "lora_rank": rank, "learning_rate": 3e-3 if rank else 1e-3, "seed": 2}
-    folder = run_reward(
-        RewardConfig(
-            **COMMON,
-            **settings,
-            train_data=data,
-            validation_data=data,
-            output_dir=str(tmp_path / "reward"),
-            epochs=6,
-            batch_size=6,
-        )
-    )
+    config = settings(tmp_path / "reward", rank)
+    del config["held_out_share"]
+    folder = RewardTrainer(base, rows, RewardConfig(**config), rows).train()
     assert last_row(tmp_path / "reward")["validation/accuracy"] > 0.9
     tokenizer = AutoTokenizer.from_pretrained(folder)
     auto = AutoPeftModelForSequenceClassification if rank else AutoModelForSequenceClassification
@@ -69,23 +94,55 @@ def test_an_encoder_learns_is_reloaded_by_transformers_and_rewards_a_policy(fami
     stored = json.loads((tmp_path / "reward" / "validation.json").read_text())
     found = [row["rewards"][kind] for kind in (0, 1) for row in stored]
     assert scores.tolist() == pytest.approx(found, abs=1e-4)
+    assert metrics_of_ppo(tmp_path / "ppo", [str(folder)])["reward/model"] != 0.0
 
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
-    run_ppo(
-        PPOConfig(
-            **COMMON,
-            model="tiny-gpt2",
-            reward_model=str(folder),
-            prompts=str(prompts),
-            output_dir=str(tmp_path / "ppo"),
-            updates=1,
-            rollout_size=4,
-            minibatches=1,
-            max_new_tokens=6,
-        )
-    )
-    assert last_row(tmp_path / "ppo")["reward/model"] != 0.0
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "rank"), cases(("roberta", 0), ("xlnet", 4)))
+def test_an_encoder_rates_attributes_and_is_a_reward(family, rank, sharpen, tmp_path):
+    rows = [
+        {"prompt": prompt, "response": response, "attributes": {"vowels": vowels, "length": len(response) % 7 + 1}}
+        for prompt, response, vowels in texts(48)
+    ]
+    base = write_encoder(family, tmp_path / "base", sharpen)
+    trainer = AttributeTrainer(base, rows, AttributeConfig(**settings(tmp_path / "run", rank)))
+    assert_the_loss_of_single_rows_adds_up(trainer.task, [0, 1, 2])
+    folder = trainer.train()
+    assert last_row(tmp_path / "run")["validation/head/vowels/auc"] > 0.9
+    model, _ = load_attribute_model(str(folder), "float32")
+    assert model.heads == [Head("length", "scale"), Head("vowels", "binary")]
+    assert_the_same_scores(trainer.task.optimization.module, model, trainer.task.held_out)
+    found = metrics_of_ppo(tmp_path / "ppo", [], attribute_model=str(folder), attribute_reward="length-vowels")
+    assert 0 < found["reward/attributes"] < 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "rank"), cases(("distilbert", 0), ("electra", 4)))
+def test_an_encoder_judges_by_rules_and_is_obeyed(family, rank, sharpen, tmp_path):
+    rows = [
+        {"prompt": prompt, "response": response, "rule": "no-digits", "verdict": "violates" if vowels else "follows"}
+        for prompt, response, vowels in texts(48)
+    ]
+    base = write_encoder(family, tmp_path / "base", sharpen)
+    trainer = RuleTrainer(base, rows, RuleConfig(**settings(tmp_path / "run", rank), rules=RULES))
+    assert_the_loss_of_single_rows_adds_up(trainer.task, [0, 1, 2])
+    folder = trainer.train()
+    assert last_row(tmp_path / "run")["validation/auc"] > 0.9
+    model = load_reward_model(str(folder), "float32", kind=RULE).model
+    assert_the_same_scores(trainer.task.optimization.module, model, trainer.task.held_out)
+    found = metrics_of_ppo(tmp_path / "ppo", [lambda prompts, given: [0.0] * len(given)], rule_model=str(folder))
+    assert 0 < found["reward/rule/no-digits"] < 1
+
+
+def test_an_encoder_cannot_write_ratings(sharpen, tmp_path):
+    base = write_encoder("bert", tmp_path / "base", sharpen)
+    config = AttributeConfig(**COMMON, output_dir=str(tmp_path / "run"), form="generative")
+    rows = [{"prompt": "Hi", "response": "Ho", "attributes": {"kind": 1}}]
+    with pytest.raises(
+        UserError, match=r"^model '.*base': model type 'bert' reads text in both directions .*judge, not a"
+    ) as caught:
+        AttributeTrainer(base, rows, config)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_encoder_is_refused_as_a_policy_by_the_stages(sharpen, tmp_path):
@@ -95,6 +152,10 @@ def test_an_encoder_is_refused_as_a_policy_by_the_stages(sharpen, tmp_path):
         run_sft(SFTConfig(model=base, output_dir=str(tmp_path / "sft")))
     with pytest.raises(UserError, match=words):
         run_ppo(PPOConfig(model=base, reward_functions=["align.ppo.toy_rewards:brevity"], output_dir=str(tmp_path / "ppo")))
+
+
+def logit(probability):
+    return log(probability / (1 - probability))
 
 
 JUDGES = [(family, way) for family in CONFIGS for way in ("frozen", "full", "LoRA")]

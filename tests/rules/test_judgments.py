@@ -1,4 +1,6 @@
-"""From verdicts to targets, and who is held out."""
+"""From verdicts to targets, held-out conversations, metrics, and the choice among responses."""
+
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from align.core.errors import UserError
 from align.data.records import RuleJudgment
 from align.data.rules import choose_rules, read_rules
-from align.rules.judgments import collect_judgments, read_judgments, split_judgments
+from align.rules.judgments import ScoredJudgment, collect_judgments, read_judgments, rule_metrics, split_judgments
+from align.rules.scoring import best_response, geometric_mean
 
 USER = ({"role": "user", "content": "Hi"},)
 
@@ -81,3 +84,63 @@ def test_rules_by_file_by_one_of_a_file_and_by_id():
         choose_rules(["z"], known, "m")
     with pytest.raises(UserError, match="rule 'no-threats' is defined twice"):
         read_rules([sparrow, f"{sparrow}:no-threats"])
+
+
+def test_metrics_by_hand():
+    judged = {
+        "a": [(0.9, 1.0), (0.6, 0.0), (0.4, 1.0), (0.1, 0.0)],
+        "b": [(0.2, 0.0), (0.8, 0.5)],
+        "c": [(0.7, 0.75)],
+    }
+    scored = [ScoredJudgment(rule, *pair) for rule, pairs in judged.items() for pair in pairs]
+    metrics = rule_metrics(scored)
+    # Rule a: violated ones at .9 and .4, others at .6 and .1: three of four pairs in order; one of two right on each side.
+    assert metrics["rule/a/auc"] == 0.75
+    assert metrics["rule/a/balanced_accuracy"] == 0.5
+    # One in each bin: |.9 - 1| + |.6 - 0| + |.4 - 1| + |.1 - 0| over 4.
+    assert metrics["rule/a/calibration_error"] == pytest.approx(0.35)
+    assert metrics["rule/a/violated"] == 0.5
+    # b has one decided response and c has no other kind: neither can be told apart.
+    assert not {"rule/b/auc", "rule/c/auc", "rule/b/balanced_accuracy"} & metrics.keys()
+    assert metrics["auc"] == 0.75
+    errors = (0.35, (0.2 + 0.3) / 2, 0.05)
+    assert metrics["calibration_error"] == pytest.approx(sum(errors) / 3)
+    losses = [-t * math.log(p) - (1 - t) * math.log(1 - p) for pairs in judged.values() for p, t in pairs]
+    assert metrics["loss"] == pytest.approx(sum(losses) / 7)
+    assert metrics["judgments"] == 7
+
+
+def test_a_certain_model_that_is_wrong_has_a_finite_loss():
+    assert math.isfinite(rule_metrics([ScoredJudgment("a", 0.0, 1.0)])["loss"])
+
+
+def test_geometric_mean():
+    assert geometric_mean([0.5, 0.5]) == pytest.approx(0.5)
+    assert geometric_mean([0.9, 0.4, 0.2]) == pytest.approx((0.9 * 0.4 * 0.2) ** (1 / 3))
+    assert geometric_mean([0.0, 1.0]) == 0.0
+    assert geometric_mean([]) == 1.0
+
+
+def test_a_filter_keeps_the_highest_reward_among_those_that_obey():
+    rewards, follows = [3.0, 2.0, 1.0], [[0.1, 0.9], [0.8, 0.7], [0.9, 0.9]]
+    assert best_response(rewards, follows, "filter", 0.5) == 1  # the first has sqrt(.09) = .3
+    assert best_response(rewards, follows, "filter", 0.85) == 2
+    assert best_response(rewards, follows, "filter", 0.2) == 0
+
+
+def test_where_no_candidate_obeys_the_most_obedient_is_kept():
+    assert best_response([9.0, 1.0], [[0.1], [0.2]], "filter", 0.5) == 1
+
+
+def test_the_product_by_hand():
+    # Mean reward 1: sigmoid(2) = .8808, sigmoid(0) = .5, sigmoid(-2) = .1192.
+    rewards = [3.0, 1.0, -1.0]
+    assert best_response(rewards, [[0.5], [0.9], [1.0]], "multiply", 0.5) == 1  # .4404, .4500, .1192
+    assert best_response(rewards, [[0.52], [0.9], [1.0]], "multiply", 0.5) == 0  # .4580
+    assert 1 / (1 + math.exp(-2)) * 0.52 == pytest.approx(0.4580, abs=1e-4)
+
+
+def test_rules_alone_and_rewards_alone():
+    assert best_response([0.0, 0.0], [[0.2], [0.7]], "multiply", 0.5) == 1
+    assert best_response([1.0, 2.0, 2.0], [[], [], []], "filter", 0.5) == 1
+    assert best_response([-1000.0, 1000.0], [[0.5], [0.5]], "multiply", 0.5) == 1

@@ -1,6 +1,7 @@
 """Rule models end to end: packed rows, a planted rule, LoRA, both architectures, and what is on disk."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from align.reward.scoring import RewardModelScorer
 from align.rules import RuleConfig, RuleTrainer
 from align.rules.judgments import JudgedResponse, encode_judgments, rule_ids
 from align.rules.scoring import RuleScorer, rules_of_model
+from align.rules.train import judgment_loss
 from align.tokenization.encoded import SampledResponse
+from tests.conftest import TINY
 from tests.models.encoders import write_encoder
 
 from .planted import RULES, judgments
@@ -43,35 +46,23 @@ def a_scorer(loaded, budget=4096):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_rules_of_a_shared_row_are_read_as_if_alone(load_sharp, tiny_name, lora_rank):
+@pytest.mark.parametrize("name", [*TINY, "bert"])
+def test_rules_of_a_shared_row_are_read_as_if_alone(load_sharp, name, lora_rank, sharpen, tmp_path):
     """Packed = separate, to 1e-5, for several responses and rules of different lengths, in training and in scoring."""
-    loaded = load_sharp(tiny_name, adapter="reward", lora_rank=lora_rank)
+    if name == "bert":  # prompt and response are its first text, the rule is the second
+        config = ModelConfig(model=write_encoder(name, tmp_path / "base", sharpen), dtype="float32", lora_rank=lora_rank)
+        loaded = load(config, torch.float32, adapter="reward", allow_reward_model=True)
+    else:
+        loaded = load_sharp(name, adapter="reward", lora_rank=lora_rank)
     scorer = a_scorer(loaded)
-    responses = [sampled(loaded, "What is it?", "It is 7 o'clock."), sampled(loaded, "Why?", "Because."), ]  # fmt: skip
+    responses = [sampled(loaded, "What is it?", "It is 7 o'clock."), sampled(loaded, "Why?", "Because.")]
     together = RuleScorer(scorer, TEXTS, loaded.tokenization)(responses)
     assert together.shape == (3, 2)
-    assert float(together.std()) > 0.01  # else equality would say nothing
+    assert float(together.std()) > 1e-3  # else equality would say nothing
     for row, (rule, text) in enumerate(TEXTS.items()):
         alone = RuleScorer(scorer, {rule: text}, loaded.tokenization)
         for column, response in enumerate(responses):
             assert alone([response]).item() == pytest.approx(together[row, column].item(), abs=1e-5)
-    judged = [JudgedResponse(r.conversation, r.text, dict.fromkeys(TEXTS, 0.5)) for r in responses]
-    encoded = encode_judgments(judged, TEXTS, loaded, Limits(512, 512))
-    logits = reward_rankings(scorer.module, encoded, torch.device("cpu")).reshape(2, 3).T
-    assert torch.allclose(torch.sigmoid(logits), together, atol=1e-5)
-
-
-def test_an_encoder_reads_the_rule_as_the_second_text(sharpen, tmp_path):
-    """Prompt and response are the first, the rule the second; alone = together, in training and in scoring."""
-    config = ModelConfig(model=write_encoder("bert", tmp_path / "base", sharpen), dtype="float32", lora_rank=2)
-    loaded = load(config, torch.float32, adapter="reward", allow_reward_model=True)
-    scorer = a_scorer(loaded)
-    responses = [sampled(loaded, "What is it?", "It is 7 o'clock."), sampled(loaded, "Why?", "Because.")]
-    together = RuleScorer(scorer, TEXTS, loaded.tokenization)(responses)
-    for row, (rule, text) in enumerate(TEXTS.items()):
-        for column, response in enumerate(responses):
-            alone = RuleScorer(scorer, {rule: text}, loaded.tokenization)([response])
-            assert alone.item() == pytest.approx(together[row, column].item(), abs=1e-5)
     judged = [JudgedResponse(r.conversation, r.text, dict.fromkeys(TEXTS, 0.5)) for r in responses]
     encoded = encode_judgments(judged, TEXTS, loaded, Limits(128, 64))
     assert encoded[0].prompt == [*responses[0].prompt_ids, *responses[0].ids]
@@ -166,9 +157,29 @@ def test_judged_responses_that_drop_leaves_out_are_counted(load_sharp, caplog):
     loaded, prompt = load_sharp("tiny-gpt2"), ({"role": "user", "content": "Hi"},)
     judged = [JudgedResponse(prompt, "x" * length, {"short": 1.0}) for length in (1, 90, 2)]
     assert len(encode_judgments(judged, TEXTS, loaded, Limits(64, 64, "drop"))) == 2
+    assert len(encode_ratings(judged, [Head("short", "binary")], loaded, Limits(64, 64, "drop"))) == 2
     line = "overlong drop left out 1 of 3 judged responses (1 over max_response_tokens 64)"
-    assert caplog.messages == [f"rule judgments: {line}"]
-    rated = [JudgedResponse(prompt, item.response, {"short": 1.0}) for item in judged]
-    caplog.clear()
-    assert len(encode_ratings(rated, [Head("short", "binary")], loaded, Limits(64, 64, "drop"))) == 2
-    assert caplog.messages == [f"attribute judgments: {line}".replace("judged", "rated")]
+    assert caplog.messages == [f"rule judgments: {line}", f"attribute judgments: {line}"]
+
+
+def test_loss_of_two_labelers_who_disagree_by_hand():
+    # p = sigmoid(1) = .7310586; half of -log p = .3132617 and half of -log(1 - p) = 1.3132617.
+    logits = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+    loss = judgment_loss(logits, torch.tensor([0.5]))
+    assert loss.item() == pytest.approx(0.8132617, abs=1e-7)
+    loss.backward()
+    assert logits.grad.item() == pytest.approx(0.7310586 - 0.5, abs=1e-7)  # it pulls toward their share
+
+
+def test_loss_of_several_rules_is_their_sum():
+    logits, targets = torch.tensor([0.0, 2.0, -1.0]), torch.tensor([1.0, 1.0, 1 / 3])
+    by_hand = math.log(2) + math.log1p(math.exp(-2)) + (math.log1p(math.exp(1)) / 3 + 2 * math.log1p(math.exp(-1)) / 3)
+    assert judgment_loss(logits, targets).item() == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_far_away_logits_stay_finite():
+    logits = torch.tensor([-1000.0, 1000.0], requires_grad=True)
+    loss = judgment_loss(logits, torch.tensor([1.0, 0.0]))
+    loss.backward()
+    assert loss.item() == 2000.0
+    assert logits.grad.tolist() == [-1.0, 1.0]
