@@ -104,13 +104,6 @@ def test_loss_is_the_sum_over_rankings_of_the_mean_over_their_pairs():
     assert ranking_loss(rewards, pairs_of([[2, 1], [2, 2, 1]], [0.0, 0.0])).item() == pytest.approx(expected, abs=1e-7)
 
 
-def test_gradient_of_a_pair_by_hand():
-    rewards = doubles([3.0, 1.0]).requires_grad_()
-    ranking_loss(rewards, pairs_of([[1, 2]], [0.0])).backward()
-    # d -log sigmoid(d) / dd = -(1 - sigmoid(2)) = -.1192029
-    assert rewards.grad.tolist() == pytest.approx([-0.1192029, 0.1192029], abs=1e-7)
-
-
 def test_centering_by_hand():
     # Pairs 1 over 0, 1 over 2, 0 over 2 of rewards 0, 1, -2: sums 1, -1, -2, squares 1 + 1 + 4 = 6, a third is 2.
     assert centering_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]], [0.0])).item() == pytest.approx(2.0, abs=1e-6)
@@ -171,14 +164,6 @@ def test_a_pair_that_the_ranks_tie_or_turn_round_counts_by_its_probabilities():
         (2, 0, -1, 0.9),
         (1, 2, 1, 0.9),
     ]
-
-
-def test_labels_that_are_sure_are_the_ranks():
-    ranks = [2, 1, 3]
-    sure = [[float(a < b) for b in ranks] for a in ranks]
-    rewards = [0.3, -0.2, 1.0]
-    soft, plain = soft_loss(rewards, ranking(ranks, preferences=sure)), soft_loss(rewards, ranking(ranks))
-    assert soft == pytest.approx(plain, abs=1e-12)
 
 
 def test_by_default_loss_and_gradient_are_the_plain_ones_to_the_bit():

@@ -21,9 +21,6 @@ def logit(probability):
     return math.log(probability / (1 - probability))
 
 
-# ---------------------------------------------------------------------------------------------------- Kendall's tau-b
-
-
 @pytest.mark.parametrize(
     ("ranks", "rewards", "expected"),
     [
@@ -51,9 +48,6 @@ def test_kendall_tau_is_odd_bounded_and_blind_to_the_scale(rows):
     assert kendall_tau(ranks[::-1], rewards[::-1]) == pytest.approx(tau, abs=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------------- calibration
-
-
 def test_calibration_by_hand():
     # Stated .92 three times (two right), .57 twice (one right): bins of width .05 from .9 and from .55.
     difference = doubles([logit(0.92), logit(0.92), -logit(0.92), logit(0.57), -logit(0.57)])
@@ -64,19 +58,19 @@ def test_calibration_by_hand():
     assert pair_calibration_error(difference) == pytest.approx(0.18, abs=1e-12)
 
 
-def test_equal_rewards_are_half_right_and_perfectly_calibrated():
-    assert pair_calibration(doubles([0.0, 0.0])) == [(0.5, 0.5, 2)]
-    assert pair_calibration_error(doubles([0.0, 0.0])) == 0.0
-
-
-def test_certainty_falls_into_the_last_bin():
-    assert pair_calibration(doubles([1e6, -1e6])) == [(1.0, 0.5, 2)]
-    assert pair_calibration_error(doubles([1e6, 1e6])) == 0.0
-    assert pair_calibration_error(doubles([-1e6])) == 1.0
-
-
-def test_calibration_of_nothing():
-    assert pair_calibration_error(doubles([])) == 0.0
+@pytest.mark.parametrize(
+    ("differences", "bins", "error"),
+    [
+        ([0.0, 0.0], [(0.5, 0.5, 2)], 0.0),  # equal rewards are half right
+        ([1e6, -1e6], [(1.0, 0.5, 2)], 0.5),  # certainty falls into the last bin
+        ([1e6, 1e6], [(1.0, 1.0, 2)], 0.0),
+        ([-1e6], [(1.0, 0.0, 1)], 1.0),
+        ([], [], 0.0),
+    ],
+)
+def test_calibration_at_the_edges(differences, bins, error):
+    assert pair_calibration(doubles(differences)) == bins
+    assert pair_calibration_error(doubles(differences)) == error
 
 
 def test_a_calibrated_model_has_a_small_error_and_an_overconfident_one_has_not():
@@ -87,9 +81,6 @@ def test_a_calibrated_model_has_a_small_error_and_an_overconfident_one_has_not()
     # A bin's share has a standard deviation of at most .5 / sqrt(4000) = .008.
     assert pair_calibration_error(difference) < 0.01
     assert pair_calibration_error(4 * difference) > 0.1
-
-
-# ---------------------------------------------------------------------------------------------------- correlation
 
 
 @pytest.mark.parametrize(
@@ -105,9 +96,6 @@ def test_a_calibrated_model_has_a_small_error_and_an_overconfident_one_has_not()
 )
 def test_correlation_by_hand(left, right, expected):
     assert correlation(doubles(left), doubles(right)) == pytest.approx(expected, abs=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------------- all together
 
 
 def test_summary_by_hand():
