@@ -62,10 +62,6 @@ class AttributeText:
             raise UserError(f"form: this tokenizer does not write the ratings of '{head.name}' as one token; use form heads")
         return cls(texts[0][:-1], RATING_VALUES[head.kind], tuple(ids[-1] for ids in texts))
 
-    def shares(self, value: float) -> list[float]:
-        """The weight of each rating as a target: a mean over labelers is the weighted mean of the two ratings next to it."""
-        return [max(0.0, 1.0 - abs(value - rating)) for rating in self.ratings]
-
 
 @dataclass(frozen=True)
 class TextPart:
@@ -107,10 +103,10 @@ class Questions:
         self.answers = sorted({token for text in self.texts for token in text.answers})
 
     def shares(self, number: int, value: float) -> tuple[float, ...]:
-        """`AttributeText.shares` of an attribute, for each of `answers`."""
+        """The weight of each of `answers` as a target; a mean over labelers is shared by the two ratings next to it."""
         text = self.texts[number]
-        share_of_token = dict(zip(text.answers, text.shares(value), strict=True))
-        return tuple(share_of_token.get(token, 0.0) for token in self.answers)
+        weights = {t: max(0.0, 1.0 - abs(value - rating)) for t, rating in zip(text.answers, text.ratings, strict=True)}
+        return tuple(weights.get(token, 0.0) for token in self.answers)
 
     def ratings(self, answers: Tensor, numbers: Sequence[int]) -> list[float]:
         """Expected ratings [Q]; for a yes or no it is P(1) from the logits of its two tokens.
