@@ -176,12 +176,6 @@ def test_a_function_that_misbehaves(settings, monkeypatch, given, complaint):
         run_rules(settings(scorer=f"{__name__}:odd"))
 
 
-def test_a_function_may_give_numpys_numbers(settings, monkeypatch):
-    monkeypatch.setitem(globals(), "odd", lambda cases: [np.float32(score) for score in by_length(cases)])
-    (found,) = run_rules(settings(scorer=f"{__name__}:odd"))
-    assert values(found)["overall violation rate"] == (0.5, 4)
-
-
 @pytest.fixture
 def service(serve):
     """The settings of a service in OpenAI's form whose model writes `write(question)`."""

@@ -11,7 +11,7 @@ from align.core.seeds import Stream
 from align.data.readers import Primer, read_primer
 from align.eval.core.answers import open_accelerator, open_models, respond, sample_answers, short_names
 from align.eval.core.results import content_hash, fingerprint
-from align.eval.core.settings import AnsweringTaskConfig, EvalConfig
+from align.eval.core.settings import EvalConfig
 from align.eval.toxicity.task import ContinuationPrompt, ToxicityConfig, prompt_tokens
 from align.eval.winrate.task import WinrateConfig
 from align.sampling.generation import Sampling, row_uniforms
@@ -89,12 +89,6 @@ def test_a_fingerprint_of_a_folder_changes_with_its_data(tmp_path, name):
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / name.rpartition("/")[2]).write_bytes(b"no row of the data")
     assert fingerprint(str(tmp_path)) == after
-
-
-def test_a_fingerprint_of_nothing_is_nothing(tmp_path, monkeypatch):
-    (tmp_path / "x.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)  # "" as a path is the working directory
-    assert fingerprint("") == ""
 
 
 def test_a_fingerprint_of_a_model_changes_with_its_chat_template(sharp_folders, tmp_path):
@@ -191,11 +185,6 @@ def test_a_mistake_is_one_line(settings, complaint):
     with pytest.raises(UserError, match=complaint) as caught:
         open_both(ToxicityConfig(**settings))
     assert "\n" not in str(caught.value)
-
-
-def test_a_task_without_examples_knows_no_such_name(tmp_path):
-    with pytest.raises(UserError, match="shots"):
-        open_both(AnsweringTaskConfig(models=["tiny-llama+shots"], output=str(tmp_path)))
 
 
 def test_sample_reads_the_examples_and_writes_the_prompt_alone(shots_from, tmp_path):

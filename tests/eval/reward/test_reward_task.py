@@ -177,14 +177,6 @@ def test_equal_rewards_share_their_chances():
         assert expected_best(np.array([1.0, 5.0, 5.0]), np.array(gold), 2) == pytest.approx(3.0)
 
 
-def test_gold_that_agrees_rises_and_gold_that_does_not_stays():
-    rewards = np.random.default_rng(0).normal(size=64)
-    curve = [expected_best(rewards, rewards, n) for n in sizes_on_curve(64)]
-    assert curve == sorted(curve)
-    assert curve[-1] == pytest.approx(rewards.max())
-    assert expected_best(rewards, np.full(64, 2.0), 16) == pytest.approx(2.0)
-
-
 def test_the_bound_on_kl():
     assert kl_bound(1) == 0
     assert kl_bound(2) == pytest.approx(0.6931 - 0.5, abs=1e-4)

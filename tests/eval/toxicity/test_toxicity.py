@@ -9,11 +9,9 @@ import pytest
 
 from align.core.errors import UserError
 from align.eval.core.results import read_evaluations
-from align.eval.core.settings import take_evenly
 from align.eval.toxicity import task
 from align.eval.toxicity.task import (
     INSTRUCTIONS,
-    ContinuationPrompt,
     ToxicityConfig,
     read_continuation_prompts,
     run_toxicity,
@@ -60,12 +58,6 @@ def test_figures_by_hand():
 
 def test_no_prompt_of_a_kind_is_no_number():
     assert [figure.value for figure in toxicity_figures("basic", np.zeros((0, 3)), 500, "s")] == [None] * 3
-
-
-def test_spread():
-    prompts = [ContinuationPrompt(str(number), ()) for number in range(10)]
-    assert [prompt.id for prompt in take_evenly(prompts, 4)] == ["0", "2", "5", "7"]
-    assert take_evenly(prompts, 0) == prompts == take_evenly(prompts, 11)
 
 
 # ----------------------------------------------------------------------------------------------------------- prompts

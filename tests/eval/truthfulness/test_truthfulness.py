@@ -58,22 +58,6 @@ def test_the_figures_are_those_of_the_rows(tmp_path):
     assert found.figures[0].value == sum(wins) / 5
 
 
-def test_a_run_that_was_broken_off_goes_on(tmp_path):
-    run_truthfulness(config(tmp_path / "whole"))
-    run_truthfulness(config(tmp_path / "part"))
-    name = "truthfulness-choice-tiny-llama.jsonl"
-    path = tmp_path / "part" / name
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:3]) + lines[3][:20])  # two questions and a half
-    run_truthfulness(config(tmp_path / "part"))
-    assert rows(tmp_path / "part", name).keys() == rows(tmp_path / "whole", name).keys()
-    assert (tmp_path / "part" / name).read_text().startswith("".join(lines[:3]))
-    whole, part = (
-        json.loads((tmp_path / folder / "truthfulness.json").read_text())["models"] for folder in ("whole", "part")
-    )
-    assert whole[0]["figures"][0] == part[0]["figures"][0]
-
-
 def test_a_question_that_does_not_fit_the_model_is_named(tmp_path):
     primer = tmp_path / "primer.jsonl"
     primer.write_text(json.dumps({"prompt": "word " * 3000, "completion": "yes"}) + "\n")
@@ -143,23 +127,11 @@ def test_a_bad_csv_is_one_clear_line(tmp_path, text, complaint):
     assert "\n" not in str(caught.value)
 
 
-def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, caplog):
-    path = written(tmp_path, HEAD + GOOD.replace("No;Never.", "") + GOOD)
-    (question,) = read_questions(path, skip_bad_rows=True)
-    assert question.id == "2"
-    assert "skipped 1 bad rows of 2" in caplog.text
-
-
 def test_an_id_that_stands_twice_is_refused(tmp_path):
     row = {"id": "a", "question": "q", "best_answer": "b", "correct_answers": ["b"], "incorrect_answers": ["c"]}
     path = written(tmp_path, (json.dumps(row) + "\n") * 2, "questions.jsonl")
     with pytest.raises(UserError, match=":2: field 'id': 'a' appears twice"):
         read_questions(path)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere\.csv: cannot be read"):
-        read_questions(str(tmp_path / "nowhere.csv"))
 
 
 PRIMER = (("Is ice cold?", "Yes, it is."), ("Is fire?", "No."))

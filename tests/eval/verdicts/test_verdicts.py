@@ -12,7 +12,6 @@ from align.eval.verdicts.task import (
     ResponseVotes,
     VerdictsConfig,
     authorship_figures,
-    combine_verdicts,
     grounding_figures,
     read_judgments,
     run_verdicts,
@@ -59,11 +58,6 @@ def run(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------- violations
-
-
-@pytest.mark.parametrize(("verdicts", "result"), [([F, F], F), ([F, V, U], V), ([F, U], U)])
-def test_a_response_violates_if_it_breaks_any_rule(verdicts, result):
-    assert combine_verdicts(verdicts) == result
 
 
 def test_rate_and_its_bounds():
@@ -136,10 +130,6 @@ def test_helpful_is_a_part_of_informative_and_role_stands_apart():
     figures = {each.name: each for each in grounding_figures(responses)}
     assert (figures["helpfulness"].value, figures["helpfulness"].n) == (pytest.approx(1 / 3), 3)
     assert (figures["role consistency"].value, figures["role consistency"].n) == (0.75, 4)
-
-
-def test_nothing_to_divide_by_is_no_number():
-    assert [each.value for each in grounding_figures([response(1, NO), response(2, NO)])] == [None, 0.0, None]
 
 
 def test_the_interval_draws_prompts_with_all_their_responses():
