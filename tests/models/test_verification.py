@@ -286,3 +286,29 @@ def test_sampling_is_the_same(model: str) -> None:
         )
         assert loaded.backbone.model.training == checkpointing
     assert texts[0] == texts[1]
+
+
+class MaskBlindGPT2(GPT2LMHeadModel):
+    """Gives what a mask forbids of earlier columns a small weight instead of none."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer.register_forward_pre_hook(self.weaken, with_kwargs=True)
+
+    @staticmethod
+    def weaken(module, args, given):
+        mask = given.get("attention_mask")
+        if mask is None or mask.dim() < 4:
+            return args, given
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, -1e9)
+        earlier = torch.ones(mask.shape[-2:]).tril(mask.shape[-1] - mask.shape[-2]).bool()
+        return args, given | {"attention_mask": torch.where(earlier, mask.clamp(min=-4), mask).to(module.dtype)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_responses_that_read_each_other_never_share_a_row(dtype):
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)
+    assert not wrap(MaskBlindGPT2(config).eval().to(dtype)).shares_prompts
+    assert wrap(GPT2LMHeadModel(config).eval().to(dtype)).shares_prompts
