@@ -1,4 +1,4 @@
-"""LoRA adapters: loading them from disk whole or not at all, copying them, and comparing their settings."""
+"""LoRA adapters: loading, copying and merging them, comparing their settings, and a faster LoRA layer."""
 
 import copy
 from collections import Counter
@@ -44,11 +44,7 @@ def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
 
 
 def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
-    """Load a saved adapter, frozen, onto a backbone that carries adapters already.
-
-    Raises:
-        UserError: if it does not fit.
-    """
+    """Load a saved adapter, frozen, onto a backbone that has adapters; raises as `load_adapter`."""
     assert backbone.peft is not None
     stored, was_training = _stored_names(folder), backbone.model.training
     try:
@@ -65,10 +61,10 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
 
 
 def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.nn.Parameter]:
-    """The weights of one adapter by their names in `model`.
+    """Return the weights of one adapter by their names in `model`, in the order of its layers.
 
-    Two adapters on the same layers list theirs in the same order. The names alone do not tell an adapter's weights: PEFT
-    writes `lora_A.policy.weight` but `lora_embedding_A.policy`, and a layer of the base may be called `value`.
+    Names alone do not identify them: PEFT writes `lora_A.policy.weight` but `lora_embedding_A.policy`, and a layer of the
+    base may be called `value`.
     """
     own: set[int] = set()
     for module in model.modules():
@@ -83,7 +79,7 @@ def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.
 
 
 def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
-    """Add the trainable adapter `target` with the shape and weights of `source`, which stays as it is, frozen."""
+    """Add the trainable adapter `target` with the shape and weights of `source`, which is frozen."""
     settings: PeftConfig = copy.copy(peft_model.peft_config[source])
     settings.inference_mode = False
     initialization = getattr(settings, "init_lora_weights", None)
@@ -101,13 +97,10 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
 
 
 def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
-    """Add an adapter to its base's weights, one layer at a time where these are sharded; returns the base's model.
-
-    Args:
-        folder: of the adapter, for the error.
+    """Add an adapter to its base's weights, one layer at a time if they are sharded; return the base's model.
 
     Raises:
-        UserError: if the adapter cannot be merged.
+        UserError: if the adapter in `folder` cannot be merged.
     """
     model = cast(PreTrainedModel, peft_model.get_base_model())
     _untie_adapted_weights(model, folder)
@@ -127,12 +120,9 @@ def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
 
 
 def _untie_adapted_weights(model: PreTrainedModel, folder: str) -> None:
-    """Give each adapted layer a copy of a weight that it shares, such as the embedding that is also the vocabulary matrix.
+    """Give each adapted layer a copy of a shared weight, such as an embedding tied to the vocabulary matrix.
 
-    The adapter changes one of the layers; merged into the shared weight, it would change the others too.
-
-    Raises:
-        UserError: if the weight cannot be copied.
+    An adapter changes one of the layers; merged into the shared weight, it would change the others too.
     """
     holders = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
     for layer in model.modules():
@@ -152,18 +142,18 @@ def _untie_adapted_weights(model: PreTrainedModel, folder: str) -> None:
 
 
 def changes_base(settings: PeftConfig) -> bool:
-    """Whether an adapter changes weights of its base when it is loaded: biases, or what its initialization takes out."""
+    """Return whether loading an adapter changes weights of its base, by biases or by its initialization."""
     initialization = getattr(settings, "init_lora_weights", True)
     plain = isinstance(initialization, bool) or initialization in ("gaussian", "eva")
     return not plain or getattr(settings, "bias", "none") != "none" or bool(getattr(settings, "kasa_config", None))
 
 
 def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: PeftConfig) -> None:
-    """Refuse LoRA settings that differ from those of the adapter that training starts from: its shape cannot change.
+    """Refuse LoRA settings that differ from those of the adapter that training continues: its shape cannot change.
 
     Args:
         model: with the adapter's layers inside.
-        stored: the adapter's own settings.
+        stored: the adapter's settings.
 
     Raises:
         UserError: if the config's rank, alpha or targets differ, or the adapter holds biases of the base.
@@ -204,16 +194,16 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
 
 
 def _name_local_base(peft_model: PeftModel, name: str) -> None:
-    """Give an adapter the base that it is on: PEFT would look up the published one on the hub whenever it reads weights."""
+    """Name the loaded base in an adapter: PEFT would look up the published one on the hub."""
     model = cast(PreTrainedModel, peft_model.get_base_model())
     peft_model.peft_config[name].base_model_name_or_path = model.config.name_or_path
 
 
 def _stored_names(folder: str) -> set[str]:
-    """The names of an adapter's tensors on disk.
+    """Return the names of an adapter's tensors on disk.
 
     Raises:
-        UserError: if its safetensors file is missing (PEFT would turn to a pickle) or broken.
+        UserError: if its safetensors file is missing (PEFT would read a pickle) or broken.
     """
     path = Path(folder) / "adapter_model.safetensors"
     if not path.is_file():
@@ -228,11 +218,7 @@ def _stored_names(folder: str) -> set[str]:
 
 
 def _require_all_tensors(peft_model: PeftModel, folder: str, name: str, stored: set[str]) -> None:
-    """Refuse an adapter that lacks weights or holds NaN: PEFT only warns, and continues with an adapter that does nothing.
-
-    Raises:
-        UserError: if a tensor that the adapter's config promises is not in its file, or is not finite.
-    """
+    """Refuse an adapter that lacks tensors or holds NaN; PEFT only warns."""
     expected = get_peft_model_state_dict(peft_model, adapter_name=name, save_embedding_layers=False)
     missing = sorted(expected.keys() - stored)
     for key, weight in expected.items():
@@ -245,12 +231,13 @@ def _require_all_tensors(peft_model: PeftModel, folder: str, name: str, stored: 
 
 
 class LoraLinear(Linear):
-    """PEFT's `Linear`, W x + scale * B A x, in another order: the scale multiplies the r numbers after A instead of the
-    many after B, and the sum goes into the base layer's output. On a processor, two of five passes over memory are saved.
+    """PEFT's `Linear`, W x + scale * B A x, in another order: the scale multiplies the r numbers after A.
+
+    On a CPU, this saves two of five passes over memory.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """[.., in] -> [.., out]; whatever is not plain LoRA with one adapter is left to PEFT."""
+        """[.., in] -> [.., out]; everything but plain LoRA with one adapter is left to PEFT."""
         names = self.active_adapters
         name = names[0] if len(names) == 1 else ""
         plain = name in self.lora_A and name not in self.lora_variant and not (args or kwargs)
@@ -265,7 +252,7 @@ class LoraLinear(Linear):
 
 
 def faster_lora(model: PeftModel) -> PeftModel:
-    """Let the LoRA layers of `model` compute as `LoraLinear`; names, weights and files stay PEFT's."""
+    """Replace the class of the LoRA layers of `model` by `LoraLinear`; names, weights and files stay PEFT's."""
     for layer in model.modules():
         if type(layer) is Linear:
             layer.__class__ = LoraLinear

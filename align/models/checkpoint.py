@@ -1,4 +1,4 @@
-"""Saving models as transformers or PEFT folders that load elsewhere unchanged, with a model card, whole or not at all."""
+"""Saving of models as transformers or PEFT folders that other libraries load, with a model card."""
 
 import copy
 import tempfile
@@ -33,14 +33,13 @@ def save_model(
 ) -> None:
     """Save the policy: all weights as a transformers folder, or the adapter alone as a PEFT folder.
 
-    What was written is read back and compared before the folder takes its name.
+    The files are read back and compared before the folder gets its name.
 
     Args:
         folder: the target; replaced in one step.
-        loaded: the model with its tokenizer.
-        state: whole weights by their names in `loaded.backbone.model` (gathered, where they are sharded).
-        card: `title`, `stage`, and anything else that the card's table shows.
-        extra: further JSON files to write into the folder, by their names.
+        state: whole weights by their names in `loaded.backbone.model`.
+        card: `title`, `stage`, and further rows of the card's table.
+        extra: further JSON files by their names.
     """
     with new_folder(folder) as temporary:
         if loaded.adapter is None:
@@ -60,7 +59,7 @@ def save_model(
 def finish_folder(
     temporary: Path, loaded: LoadedModel, card: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> None:
-    """Write the rest of a folder: tokenizer with its chat template, generation settings, model card.
+    """Write tokenizer, chat template, generation settings and model card.
 
     Args:
         tokenizer: None: the model's own; another one differs in its padding token.
@@ -78,9 +77,9 @@ def finish_folder(
 
 
 def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:
-    """Write the files of a saved model, without its weights, to a temporary folder, which is deleted.
+    """Write the files of a saved model, without its weights, to a temporary folder.
 
-    Transformers validates more when it saves than when it loads. Without this, a run would fail at its end.
+    Transformers validates more when it saves than when it loads: a run would fail at its end.
 
     Args:
         write: writes other files than those of a policy.
@@ -111,11 +110,14 @@ def save_adapter(
     changes: Mapping[str, Any] | None = None,
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Save one adapter with PEFT's file names, and refuse to save an empty one.
+    """Save one adapter under PEFT's file names.
 
     Args:
         changes: fields of the adapter's config that differ in the file.
         more: further tensors for the file, under PEFT's full names.
+
+    Raises:
+        UserError: if the adapter has no weights.
     """
     peft_model = loaded.backbone.peft
     assert peft_model is not None
@@ -163,7 +165,7 @@ def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def require_equal_file(path: Path, state: Mapping[str, Tensor]) -> set[str]:
-    """Read every tensor of a file back and compare it with memory, bit for bit; returns their names.
+    """Read every tensor of a file back, compare it with memory, bit for bit, and return their names.
 
     Raises:
         UserError: if one differs, or is not in `state`.
@@ -177,7 +179,7 @@ def require_equal_file(path: Path, state: Mapping[str, Tensor]) -> set[str]:
 
 
 def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
-    """The text of README.md: hub metadata, what the model is, its figures, how to load it."""
+    """Return the text of README.md: hub metadata, table of figures."""
     head: dict[str, Any] = {
         "library_name": "peft" if loaded.adapter else "transformers",
         "tags": ["rlhf", card["stage"]],
@@ -198,10 +200,10 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
 
 
 def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None, prefix: str = "") -> dict[str, Tensor]:
-    """The weights by their names in `backbone.model`, out of a larger module's state where one is given.
+    """Return the weights by their names in `backbone.model`.
 
     Args:
-        state: an optimization's `model_state`; None: the backbone's own.
+        state: whole weights of a larger module; None: the backbone's own.
         prefix: the name of the backbone's model in that module, such as `backbone.model.`.
     """
     if state is None:

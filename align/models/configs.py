@@ -1,4 +1,4 @@
-"""Reading a checkpoint's folder before any of its weights: the model's config, and the base of an adapter."""
+"""Configs of a checkpoint's folder, read before its weights: model config, base of an adapter, generation config."""
 
 import copy
 import re
@@ -20,7 +20,7 @@ MOST_LAYERS = 10_000
 
 
 def base_of(source: str) -> tuple[str, bool]:
-    """The folder or name of the whole weights, and whether `source` is an adapter on them."""
+    """Return the folder or name of the whole weights, and whether `source` is an adapter on them."""
     if not (Path(source) / "adapter_config.json").exists():
         return source, False
     settings = read_json(Path(source) / "adapter_config.json")
@@ -40,7 +40,7 @@ def base_of(source: str) -> tuple[str, bool]:
 
 
 def _built_in_base(source: str) -> str | None:
-    """The built-in model that an adapter was trained on, whose weights may differ from the published ones."""
+    """Return the built-in model under an adapter; its weights may differ from the published ones."""
     try:
         with safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
             return (stored.metadata() or {}).get(BUILT_IN_BASE)
@@ -49,13 +49,13 @@ def _built_in_base(source: str) -> str | None:
 
 
 def reads_prompts_whole(source: str) -> bool:
-    """Whether a checkpoint, or the base of one that has no config of its own, is a prefix language model."""
+    """Return whether a checkpoint, or the base of an adapter without config.json, is a prefix language model."""
     has_config = (Path(source) / "config.json").exists()
     return is_prefix_lm(load_config(source if has_config else base_of(source)[0]))
 
 
 def load_config(source: str) -> PreTrainedConfig:
-    """A model's config with dropout off in every part.
+    """Load a model's config and set all dropout rates to 0.
 
     Raises:
         UserError: if there is no such model, or the hub cannot be reached.
@@ -82,7 +82,7 @@ _INVALID = re.compile(r"^- `(\w+)`:", re.MULTILINE)
 
 
 def stored_generation_config(source: str) -> GenerationConfig | None:
-    """The generation config in a folder or on the hub, or None if there is none.
+    """Load the generation config of a folder or hub name, or None if there is none.
 
     Raises:
         UserError: if the file cannot be read.
@@ -99,10 +99,10 @@ def stored_generation_config(source: str) -> GenerationConfig | None:
 def end_ids(
     generation: GenerationConfig | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
-    """The ids at which `transformers.generate` ends a text.
+    """Return the ids at which `transformers.generate` ends a text.
 
-    Ids that transformers took over from a model's config may be the defaults of its class, which mean another token in
-    this vocabulary. They count if they are special tokens.
+    Ids that transformers derived from a model's config may be defaults of its class, another token in this vocabulary. They
+    count only if they are special tokens.
 
     Raises:
         UserError: if they are not whole numbers.
@@ -118,9 +118,9 @@ def end_ids(
 
 
 def valid_generation_config(generation: GenerationConfig) -> GenerationConfig:
-    """A copy that transformers agrees to save, which it refuses after any change for settings without effect.
+    """Return a copy without settings that have no effect, such as a temperature without `do_sample`.
 
-    Such settings, like a temperature without `do_sample`, are unset: `transformers.generate` ignores them.
+    After any change, transformers refuses to save such settings, which `generate` ignores.
 
     Raises:
         UserError: if it is invalid for another reason.

@@ -1,4 +1,4 @@
-"""From a model's name to a backbone: folders, hub names, built-in models, LoRA adapters; never by pickle."""
+"""Loading of models: folders, hub names, built-in models, LoRA adapters, models in memory; never by pickle."""
 
 import os
 from collections.abc import Iterable
@@ -51,9 +51,9 @@ class LoadedModel:
     """A model ready to be trained or sampled from.
 
     Attributes:
-        adapter: the adapter that is trained, or None if all weights are.
-        start_adapter: the frozen adapter that training starts from; None: the bare base is the start.
         base: name or folder of the weights under the adapters.
+        adapter: the adapter that is trained, or None if all weights are.
+        start_adapter: the frozen adapter that training starts from; None: the bare base.
     """
 
     backbone: Backbone
@@ -68,13 +68,12 @@ def load(
 ) -> LoadedModel:
     """Load a model and its tokenizer, with a trainable adapter if the config asks for one.
 
-    A checkpoint that is itself an adapter stays one: its weights are kept frozen as the start (PPO's reference) and
-    copied into the adapter that is trained. If all weights are to be trained, it is merged into its base.
+    If the checkpoint is an adapter, a frozen copy of it stays as the start (PPO's reference), and training continues another
+    copy. If all weights are to be trained, it is merged into its base.
 
     Args:
-        adapter: what to call the trained adapter.
-        allow_reward_model: whether to accept what only judges text: a saved reward model, which has no LM head, or an
-            encoder.
+        adapter: name of the trained adapter.
+        allow_reward_model: accept encoders and saved reward models, which have no LM head.
         layers: load only the first `layers` layers; 0: all.
 
     Raises:
@@ -103,10 +102,7 @@ def load(
 
 
 def load_tokenization_of(model: str, chat_template: str = "auto") -> Tokenization:
-    """The tokenization of a model without its weights.
-
-    Args:
-        model: a folder, a hub name or a built-in model.
+    """Load the tokenization of a model without its weights.
 
     Raises:
         UserError: if its config or tokenizer cannot be loaded.
@@ -119,12 +115,9 @@ def load_tokenization_of(model: str, chat_template: str = "auto") -> Tokenizatio
 def load_shapes(
     config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow_reward_model: bool = False
 ) -> LoadedModel:
-    """A model as `load` would have it, but its weights have shapes and no data: for estimates of models of any size.
+    """Return a model as `load` would, with shapes and no data: for estimates of models of any size.
 
-    Responses are taken to share the reading of their prompt, unless an encoder reads them; loading would find that out.
-
-    Args:
-        allow_reward_model: whether to accept what only judges text.
+    Responses are assumed to share the reading of their prompt, unless an encoder reads them.
 
     Raises:
         UserError: if there is no such model, its config cannot be used, or its tokenizer is missing.
@@ -152,17 +145,13 @@ def load_shapes(
 def from_objects(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, adapter: str = "policy"
 ) -> LoadedModel:
-    """Take a transformers model that is already in memory, as `load` would have loaded it from its folder.
+    """Take a transformers model in memory, as `load` would have loaded it from its folder.
 
-    The model is changed in place: dropout is switched off, its attention kernel is chosen, adapters are added, settings of
-    its generation config without effect are unset.
-
-    Args:
-        config: `chat_template`, `gradient_checkpointing` and the LoRA settings count; the number format is the model's own.
-        adapter: what to call the trained adapter.
+    The model is changed in place: dropout off, attention kernel chosen, adapters added, generation settings without effect
+    unset. Its number format is kept.
 
     Raises:
-        UserError: if the architecture is not supported, or the model carries adapters already.
+        UserError: if the architecture is not supported, or the model has adapters already.
     """
     if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
         raise UserError("the model carries PEFT adapters: merge them first, or save the model and give its folder")
@@ -185,7 +174,7 @@ def from_objects(
 
 
 def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str, base: str) -> Tokenization:
-    """The tokenization of a model; its ends are also those of the generation config in its folder, or of its base."""
+    """Load the tokenization of a model, with the end tokens of the generation config in its folder, or of its base."""
     generation = stored_generation_config(source)
     if generation is None and base != source:
         generation = stored_generation_config(base)
@@ -197,16 +186,13 @@ def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str,
 
 
 def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name: str) -> None:
-    """Refuse a tokenizer that makes ids which the embedding matrix has no rows for.
+    """Refuse a tokenizer with ids that the embedding matrix has no rows for.
 
-    Special tokens that neither the template nor the tokenizer writes around a text may lack a row, such as a padding token
-    or that of images in Gemma 3 1B. A text never becomes one.
-
-    Args:
-        name: of the model, for the message.
+    Exception: special tokens that neither template nor tokenizer writes around a text, such as a padding token or that of
+    images in Gemma 3 1B. No text contains one.
 
     Raises:
-        UserError: if a text can become such a token.
+        UserError: if a text of model `name` can contain such an id.
     """
     rows = vocabulary_rows(model)
     beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
@@ -226,7 +212,7 @@ def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name:
 
 
 def vocabulary_rows(model: PreTrainedModel) -> int:
-    """Rows of a model's embedding matrix."""
+    """Return the number of rows of the embedding matrix."""
     embeddings: Any = model.get_input_embeddings()
     return int(getattr(embeddings, "num_embeddings", model.config.get_text_config(decoder=True).vocab_size))
 
@@ -239,7 +225,7 @@ def _with_fresh_adapter(
     adapter: str,
     check: bool = True,
 ) -> LoadedModel:
-    """A model of which all weights are trained, or a new adapter on it; `check` as for `wrap`."""
+    """Return a model of which all weights are trained, or a new adapter on it; `check` as for `wrap`."""
     if not config.lora_rank:
         return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base), check)
     by_default = linear_layers(model) or ALL_LINEAR
@@ -279,10 +265,10 @@ def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> Loa
 
 
 def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrainedModel:
-    """A transformers model in the class that fits it, from safetensors alone.
+    """Load a transformers model from safetensors in its class.
 
     Args:
-        layers: keep the first layers alone, an encoder's where there is one; 0: all.
+        layers: keep the first layers alone, of the encoder where there is one; 0: all.
 
     Raises:
         UserError: if the weights are missing, broken, or only there as pickle, or have fewer layers.
@@ -324,7 +310,7 @@ def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrained
 
 
 def _say_what_is_not_read(source: str, names: list[str]) -> None:
-    """Tell about weights that the model's class has no place for, such as a value head of TRL (`v_head`)."""
+    """Name weights that the model's class has no place for, such as TRL's value head (`v_head`)."""
     if names and os.environ.get("RANK", "0") == "0":
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(
@@ -336,14 +322,14 @@ def _say_what_is_not_read(source: str, names: list[str]) -> None:
 
 @torch.no_grad()
 def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
-    """Refuse weights with NaN or infinity, whose first sign would be a loss or a check that fails somewhere else.
+    """Refuse weights with NaN or infinity.
 
     Args:
         weights: by name.
-        owner: whose they are, for the message.
+        owner: of the weights, for the message.
 
     Raises:
-        UserError: if a number among them is not finite.
+        UserError: if a number is not finite.
     """
     listed = list(weights)
     bad = (number for number, (_, weight) in enumerate(listed) if not _is_finite(own_part(weight)))

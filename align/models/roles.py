@@ -1,7 +1,7 @@
-"""Policy, reference, critic and reward model as roles of one backbone, or of several where adapters cannot serve.
+"""Heads, and the roles of a backbone: policy, reference, critic and reward model.
 
-With LoRA, one frozen base serves them all: the policy, a critic of its own and the reward model are adapters, the
-reference is the base with adapters off (or with the frozen adapter that training started from).
+With LoRA, one frozen base serves them all: the policy, a separate critic and the reward model are adapters, the reference
+is the base without adapters or with the frozen adapter that training started from.
 """
 
 import math
@@ -25,7 +25,7 @@ WHOLE_BYTES = 2**30
 
 
 class Float32Linear(nn.Linear):
-    """A linear map that is computed in float32 whatever its weights and its input are in."""
+    """A linear map computed in float32, whatever its weights and its input are in."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., H] -> [.., n] float32."""
@@ -34,10 +34,10 @@ class Float32Linear(nn.Linear):
 
 
 class ScalarHead(nn.Module):
-    """A linear map from a hidden state to one number, computed in float32 whatever the backbone computes in.
+    """A linear map from a hidden state to one number, computed in float32.
 
-    A reward head starts with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`); a value
-    head on a trunk that the policy shares starts at 0, so that the first update does not push noise into the trunk.
+    A reward head starts with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`); a value head on
+    a trunk that the policy shares starts at 0, because noise would reach the trunk.
     """
 
     def __init__(self, hidden_size: int, start_at_zero: bool = False, bias: bool = True) -> None:
@@ -59,11 +59,14 @@ class ScalarHead(nn.Module):
 def predict_tokens(
     backbone: Backbone, states: Tensor, tokens: Tensor, temperature: float = 1.0, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs [n] of tokens, and with `with_entropy` the entropies [n] in nats of the predictions; float32.
+    """Return log-probs [n] of tokens and, with `with_entropy`, entropies [n] in nats of the predictions; float32.
+
+    Large logits are computed in parts and again in the backward pass: over a vocabulary of 128,000 the logits of 16,000
+    tokens take 4 GB in bfloat16, and their gradient as much.
 
     Args:
-        backbone: whose vocabulary matrix is taken, with the adapter that is active.
-        states: [n, H] of the places before the tokens.
+        backbone: predicts with the active adapter.
+        states: [n, H] before the tokens.
         tokens: [n] ids.
         temperature: divides the logits.
     """
@@ -102,7 +105,7 @@ def response_log_probs(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [B, T] of response tokens, and the entropies [B, T] of their predictions, 0 unless `with_entropy`.
+    """Return log-probs [B, T] of response tokens and entropies [B, T] of their predictions (0 unless `with_entropy`).
 
     The vocabulary product is taken only where `mask` holds; elsewhere both are 0.
 
@@ -117,21 +120,21 @@ def response_log_probs(
 
 
 def freeze_unused_lm_head(backbone: Backbone) -> None:
-    """Exclude a vocabulary matrix that is not also the embedding from training: rewards and values give it no gradient."""
+    """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
     vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
     if vocabulary is not None and vocabulary.weight is not embedding.weight:
         vocabulary.requires_grad_(False)
 
 
 def freeze_unused_pooler(backbone: Backbone) -> None:
-    """Exclude what an encoder's classifier adds from training, where its `features` are read: they come before it."""
+    """Freeze an encoder's pooler and classifier, which `features` do not read."""
     for name, weight in backbone.model.named_parameters():
         if name.startswith(new_modules(backbone.model)):
             weight.requires_grad_(False)
 
 
 class LanguageModel(nn.Module):
-    """A backbone that predicts responses: what supervised fine-tuning trains, and PPO's frozen reference.
+    """A backbone that predicts responses: the model of SFT, and PPO's frozen reference.
 
     Args:
         adapter: the adapter to compute with; None: the bare backbone.
@@ -149,7 +152,7 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         prompt_index: Tensor | None = None,
     ) -> Tensor:
-        """Log-probs [B, T] of the response tokens where `mask` holds; None: of all real ones."""
+        """Return log-probs [B, T] of the response tokens where `mask` holds (None: of all real ones)."""
         mask = response.mask() if mask is None else mask
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, prompt_index)
@@ -158,11 +161,7 @@ class LanguageModel(nn.Module):
 
 
 class RewardModel(nn.Module):
-    """A backbone with a scalar head that reads the summary of a prompt and its response.
-
-    Args:
-        adapter: the adapter to compute with; None: the bare backbone.
-    """
+    """A backbone with a scalar head on the summary of a prompt and its response; `adapter` as for `LanguageModel`."""
 
     def __init__(self, backbone: Backbone, head: ScalarHead, adapter: str | None = None) -> None:
         super().__init__()
@@ -176,7 +175,7 @@ class RewardModel(nn.Module):
 
 
 class RewardLanguageModel(RewardModel):
-    """A reward model that also predicts tokens, for a language-model loss in addition to that of its rewards."""
+    """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
 
     def forward(  # type: ignore[override]
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, mask: Tensor | None = None
@@ -192,9 +191,9 @@ class RewardLanguageModel(RewardModel):
 
 
 class Prediction(NamedTuple):
-    """What policy and critic predict for responses; all [B, T], 0 past a response's end.
+    """Predictions of policy and critic for responses, all [B, T], 0 past a response's end.
 
-    Entropy costs a softmax. Unless it is learned, it is a figure to report and computed only where gradients are off.
+    Entropy costs a softmax: it is computed where gradients are off, or if it is learned.
     """
 
     log_probs: Tensor
@@ -203,7 +202,7 @@ class Prediction(NamedTuple):
 
 
 class Role(Enum):
-    """The outputs that an `ActorCritic` can compute."""
+    """The outputs of an `ActorCritic`."""
 
     POLICY = "policy"
     REFERENCE = "reference"
@@ -213,21 +212,18 @@ class Role(Enum):
 
 
 class ActorCritic(nn.Module):
-    """Everything that PPO trains in one module, under one engine, with the roles that share its backbone.
+    """All weights that PPO trains in one module, under one engine, with the roles that share its backbone.
 
-    Call it through `Roles`, whose methods have types. `forward` is one entry point for all roles because the hooks of a
-    DeepSpeed engine are on the module's own `forward`.
+    Call it through `Roles`. `forward` is one entry point because a DeepSpeed engine's hooks are on it.
 
     Args:
-        backbone: the policy's.
         adapter: the policy's adapter; None: all weights are trained.
-        value_head: reads values from the critic's hidden states.
-        start_adapter: what the starting model computes with if it shares the backbone; None: the bare base.
-        critic: a backbone of the critic's own, or None if it shares the policy's.
-        critic_adapter: the adapter that the critic computes with; None: the policy's trunk.
-        reward_heads: of reward models that are adapters on the same backbone, by the adapter's name.
-        learns_entropy: whether the entropy of the policy is computed with its gradient.
-        reference_adapter: what the reference computes with, if it is no longer the starting model.
+        start_adapter: of the starting model, if it shares the backbone; None: the bare base.
+        critic: the critic's backbone, or None if it shares the policy's.
+        critic_adapter: the critic's adapter; None: the policy's trunk.
+        reward_heads: of reward models that are adapters on the backbone, by the adapter's name.
+        learns_entropy: compute the entropy of the policy with its gradient.
+        reference_adapter: of the reference, if it is no longer the starting model.
     """
 
     def __init__(
@@ -249,7 +245,7 @@ class ActorCritic(nn.Module):
         self.reward_heads, self.learns_entropy = nn.ModuleDict(reward_heads or {}), learns_entropy
 
     def critic_weights(self) -> frozenset[str]:
-        """The names of the trained weights that serve values alone: not a trunk that the policy shares."""
+        """Return the names of the trained weights that serve values alone."""
         adapter = adapter_parameters(self, self.critic_adapter) if self.critic_adapter else {}
         return frozenset(
             name
@@ -266,7 +262,7 @@ class ActorCritic(nn.Module):
         prompt_index: Tensor | None = None,
         reward: str = "",
     ) -> Prediction | Tensor:
-        """What `role` computes; see the methods of `Roles`. `reward` names the adapter of a reward model."""
+        """Compute the output of `role`, see the methods of `Roles`; `reward` names the adapter of a reward model."""
         if role is Role.REWARD:
             head = cast(ScalarHead, self.reward_heads[reward])
             return cast(Tensor, RewardModel(self.backbone, head, reward)(prompt, response, prompt_index))
@@ -292,13 +288,13 @@ class ActorCritic(nn.Module):
 
 
 class Roles:
-    """The roles of a PPO run, each as a method with types.
+    """The roles of a PPO run.
 
     Args:
         actor_critic: an `ActorCritic`, or the engine around it.
-        reference: a frozen language model of its own; None: the policy's backbone is also the reference.
-        start: a frozen copy of the starting model, where `reference` follows the policy.
-        reference_moves: whether the reference follows the policy, so that it is not the starting model.
+        reference: a separate frozen language model; None: the policy's backbone is also the reference.
+        start: a frozen copy of the starting model, if `reference` follows the policy.
+        reference_moves: whether the reference follows the policy.
     """
 
     def __init__(
@@ -314,34 +310,32 @@ class Roles:
         self.reference_moves = reference_moves
 
     def policy(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Prediction:
-        """Log-probs, values and entropy of response tokens, from one pass where the critic shares the policy's trunk.
+        """Return log-probs, values and entropy of R responses to N prompts.
 
         Args:
-            prompt: N prompts.
-            response: R responses.
             temperature: divides the logits.
             prompt_index: [R] the prompt of each response; None: response i answers prompt i.
         """
         return cast(Prediction, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_index))
 
     def reference(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
-        """Log-probs [R, T] of the frozen model that the policy is held near to; arguments as for `policy`."""
+        """Return log-probs [R, T] of the reference; arguments as for `policy`."""
         if self._reference is not None:
             return cast(Tensor, self._reference(prompt, response, None, temperature, prompt_index))
         return cast(Tensor, self.actor_critic(Role.REFERENCE, prompt, response, temperature, prompt_index))
 
     def start(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
-        """Log-probs [R, T] of the model that training started from, where that is not the reference; as `policy`."""
+        """Return log-probs [R, T] of the starting model, where it is not the reference; arguments as for `policy`."""
         if self._start is not None:
             return cast(Tensor, self._start(prompt, response, None, temperature, prompt_index))
         return cast(Tensor, self.actor_critic(Role.START, prompt, response, temperature, prompt_index))
 
     def language_model(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Log-probs [R, T] of the policy at temperature 1, without values: for a language-model loss."""
+        """Return log-probs [R, T] of the policy at temperature 1, for a language-model loss."""
         return cast(Tensor, self.actor_critic(Role.LANGUAGE_MODEL, prompt, response, 1.0, prompt_index))
 
     def reward_of(self, adapter: str) -> Callable[[Padded, Padded, Tensor | None], Tensor]:
-        """A function like `RewardModel.forward`, for a reward model that is an adapter on the policy's base; returns [R]."""
+        """Return a function like `RewardModel.forward` for a reward model that is an adapter on the policy's base."""
 
         def rewards(prompt: Padded, response: Padded, prompt_index: Tensor | None) -> Tensor:
             return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_index, adapter))

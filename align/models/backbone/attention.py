@@ -5,9 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -35,14 +33,16 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | BlockMask | None,
+    attention_mask: Any,
     dropout: float = 0.0,
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """transformers' SDPA attention, with faster equivalent paths on a processor; its FlexAttention for a mask of blocks."""
-    if isinstance(attention_mask, BlockMask):
-        return flex_attention_forward(module, query, key, value, attention_mask, scaling, **settings)[0], None
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):  # a mask of blocks
+        from align.models.backbone.block_attention import attend
+
+        return attend(module, query, key, value, attention_mask, scaling, **settings)
     sequence = settings.pop(SEQUENCE, None)
     if sequence is not None:  # no mask: a part of a row begins with its first token, and only whole rows are causal
         query, key, value = (sequence.heads_for_tokens(states) for states in (query, key, value))

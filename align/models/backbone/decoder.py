@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
@@ -15,7 +14,7 @@ from align.core.tensor_ops import Padded
 from align.models.backbone.attention import SDPA, SEQUENCE
 from align.models.backbone.contract import Backbone, DecodingState
 from align.models.backbone.experts import ReadTokens
-from align.models.backbone.layout import BLOCK, PackedRows, block_mask, pack_rows, packed_mask
+from align.models.backbone.layout import BLOCK, PackedRows, pack_rows, packed_mask
 
 
 class PrefixCache(DynamicCache):
@@ -100,9 +99,11 @@ class DecoderBackbone(Backbone):
             self.routing.close({"": _read_tokens(prompt, response, rows, owner)}, self.sequence)
         return states[rows.row, rows.column]
 
-    def _mask(self, rows: PackedRows, blocks: bool, before: int) -> Tensor | BlockMask:
-        """The mask of rows before which `before` tokens stand that all see."""
+    def _mask(self, rows: PackedRows, blocks: bool, before: int) -> Any:
+        """Return the mask of rows after `before` tokens that all of them see."""
         if blocks:
+            from align.models.backbone.block_attention import block_mask
+
             return block_mask(rows.segments, whole_prompt=not self.causal)
         return pad(packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal), (before, 0))
 

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from align.core.tensor_ops import Padded, length_mask
 
 BLOCK = 128
-"""Columns and rows of a mask's block in FlexAttention."""
+"""Columns and rows of a block of FlexAttention's mask."""
 
 
 class PackedRows(NamedTuple):
@@ -66,23 +65,15 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, mul
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """[N, 1, L, L] additive: what `_sees` says of each pair of columns."""
+    """[N, 1, L, L] additive: what `sees` says of each pair of columns."""
     columns = torch.arange(segments.shape[1], device=segments.device)
     rows = torch.arange(len(segments), device=segments.device)[:, None, None]
-    allowed = _sees(segments, whole_prompt)(rows, rows, columns[:, None], columns)
+    allowed = sees(segments, whole_prompt)(rows, rows, columns[:, None], columns)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
     return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
 
 
-def block_mask(segments: Tensor, whole_prompt: bool = False) -> BlockMask:
-    """[N, 1, L, L]: the same as blocks of `BLOCK` columns, of which FlexAttention skips those that nobody sees."""
-    count, length = segments.shape
-    mask = create_block_mask(_sees(segments, whole_prompt), count, 1, length, length, segments.device, BLOCK)
-    mask.ndim = len(mask.shape)  # type: ignore[attr-defined]  # transformers' GPT-2 asks for it
-    return mask
-
-
-def _sees(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def sees(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Whether a token sees another, by row, head, and their columns: the prompt and its own response, up to itself.
 
     Args:
@@ -90,9 +81,9 @@ def _sees(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Ten
         whole_prompt: whether a prompt's tokens see all of it.
     """
 
-    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def allows(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own, other = segments[row, query], segments[row, key]
         allowed = (key <= query) & ((own == other) | (other == 0))
         return allowed | ((own == 0) & (other == 0)) if whole_prompt else allowed
 
-    return sees
+    return allows
