@@ -5,11 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.ppo.advantages import shape_rewards
 from align.ppo.config import PPOConfig
-from align.ppo.experience import estimate_advantages
 from align.ppo.rollout import Rollout
-from align.ppo.scores import RunningMoments, ScoreShaping, adjust_for_length, combine_rewards, disagreement, length_slope
+from align.ppo.scores import (
+    RunningMoments,
+    ScoreShaping,
+    adjust_for_length,
+    apply_missing_eos_rule,
+    combine_rewards,
+    disagreement,
+    length_slope,
+)
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -123,19 +129,6 @@ def test_under_replace_the_running_statistics_take_cut_off_answers_as_they_were_
     assert shaping.metrics()["reward/running_mean"] == pytest.approx((1 + 1 + 9) / 3)
 
 
-@pytest.mark.parametrize(("share", "push"), [(0.0, 2.0), (0.5, 1.0), (1.0, 0.0)])
-def test_a_reward_for_being_brief_pushes_by_the_rest_of_its_share(share, push):
-    """Scores 5 - length: of answers of 2 and 4 tokens, leave-one-out advantages are 2 and -2."""
-    answers = rollout([2, 4, 2, 4], [True] * 4)
-    config = PPOConfig(
-        length_adjustment=share, advantages="rloo", samples_per_prompt=2, rollout_size=4, minibatches=1, missing_eos="keep"
-    )
-    learned = ScoreShaping(config).shape(5.0 - answers.lengths.float(), answers).learned
-    rewards = shape_rewards(learned, torch.zeros(4, 4), torch.zeros(4, 4), answers.lengths, 0.0)
-    advantages, _ = estimate_advantages(config, rewards, torch.zeros(4, 4), answers.lengths)
-    assert advantages[:, 0].tolist() == pytest.approx([push, -push] * 2, abs=1e-6)
-
-
 REWARDS = torch.tensor([[1.0, -2.0], [2.0, -2.0], [6.0, -2.0]], dtype=torch.float64)
 
 
@@ -155,3 +148,18 @@ def test_rules_by_hand(rule, weight, expected):
 
 def test_disagreement_by_hand():
     assert disagreement(REWARDS).tolist() == pytest.approx([(14 / 3) ** 0.5, 0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rule", "penalty", "expected"),
+    [
+        ("replace", -1.0, [3.0, -1.0, -1.0]),
+        ("replace", 0.5, [3.0, 0.5, 0.5]),
+        ("lower", -1.0, [3.0, 1.0, -6.0]),  # 2 - 1 and -5 - 1
+        ("lower", 1.0, [3.0, 1.0, -6.0]),  # the size counts, not the sign
+        ("keep", -1.0, [3.0, 2.0, -5.0]),
+    ],
+)
+def test_rules_for_a_missing_end(rule, penalty, expected):
+    scores = torch.tensor([3.0, 2.0, -5.0])
+    assert apply_missing_eos_rule(scores, torch.tensor([True, False, False]), rule, penalty).tolist() == expected
