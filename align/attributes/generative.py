@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from align.attributes.config import AttributeConfig
 from align.attributes.expressions import Condition
 from align.attributes.judgments import JUDGMENTS, judged_by
 from align.attributes.model import SCALE, Head, save_generative_model
-from align.attributes.tasks import AttributeTask
+from align.attributes.tasks import AttributeConfig, AttributeTask
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError

@@ -1,16 +1,13 @@
 """Scoring responses of any policy with a frozen attribute model."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from torch import nn
 
 from align.attributes.expressions import Expression
 from align.attributes.generative import GenerativeModel, Questions
-from align.attributes.model import AttributeModel, Head, form_of, heads_of, in_label_units, load_attribute_model
+from align.attributes.model import AttributeModel, form_of, heads_of, in_label_units, load_attribute_model
 from align.core.settings import ModelConfig
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel, load
@@ -34,8 +31,8 @@ class AttributeReward:
         return [self.expression(values) for values in self.scorer(responses)]
 
 
-class AttributeScorer(ABC):
-    """An attribute model that reads each response once for all of its attributes.
+class AttributeScorer:
+    """An attribute model of either form that reads each response once for all of its attributes.
 
     Args:
         policy: the tokenization of the model that writes the responses.
@@ -44,70 +41,55 @@ class AttributeScorer(ABC):
 
     def __init__(
         self,
-        heads: list[Head],
-        module: nn.Module,
+        model: AttributeModel | GenerativeModel,
         loaded: LoadedModel,
         policy: Tokenization,
         accelerator: Accelerator,
         budget: int,
     ) -> None:
-        self.heads = heads
+        self.questions = model.questions if isinstance(model, GenerativeModel) else None
+        self.heads = model.questions.heads if isinstance(model, GenerativeModel) else model.heads
         own = None if loaded.tokenization.reads_alike(policy) else loaded.tokenization
         shape = flops_profile(loaded.backbone, loaded.adapter)
-        self.module = place_frozen_model(module, accelerator)
+        self.module = place_frozen_model(model, accelerator)
         self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, own, shape)
 
-    question_tokens = 0
-    """Tokens of the longest question that is read behind a response."""
-
-    @staticmethod
+    @classmethod
     def from_folder(
-        folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int
+        cls, folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int
     ) -> "AttributeScorer":
-        """The scorer of an attribute model on disk, of either form. Raises: UserError if it is not one."""
-        common = (policy, accelerator, budget)
+        """The scorer of an attribute model on disk. Raises: UserError if it is not one."""
+        model: AttributeModel | GenerativeModel
         if form_of(folder) == "generative":
-            return GenerativeScorer(*load_generative_model(folder, dtype), *common)
-        return HeadScorer(*load_attribute_model(folder, dtype), *common)
+            model, loaded = load_generative_model(folder, dtype)
+        else:
+            model, loaded = load_attribute_model(folder, dtype)
+        return cls(model, loaded, policy, accelerator, budget)
 
-    @abstractmethod
+    @property
+    def question_tokens(self) -> int:
+        """Tokens of the longest question that is read after a response."""
+        return max(len(text.question) for text in self.questions.texts) if self.questions else 0
+
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
         """The attributes of each response by name: probabilities, ratings from 1 to 7, and a ranking's reward."""
-
-    def _named(self, rows: Sequence[Sequence[float]]) -> list[dict[str, float]]:
         names = [head.name for head in self.heads]
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        ratings = self._ask(self.questions, responses) if self.questions else self._read_heads(responses)
+        return [dict(zip(names, row, strict=True)) for row in ratings]
 
+    def _read_heads(self, responses: Sequence[SampledResponse]) -> list[list[float]]:
+        outputs = torch.tensor(self.scorer(responses), dtype=torch.float64).reshape(len(responses), -1)
+        ratings: list[list[float]] = in_label_units(outputs, self.heads).tolist()
+        return ratings
 
-class HeadScorer(AttributeScorer):
-    """Reads attributes from the heads of a model."""
-
-    def __init__(self, model: AttributeModel, *arguments: Any) -> None:
-        super().__init__(model.heads, model, *arguments)
-
-    def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
-        outputs = cast(list[list[float]], self.scorer(responses))
-        ratings = in_label_units(torch.tensor(outputs, dtype=torch.float64).reshape(len(responses), -1), self.heads)
-        return self._named(ratings.tolist())
-
-
-class GenerativeScorer(AttributeScorer):
-    """Reads attributes from a language model's next-token probabilities; all questions share one reading of a response."""
-
-    def __init__(self, model: GenerativeModel, *arguments: Any) -> None:
-        super().__init__(model.questions.heads, model, *arguments)
-        self.questions = model.questions
-        self.question_tokens = max(len(text.question) for text in self.questions.texts)
-
-    def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
+    def _ask(self, questions: Questions, responses: Sequence[SampledResponse]) -> list[list[float]]:
+        """Ratings from next-token probabilities; all questions share one reading of a response."""
         encoded = [self.scorer.encode(response) for response in responses]
-        rows = [
-            PromptResponse([*row.prompt, *row.response], text.question) for row in encoded for text in self.questions.texts
-        ]
+        rows = [PromptResponse([*row.prompt, *row.response], text.question) for row in encoded for text in questions.texts]
         answers = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64).reshape(len(rows), -1)
         count = len(self.heads)
-        ratings = self.questions.ratings(answers, [*range(count)] * len(encoded))
-        return self._named([ratings[start : start + count] for start in range(0, len(ratings), count)])
+        ratings = questions.ratings(answers, [*range(count)] * len(encoded))
+        return [ratings[start : start + count] for start in range(0, len(ratings), count)]
 
 
 def load_generative_model(folder: str, dtype: str = "auto") -> tuple[GenerativeModel, LoadedModel]:

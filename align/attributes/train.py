@@ -9,10 +9,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from align.attributes.config import AttributeConfig
 from align.attributes.generative import GenerativeTask
 from align.attributes.judgments import choose_heads, encode_preferences, read_ratings
-from align.attributes.tasks import HeadTask
+from align.attributes.tasks import AttributeConfig, HeadTask
 from align.batches.encoding import Data
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
 from align.core.errors import UserError

@@ -1,6 +1,5 @@
 """Reward modeling."""
 
-from align.reward.config import RewardConfig
-from align.reward.train import RewardTrainer, run_reward
+from align.reward.train import RewardConfig, RewardTrainer, run_reward
 
 __all__ = ["RewardConfig", "RewardTrainer", "run_reward"]

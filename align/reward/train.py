@@ -4,7 +4,7 @@ Launch it by `accelerate launch align/reward/train.py --config configs/reward/x.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from align.batches.mixtures import TrainingData, encode_mixture
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.launch import run_stage
+from align.core.settings import MixtureConfig, SequenceConfig, option
 from align.data.records import Demonstration
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
-from align.reward.config import RewardConfig
 from align.reward.loss import Pairs, centering_loss, ranking_loss
 from align.reward.rankings import (
     ScoredRanking,
@@ -43,6 +43,31 @@ from align.training.epochs import EpochConfig
 from align.training.loop import EpochTrainer, ExampleTask, with_data_names
 from align.training.optimization import Sums
 from align.training.start import Model, share_sequences
+
+
+@dataclass(kw_only=True)
+class RewardConfig(MixtureConfig, SequenceConfig, EpochConfig):
+    """A reward model on rankings of 2 to 9 responses."""
+
+    train_data: str = option(
+        "data/rankings.jsonl",
+        "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
+        "NAME=WEIGHT",
+    )
+    validation_data: str = option("", "held-out rankings: metrics, and the choice of the best model; empty: none")
+    demonstrations: str = option(
+        "",
+        "demonstrations whose mean reward is subtracted from every reward (InstructGPT, section 3.5); empty: none",
+    )
+    epochs: int = option(1, "passes over the rankings; more than one overfits soon (InstructGPT, appendix C.2)")
+    batch_size: int = option(16, "rankings in one update, over all processes (InstructGPT: 64)")
+    centering_weight: float = option(0.0, "weight of a term that keeps rewards near 0 (Eisenstein et al. 2023: 0.01)", ge=0)
+    lm_loss_weight: float = option(
+        0.0, "weight of a language-model loss on the responses that were ranked best (GPT-1, section 3.2: 0.5)", ge=0
+    )
+    soft_targets: bool = option(
+        False, "learn the probabilities in the field preferences, where a ranking has it, instead of a sure order"
+    )
 
 
 class HeadTrainer(EpochTrainer):

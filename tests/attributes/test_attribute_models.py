@@ -12,7 +12,7 @@ from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.expressions import Condition, Expression, choose
 from align.attributes.judgments import choose_heads, read_ratings
 from align.attributes.model import Head, head_losses, heads_of, load_attribute_model
-from align.attributes.scoring import HeadScorer
+from align.attributes.scoring import AttributeScorer
 from align.core.errors import UserError
 from align.reward.checkpoint import is_foreign
 from align.reward.rankings import reward_rankings
@@ -85,7 +85,7 @@ def settings(folder, **more):
 
 def said_by(folder, texts):
     model, loaded = load_attribute_model(str(folder), "float32")
-    scorer = HeadScorer(model, loaded, loaded.tokenization, Accelerator(cpu=True), 4096)
+    scorer = AttributeScorer(model, loaded, loaded.tokenization, Accelerator(cpu=True), 4096)
     prompt = ({"role": "user", "content": "door 7?"},)
     tokenization = loaded.tokenization
     rows = [

@@ -12,7 +12,7 @@ from align.attributes import AttributeConfig, AttributeTrainer
 from align.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
 from align.attributes.judgments import read_ratings
 from align.attributes.model import Head, heads_of
-from align.attributes.scoring import AttributeScorer, HeadScorer
+from align.attributes.scoring import AttributeScorer
 from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
@@ -156,7 +156,7 @@ def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model
     rows = rows_of(trainer.loaded, ["sun 42 moon", "sun", "door"])
     said = [[list(each.values()) for each in scorer(rows)] for scorer in (together, apart)]
     assert torch.allclose(*map(torch.tensor, said), atol=1e-5)
-    assert not isinstance(together, HeadScorer)
+    assert together.question_tokens > 0
     held_out = split_judgments(read_ratings(planted(24), False), (), 0.2, 0).validation
     rows = [row for item in held_out for row in rows_of(trainer.loaded, [item.response], item.prompt)]
     in_memory, on_disk = trainer.task.judge(trainer.task.held_out)[0], together(rows)

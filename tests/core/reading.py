@@ -6,7 +6,7 @@ from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.dpo.train import DPOConfig
 from align.ppo.config import PPOConfig
-from align.reward.config import RewardConfig
+from align.reward.train import RewardConfig
 from align.sft.train import SFTConfig
 
 STAGES = [SFTConfig, RewardConfig, PPOConfig, DPOConfig]

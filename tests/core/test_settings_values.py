@@ -22,7 +22,7 @@ from align.dpo.train import DPOConfig
 from align.eval.toxicity.task import ToxicityConfig
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.trainer import split_rewards
-from align.reward.config import RewardConfig
+from align.reward.train import RewardConfig
 from align.sft import SFTConfig, SFTTrainer
 from tests.core.reading import STAGES, refused
 

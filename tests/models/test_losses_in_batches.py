@@ -9,8 +9,7 @@ from align.batches.micro_batches import prompt_groups
 from align.core.tensor_ops import Padded
 from align.models.roles import LanguageModel, ScalarHead
 from align.ppo.experience import build_experience, pack_rollout, plan_minibatch
-from align.reward.config import RewardConfig
-from align.reward.train import RewardTask, build_module
+from align.reward.train import RewardConfig, RewardTask, build_module
 from align.sft.train import SFTConfig, SFTTask
 from align.training.start import make_optimization
 from tests.models.losses import (

@@ -16,8 +16,7 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_shapes
 from align.ppo.config import PPOConfig
 from align.ppo.trainer import PPOTrainer
-from align.reward.config import RewardConfig
-from align.reward.train import RewardTrainer
+from align.reward.train import RewardConfig, RewardTrainer
 from align.sampling.generation import Sampling, row_uniforms, sample
 from align.sft.train import SFTConfig, SFTTrainer
 

@@ -12,7 +12,7 @@ from align.core.errors import UserError
 from align.core.settings import Settings, option
 from align.core.settings_parser import parse
 from align.ppo.config import PPOConfig
-from align.reward.config import RewardConfig
+from align.reward.train import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.sft.train import SFTConfig
 

@@ -20,9 +20,8 @@ from align.ppo.config import PPOConfig
 from align.ppo.metrics import RoleFlopsProfiles, phase_flops
 from align.ppo.ptx import PtxLoss
 from align.ppo.rollout import prompts_of_update
-from align.reward.config import RewardConfig
 from align.reward.rankings import group_flops
-from align.reward.train import predicted_tokens
+from align.reward.train import RewardConfig, predicted_tokens
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import forward_flops
 from align.sampling.generation import Sampling
