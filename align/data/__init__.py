@@ -1,6 +1,6 @@
 """Training data: the records, readers of this project's and other people's layouts, a writer, and a checker."""
 
-from align.data.check import check_data, describe
+from align.data.check import check_data
 from align.data.formats import FORMATS, KINDS, Format
 from align.data.readers import read_records, write_records
 from align.data.records import AttributeJudgment, Conversation, Demonstration, Message, Prompt, Ranking, Record, RuleJudgment
@@ -18,7 +18,6 @@ __all__ = [
     "Record",
     "RuleJudgment",
     "check_data",
-    "describe",
     "read_records",
     "write_records",
 ]

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 
 from align.core.errors import UserError
 from align.data.conversation import Conversation
-from align.data.formats import KINDS, find_format, kind_name
+from align.data.formats import KINDS, find_format
 from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 from align.data.sources import iter_rows
 
 ROWS_TO_GUESS_FROM = 100
-KINDS_MOST_SPECIFIC_FIRST: tuple[type[Record], ...] = (Ranking, RuleJudgment, AttributeJudgment, Demonstration, Prompt)
+KINDS_MOST_SPECIFIC_FIRST = ("ranking", "rule judgment", "attribute judgment", "demonstration", "prompt")
 LISTED_CATEGORIES = 10
 
 
-def check_data(path: str, kind_name: str | None = None) -> str:
+def check_data(path: str, kind: str | None = None) -> str:
     """Describe a source as records of the named kind, or of the kind that its first rows look like.
 
     Args:
         path: a file, a folder or the name of a hub data set.
-        kind_name: a name in `KINDS` (also with - or _).
+        kind: a name in `KINDS` (also with - or _).
 
     Returns:
         The description, one fact per line; bad rows are listed at its end.
@@ -32,33 +32,15 @@ def check_data(path: str, kind_name: str | None = None) -> str:
     Raises:
         UserError: for an unknown kind, an unreadable file, or one without a usable record.
     """
-    if kind_name is None:
-        return describe(path, guess_kind(path))
-    name = kind_name.lower().replace("_", " ").replace("-", " ")
+    name = kind.lower().replace("_", " ").replace("-", " ") if kind else guess_kind(path)
     if name not in KINDS:
-        raise UserError(f"unknown kind of record '{kind_name}'; use one of {', '.join(KINDS)}")
-    return describe(path, KINDS[name])
-
-
-def guess_kind(source: str | os.PathLike[str]) -> type[Record]:
-    """The kind of the first recognized row; the most specific one if several match."""
-    for number, row in enumerate(iter_rows(os.fspath(source))):
-        if number == ROWS_TO_GUESS_FROM:
-            break
-        for kind in KINDS_MOST_SPECIFIC_FIRST if isinstance(row.row, Mapping) else ():
-            if find_format(row.row, kind) is not None:
-                return kind
-    raise UserError(f"{source}: no row has the fields of a known layout; name the kind to see what is missing")
-
-
-def describe(source: str | os.PathLike[str], kind: type[Record]) -> str:
-    """Describe a source: layouts, numbers, shapes, lengths in words, categories, duplicates and bad rows."""
-    scanned = scan(source, kind)
-    require_records(scanned, source, kind)
+        raise UserError(f"unknown kind of record '{kind}'; use one of {', '.join(KINDS)}")
+    scanned = scan(path, KINDS[name])
+    require_records(scanned, path, KINDS[name])
     records: Sequence[Record] = scanned.records
     facts = [
-        ("source", str(source)),
-        ("kind", kind_name(kind)),
+        ("source", path),
+        ("kind", name),
         ("layout", ", ".join(f"{name} ({_format_rows(count)})" for name, count in scanned.formats.most_common())),
         ("records", f"{len(records)} from {_format_rows(scanned.rows)}"),
         ("multi-turn", _format_share(sum(map(_is_multi_turn, records)), len(records))),
@@ -72,6 +54,17 @@ def describe(source: str | os.PathLike[str], kind: type[Record]) -> str:
         facts.append(("columns not used", _list_unused(scanned)))
     lines = [f"{name + ':':<23}{value}" for name, value in facts]
     return "\n".join(lines + _problem_lines(scanned))
+
+
+def guess_kind(source: str) -> str:
+    """The name of the kind of the first recognized row; the most specific one if several match."""
+    for number, row in enumerate(iter_rows(source)):
+        if number == ROWS_TO_GUESS_FROM:
+            break
+        for name in KINDS_MOST_SPECIFIC_FIRST if isinstance(row.row, Mapping) else ():
+            if find_format(row.row, KINDS[name]) is not None:
+                return name
+    raise UserError(f"{source}: no row has the fields of a known layout; name the kind to see what is missing")
 
 
 def _list_unused(scanned: Scan[Record]) -> str:

@@ -97,7 +97,6 @@ FORMATS: tuple[Format, ...] = (
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
     Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, layouts.alpaca),
     Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, layouts.dolly),
-    Format("OpenAssistant messages", Demonstration, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
     Format("ranking", Ranking, "prompt, responses, ranks", _has_any("responses", "ranks"), _own(Ranking)),
@@ -108,7 +107,6 @@ FORMATS: tuple[Format, ...] = (
     Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, layouts.shp),
     Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, layouts.scored_answers),
     Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, layouts.stack_pair),
-    Format("OpenAssistant messages", Ranking, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
     # Rule judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
     # Attribute judgments
@@ -127,7 +125,6 @@ FORMATS: tuple[Format, ...] = (
     Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, layouts.shp_prompt),
     Format("scored answers", Prompt, "question, answers", _is_scored, layouts.scored_prompt),
     Format("StackExchange pair", Prompt, "question, response_j", _is_stack_pair, layouts.scored_prompt),
-    Format("OpenAssistant messages", Prompt, "message_id, parent_id", oasst.is_flat, oasst.refuse_flat),
 )
 
 

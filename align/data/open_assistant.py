@@ -20,16 +20,6 @@ def is_tree(row: Mapping[str, Any]) -> bool:
     return isinstance(row.get("prompt"), Mapping) and "replies" in row["prompt"]
 
 
-def is_flat(row: Mapping[str, Any]) -> bool:
-    """A row of the `.messages` files: one message, its parent known by id only."""
-    return "message_id" in row and "parent_id" in row and "text" in row
-
-
-def refuse_flat(row: Mapping[str, Any]) -> list[Record]:
-    """Refuse a row of the `.messages` files: its conversation is in other rows; the same data exists as trees."""
-    raise field_error("parent_id", "belongs to OpenAssistant's flat message list", "use its .trees.jsonl.gz file")
-
-
 def tree_demonstrations(row: Mapping[str, Any]) -> list[Record]:
     """The conversations in which every answer is the best of its siblings, each assistant turn in exactly one record.
 

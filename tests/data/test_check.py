@@ -5,9 +5,8 @@ import json
 import pytest
 
 from align.core.errors import UserError
-from align.data import check_data, describe
+from align.data import check_data
 from align.data.check import guess_kind
-from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 
 TURNS = [
     {"role": "user", "content": "one two"},
@@ -83,21 +82,21 @@ def test_many_categories_and_bad_rows_are_cut_short(write):
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
-        ({"prompt": "a"}, Prompt),
-        ({"prompt": "a", "completion": "b"}, Demonstration),
-        ({"prompt": "a", "messages": [], "chosen": [], "rejected": []}, Ranking),
-        ({"prompt": "a", "response": "b", "rule": "r", "verdict": "follows"}, RuleJudgment),
+        ({"prompt": "a"}, "prompt"),
+        ({"prompt": "a", "completion": "b"}, "demonstration"),
+        ({"prompt": "a", "messages": [], "chosen": [], "rejected": []}, "ranking"),
+        ({"prompt": "a", "response": "b", "rule": "r", "verdict": "follows"}, "rule judgment"),
     ],
 )
 def test_the_kind_is_guessed_from_the_first_known_row(write, row, kind):
-    assert guess_kind(write(["junk", {"x": 1}, row])) is kind
+    assert guess_kind(write(["junk", {"x": 1}, row])) == kind
 
 
 @pytest.mark.parametrize("name", ["rule judgment", "rule-judgment", "Rule_Judgment"])
 def test_the_kind_can_be_named(write, name):
     row = {"prompt": "a", "response": "b", "rule": "polite", "verdict": "follows"}
     path = write([row])
-    assert check_data(path, name) == describe(path, RuleJudgment)
+    assert check_data(path, name) == check_data(path)
 
 
 def test_errors(write):

@@ -212,7 +212,7 @@ def test_spread_keeps_the_ends_and_never_repeats():
 
 def test_every_layout_belongs_to_a_known_kind_and_is_tested_here():
     assert {layout.kind for layout in FORMATS} == set(KINDS.values())
-    tested = {name for name, _, _ in ROWS} | {"OpenAssistant tree", "OpenAssistant messages"}
+    tested = {name for name, _, _ in ROWS} | {"OpenAssistant tree"}
     assert {layout.name for layout in FORMATS} == tested
 
 
@@ -249,8 +249,6 @@ ERRORS = [
      "field 'answers': has columns of different lengths; give one entry for each answer"),
     (Demonstration, {"instruction": " ", "output": "x"},
      "field 'instruction': is empty; write the text, or remove the row"),
-    (Demonstration, {"message_id": "m", "parent_id": None, "text": "Hi"},
-     "field 'parent_id': belongs to OpenAssistant's flat message list; use its .trees.jsonl.gz file"),
     (Demonstration, HH,
      "the row has the fields chosen, rejected, which is no known form of a demonstration; "
      "it looks like a ranking (HH-RLHF); use it where those are asked for"),

@@ -103,9 +103,7 @@ def test_every_layout_has_an_example():
         if (found := find_format(row, KINDS[name])) is not None
     }
     names = {kind: name for name, kind in KINDS.items()}
-    # OpenAssistant's flat list is known only to be refused.
-    expected = {(known.name, names[known.kind]) for known in FORMATS if known.name != "OpenAssistant messages"}
-    assert shown == expected
+    assert shown == {(known.name, names[known.kind]) for known in FORMATS}
 
 
 def test_each_error_is_the_one_that_its_row_causes(tmp_path):
