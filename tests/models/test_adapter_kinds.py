@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
-from align.models.adapters import adapter_parameters, copy_adapter
+from align.models.adapters import adapter_parameters, copy_adapter, merge_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER
@@ -103,6 +103,16 @@ def test_a_merged_adapter_computes_the_same_and_so_does_its_saved_folder(make_ad
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():
         torch.testing.assert_close(theirs(IDS).logits, expected, atol=5e-5, rtol=0)
+
+
+def test_a_shared_weight_in_parts_cannot_be_merged(make_adapter, sharp_folders):
+    """Under ZeRO-3, which marks each parameter by `ds_id`, no process has the whole embedding to copy."""
+    folder, _ = make_adapter("tiny-gpt2", "c_attn,wte")
+    base = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-gpt2"])
+    model = PeftModel.from_pretrained(base, folder)
+    base.transformer.wte.base_layer.weight.ds_id = 0
+    with pytest.raises(UserError, match=r"it adapts one of 2 layers that share a weight and cannot be merged, under ZeRO-3"):
+        merge_adapter(model, folder)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from align.core.errors import UserError
+from align.ppo.config import PPOConfig
 from align.ppo.rewards import Rewards, WeightedFunction, call_reward_function, load_functions
 from align.ppo.rollout import Rollout
+from align.ppo.trainer import _require_patience
 from align.tokenization.encoded import EncodedPrompt
 
 PROMPT = ({"role": "user", "content": "Hi"},)
@@ -151,3 +153,11 @@ def test_an_ensemble_counts_as_one_reward_and_names_its_members():
         "disagreement": [1.5, 0.0],  # half of the difference
         "disagreement_2": [0.5, 0.5],
     }
+
+
+def test_processes_that_wait_for_a_reward_outlast_its_timeout():
+    _require_patience(PPOConfig(reward_timeout=299, collective_timeout=300))
+    with pytest.raises(
+        UserError, match=r"reward_timeout is 300, but the other processes wait for collective_timeout \(300 s\)"
+    ):
+        _require_patience(PPOConfig(reward_timeout=300, collective_timeout=300))

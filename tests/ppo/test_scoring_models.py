@@ -136,6 +136,20 @@ def test_a_context_that_the_longest_response_will_exceed_is_refused_before_train
     PPOTrainer(sharp_folders["tiny-llama"], [folder], words, fitting)
 
 
+def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_training(classifier, sharp_folders, tmp_path):
+    template = CHATML.replace("%}<|im_start|>{{ m.role", "if m.role != 'system' %}<|im_start|>{{ m.role")
+    folder, _, _ = classifier(template)
+    asked = {"prompt": [*ASKED]}
+    told = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED]}
+    config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], dtype="float32", updates=1, max_new_tokens=4)
+    PPOTrainer(
+        sharp_folders["tiny-llama"], [folder], [asked], dataclasses.replace(config, output_dir=str(tmp_path / "fine"))
+    )
+    with pytest.raises(UserError, match=r"classifier: the chat template .*system"):
+        PPOTrainer(sharp_folders["tiny-llama"], [folder], [asked, told], config)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_a_model_in_memory_needs_its_tokenizer(classifier, sharp_folders, tmp_path):
     folder, tokenizer, model = classifier(CHATML)
     config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], dtype="float32", updates=1, rollout_size=4)
