@@ -17,8 +17,7 @@ from align.core.errors import UserError
 from align.reward.checkpoint import is_foreign
 from align.reward.rankings import reward_rankings
 from align.rules.judgments import JudgedResponse
-from align.tokenization.encoded import SampledResponse
-from tests.rules.planted import WORDS, has_digit, response
+from tests.rules.planted import WORDS, has_digit, response, sampled
 
 HI = ({"role": "user", "content": "Hi"},)
 
@@ -86,12 +85,7 @@ def settings(folder, **more):
 def said_by(folder, texts):
     model, loaded = load_attribute_model(str(folder), "float32")
     scorer = AttributeScorer(model, loaded, loaded.tokenization, Accelerator(cpu=True), 4096)
-    prompt = ({"role": "user", "content": "door 7?"},)
-    tokenization = loaded.tokenization
-    rows = [
-        SampledResponse(prompt, tokenization.prompt_ids(prompt), tokenization.response_ids(text), text) for text in texts
-    ]
-    return scorer(rows)
+    return scorer([sampled(loaded.tokenization, "door 7?", text) for text in texts])
 
 
 @pytest.mark.slow

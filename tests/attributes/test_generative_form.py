@@ -18,7 +18,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.reward.rankings import pack_rankings
 from align.rules.judgments import JudgedResponse, split_judgments
-from align.tokenization.encoded import SampledResponse
+from tests.rules.planted import sampled
 
 from .test_attribute_models import HI, planted
 
@@ -116,32 +116,18 @@ def test_what_has_no_rating_token_is_refused(load_sharp, tmp_path):
         replace(settings(tmp_path), form="heads", generator_filter="unsafe<1")
 
 
-def rows_of(loaded, texts, prompt=({"role": "user", "content": "door 7?"},)):
-    tokenization = loaded.tokenization
-    return [
-        SampledResponse(prompt, tokenization.prompt_ids(prompt), tokenization.response_ids(text), text) for text in texts
-    ]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, align_cache):
-    """A model that learned to write what is safe, and to rate."""
-    folder = tmp_path_factory.mktemp("generative")
-    config = settings(folder, epochs=5, generator_filter="unsafe<0.5")
-    trainer = AttributeTrainer("tiny-llama", planted(240), config)
-    return trainer, trainer.train(), [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
-def test_one_model_rates_and_writes(trained):
-    trainer, folder, metrics = trained
+def test_one_model_rates_and_writes(tmp_path, align_cache):
+    trainer = AttributeTrainer("tiny-llama", planted(240), settings(tmp_path, epochs=5, generator_filter="unsafe<0.5"))
+    folder = trainer.train()
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["validation/head/unsafe/auc"] > 0.9
     assert metrics[-1]["validation/head/rating/correlation"] > 0.3
     assert metrics[-1]["loss/generator"] < 0.7 * metrics[0]["loss/generator"]
     assert heads_of(str(folder)) == HEADS
     loaded = trainer.loaded
     scorer = AttributeScorer.from_folder(str(folder), "float32", loaded.tokenization, Accelerator(cpu=True), 4096)
-    bad, good = scorer(rows_of(loaded, ["sun 42 moon", "sun over moon"]))
+    bad, good = scorer([sampled(loaded.tokenization, "door 7?", text) for text in ("sun 42 moon", "sun over moon")])
     assert bad["unsafe"] > 0.5 > good["unsafe"]
     assert 1 <= good["rating"] <= 7
 
@@ -153,12 +139,12 @@ def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model
     folder = trainer.train()
     place = (trainer.loaded.tokenization, Accelerator(cpu=True))
     together, apart = (AttributeScorer.from_folder(str(folder), "float32", *place, budget) for budget in (4096, 1))
-    rows = rows_of(trainer.loaded, ["sun 42 moon", "sun", "door"])
+    rows = [sampled(place[0], "door 7?", text) for text in ("sun 42 moon", "sun", "door")]
     said = [[list(each.values()) for each in scorer(rows)] for scorer in (together, apart)]
     assert torch.allclose(*map(torch.tensor, said), atol=1e-5)
     assert together.question_tokens > 0
     held_out = split_judgments(read_ratings(planted(24), False), (), 0.2, 0).validation
-    rows = [row for item in held_out for row in rows_of(trainer.loaded, [item.response], item.prompt)]
+    rows = [sampled(place[0], item.prompt[0]["content"], item.response) for item in held_out]
     in_memory, on_disk = trainer.task.judge(trainer.task.held_out)[0], together(rows)
     said = torch.tensor([[each["rating"], each["unsafe"]] for each in on_disk])
     judged = ~in_memory.isnan()

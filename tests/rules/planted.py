@@ -3,6 +3,8 @@
 import random
 import re
 
+from align.tokenization.encoded import SampledResponse
+
 WORDS = ["the", "a", "cat", "dog", "sun", "moon", "runs", "sings", "red", "blue", "over", "under", "seven", "time", "door"]
 RULES = ["forms/rules/plain-style.yaml"]
 
@@ -31,3 +33,9 @@ def judgments(prompts: int, seed: int = 0, rules: tuple[str, ...] = ("no-digits"
                 verdict = "violates" if broken else "follows"
                 rows.append({"prompt": prompt, "response": text, "rule": rule, "verdict": verdict})
     return rows
+
+
+def sampled(tokenization, prompt, text):
+    """A response to a prompt as a policy with this tokenization samples it."""
+    conversation = ({"role": "user", "content": prompt},)
+    return SampledResponse(conversation, tokenization.prompt_ids(conversation), tokenization.response_ids(text), text)

@@ -23,19 +23,12 @@ from align.rules import RuleConfig, RuleTrainer
 from align.rules.judgments import JudgedResponse, encode_judgments, rule_ids
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.rules.train import judgment_loss
-from align.tokenization.encoded import SampledResponse
 from tests.conftest import TINY
 from tests.models.encoders import write_encoder
 
-from .planted import RULES, judgments
+from .planted import RULES, judgments, sampled
 
 TEXTS = {"no-digits": "Contains no digit.", "short": "Is short.", "kind": "Is kind to people, whoever they are."}
-
-
-def sampled(loaded, prompt, text):
-    conversation = ({"role": "user", "content": prompt},)
-    prompt_ids, ids = loaded.tokenization.prompt_ids(conversation), loaded.tokenization.response_ids(text)
-    return SampledResponse(conversation, prompt_ids, ids, text)
 
 
 def a_scorer(loaded, budget=4096):
@@ -55,7 +48,10 @@ def test_rules_of_a_shared_row_are_read_as_if_alone(load_sharp, name, lora_rank,
     else:
         loaded = load_sharp(name, adapter="reward", lora_rank=lora_rank)
     scorer = a_scorer(loaded)
-    responses = [sampled(loaded, "What is it?", "It is 7 o'clock."), sampled(loaded, "Why?", "Because.")]
+    responses = [
+        sampled(loaded.tokenization, "What is it?", "It is 7 o'clock."),
+        sampled(loaded.tokenization, "Why?", "Because."),
+    ]
     together = RuleScorer(scorer, TEXTS, loaded.tokenization)(responses)
     assert together.shape == (3, 2)
     assert float(together.std()) > 1e-3  # else equality would say nothing
@@ -101,7 +97,9 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     assert rules_of_model(str(folder)) == {"no-digits": "Contains no digit; numbers are spelled out."}
 
     loaded = load_reward_model(str(folder), "float32", kind=RULE)
-    responses = [sampled(loaded.loaded, "Which one?", text) for text in ("the cat 42 sings", "the cat seven sings")]
+    responses = [
+        sampled(loaded.loaded.tokenization, "Which one?", text) for text in ("the cat 42 sings", "the cat seven sings")
+    ]
     scorer = RewardModelScorer.from_loaded(loaded, loaded.loaded.tokenization, Accelerator(cpu=True), 4096)
     broken, kept = RuleScorer(scorer, rules_of_model(str(folder)), loaded.loaded.tokenization)(responses)[0].tolist()
     assert broken > 0.8 > 0.2 > kept

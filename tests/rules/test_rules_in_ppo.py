@@ -19,9 +19,8 @@ from align.rules import RuleConfig, RuleTrainer
 from align.rules.scoring import RuleScorer, rules_of_model
 from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
-from align.tokenization.encoded import SampledResponse
 
-from .planted import RULES, WORDS, has_digit, judgments, response
+from .planted import RULES, WORDS, has_digit, judgments, response, sampled
 
 pytestmark = pytest.mark.slow  # trains models
 
@@ -128,11 +127,7 @@ def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_
     ppo = PPOConfig(rule_model=folder)
     roles = Roles(build_actor_critic(ppo, policy, [mounted.mounted]))
     tokenization = policy.tokenization
-    conversation = ({"role": "user", "content": "How many?"},)
-    responses = [
-        SampledResponse(conversation, tokenization.prompt_ids(conversation), tokenization.response_ids(text), text)
-        for text in ("seven 7", "seven")
-    ]
+    responses = [sampled(tokenization, "How many?", text) for text in ("seven 7", "seven")]
     scorers = [
         RuleScorer(source.scorer(loaded, roles, Accelerator(cpu=True), 4096), rules_of_model(folder), tokenization)
         for source, loaded in ((mounted, policy), (apart, other))
