@@ -20,7 +20,8 @@ from align.training.checkpoint.files import fault_of
 from align.training.optimization import Optimization
 from align.training.run import Run
 from tests.forked import forked
-from tests.training.test_resume import metrics, options
+from tests.launch.compared import metrics
+from tests.training.test_resume import options
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from align.sft import SFTConfig, run_sft
 from align.training import memory
 from align.training.memory import GIB, MemoryEstimate, Sharding, cache_bytes, resident_memory, suggestions, weights_bytes
 from align.training.optimization import Optimization
-from tests.training.test_resume import metrics, options
+from tests.launch.compared import metrics
+from tests.training.test_resume import options
 
 BF16 = [torch.empty(10, 100, dtype=torch.bfloat16), torch.empty(50, dtype=torch.bfloat16)]
 """1,050 trained numbers."""

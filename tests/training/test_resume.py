@@ -4,7 +4,6 @@ The run that is killed is a process that is forked from this one. The one that n
 resumed ones, except that of PPO, which has the most state and starts afresh.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 
 from align import cli
 from tests.forked import forked
+from tests.launch.compared import metrics
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -72,11 +72,6 @@ def run_afresh(stage: str, folder: Path, *more: str) -> str:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=variables, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stderr
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "time/", "speed/", "memory/"))} for row in rows]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from align import cli
 from align.core.signals import EXIT_STOPPED, Stopped
 from align.sft import SFTConfig
+from tests.launch.compared import metrics
 
 ROOT = Path(__file__).parents[2]
 COMMON = "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
@@ -90,13 +91,8 @@ def stops(words: list[str], capsys) -> list[str]:
     return printed.splitlines()
 
 
-def figures(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "time/", "speed/", "memory/"))} for row in rows]
-
-
 def assert_same_run(one: Path, other: Path) -> None:
-    assert figures(one) == figures(other)
+    assert metrics(one) == metrics(other)
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (one, other))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -144,14 +140,14 @@ def test_fine_tuning_stops_in_a_process_of_its_own_while_it_trains(tmp_path):
         text=True,
     )
     assert process.stderr is not None
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and '"update": 2,' in metrics.read_text()):
+    lines = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (lines.exists() and '"update": 2,' in lines.read_text()):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     printed = process.communicate(timeout=240)[1]
     assert process.returncode == EXIT_STOPPED, printed
     assert "Traceback" not in printed
-    done = figures(tmp_path / "run")[-1]["update"]
+    done = metrics(tmp_path / "run")[-1]["update"]
     assert [path.name for path in tmp_path.glob("run/checkpoints/*")] == [f"update-{done:06d}"]
     assert printed.splitlines()[-1] == f"stopped by SIGTERM after update {done}; --resume auto goes on from there"
 
@@ -177,6 +173,7 @@ def test_a_save_that_takes_longer_than_the_grace_is_told_as_that(asked_to_save, 
     code = """
         import os, signal, sys, time
         from align.sft import SFTConfig
+from tests.launch.compared import metrics
         from align.training.run import Run
         every = int(sys.argv[2])
         settings = {"dtype": "float32", "log_to": ["none"], "stop_grace": 1.0, "save_every": every}
