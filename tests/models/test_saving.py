@@ -11,29 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from align.core.errors import UserError
 from align.core.seeds import Stream
 from align.core.settings import ModelConfig
-from align.dpo.train import DPOConfig, DPOTrainer
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_shapes
-from align.ppo.config import PPOConfig
-from align.ppo.trainer import PPOTrainer
-from align.reward.train import RewardConfig, RewardTrainer
 from align.sampling.generation import Sampling, row_uniforms, sample
 from align.sft.train import SFTConfig, SFTTrainer
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
-RANKINGS = [{"prompt": "Hi", "chosen": "Hello!", "rejected": "No."}] * 2
 CARD = {"title": "A model", "stage": "sft"}
-STAGES = {
-    "sft": lambda model, config: SFTTrainer(model, DEMONSTRATIONS, SFTConfig(**config)),
-    "dpo": lambda model, config: DPOTrainer(model, RANKINGS, DPOConfig(**config)),
-    "reward": lambda model, config: RewardTrainer(model, RANKINGS, RewardConfig(**config)),
-    "ppo": lambda model, config: PPOTrainer(
-        model,
-        [lambda prompts, responses: [float(len(text)) for text in responses]],
-        [{"prompt": "Hi"}],
-        PPOConfig(updates=1, rollout_size=2, max_new_tokens=2, epochs=1, **config),
-    ),
-}
 
 
 @pytest.fixture
@@ -63,16 +47,6 @@ WITHOUT_EFFECT = {
     "top_k": {"top_k": 0},
     "beams": {"num_beams": 1, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3},
 }
-
-
-@pytest.mark.parametrize("lora_rank", [0, 2])
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_saves_a_model_with_generation_settings_without_effect(stage, lora_rank, folder_with, tmp_path):
-    base = folder_with(WITHOUT_EFFECT["Vicuna"])
-    STAGES[stage](base, settings_of(tmp_path, lora_rank=lora_rank)).train()
-    saved = GenerationConfig.from_pretrained(tmp_path / "run" / "model")
-    saved.validate(strict=True)
-    assert saved.eos_token_id == [1]
 
 
 @pytest.mark.parametrize("settings", WITHOUT_EFFECT.values(), ids=WITHOUT_EFFECT)
@@ -118,17 +92,16 @@ def test_what_cannot_be_saved_is_refused_before_training(part, sharp_folders, tm
 # ------------------------------------------------------------------------------------- tokens without a row
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_token_without_a_row_in_the_embedding_matrix_is_refused(stage, folder_with, tmp_path):
+def test_a_token_without_a_row_in_the_embedding_matrix_is_refused(folder_with):
+    """By every stage: see tests/badly_behaved."""
     base = folder_with({})
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.add_tokens(["<tool>", "</tool>"])
     tokenizer.save_pretrained(base)
     message = r"embedding matrix has 264 rows, .* 2 tokens beyond them, '<tool>' \(id 264\) for one; call model.resize"
-    with pytest.raises(UserError, match=message):
-        STAGES[stage](base, settings_of(tmp_path))
-    with pytest.raises(UserError, match=message):
-        load_shapes(ModelConfig(model=base), torch.float32)
+    for loads in (load, load_shapes):
+        with pytest.raises(UserError, match=message):
+            loads(ModelConfig(model=base), torch.float32)
 
 
 def test_a_special_token_without_a_row_is_refused_if_the_template_writes_it(folder_with, tmp_path):

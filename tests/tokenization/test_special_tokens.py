@@ -104,13 +104,6 @@ def test_a_prompt_cannot_end_its_turn_and_speak_for_the_assistant():
     assert (ids.count(start), ids.count(end)) == (2, 1)
 
 
-def test_an_answer_that_spells_the_end_goes_on_behind_it():
-    found = Tokenization(byte_tokenizer())
-    ids = found.response_ids("Write <eos> last.")
-    assert ids.index(EOS) == len(ids) - 1 == len("Write <eos> last.")
-    assert found.text(ids) == "Write <eos> last."
-
-
 def test_the_turns_of_a_conversation_are_taught_apart_where_one_spells_a_token():
     found = Tokenization(byte_tokenizer())
     said = conversation("Hello", "What is <eos>?", "An end.")

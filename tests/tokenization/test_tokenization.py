@@ -1,15 +1,12 @@
 """Conversations as token ids: templates, the end of a turn, and what is learned."""
 
 import pytest
-import torch
-from tokenizers.processors import TemplateProcessing
 
 from align.builtin.tiny import BOS, EOS, byte_tokenizer
 from align.core.errors import UserError
-from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
 from align.models.loading import load_tokenization_of
-from align.tokenization import NAMED_TEMPLATES, Tokenization, encode_demonstration, load_tokenization
+from align.tokenization import Tokenization, encode_demonstration, load_tokenization
 from align.tokenization.encoded import EncodedDemonstration
 
 USER = ({"role": "user", "content": "Hi"},)
@@ -76,34 +73,6 @@ def test_a_tokenizer_without_an_end_is_refused():
         Tokenization(tokenizer)
 
 
-# ------------------------------------------------------------------------------------------- special tokens round a prompt
-
-
-def test_t5_gets_its_end_token_behind_the_prompt_and_decoders_do_not(sharp_folders):
-    for name, folder in sharp_folders.items():
-        ids = load_tokenization_of(folder).prompt_ids(TALK)
-        assert ids.count(EOS) == 1 + (name == "tiny-t5")  # one behind "Hello"
-        assert (ids[-1] == EOS) == (name == "tiny-t5")
-
-
-def starting_with_bos(template):
-    """A tokenizer that puts <bos> before every text, as Llama's and Gemma's do."""
-    tokenizer = byte_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
-    return Tokenization(tokenizer, template)
-
-
-@pytest.mark.parametrize("name", ["plain", "raw"])
-def test_a_base_model_gets_the_start_token_that_its_tokenizer_adds(name):
-    ids = starting_with_bos(name).prompt_ids(USER)
-    assert ids[0] == BOS
-    assert ids[1:] == tokenization(name).prompt_ids(USER)
-
-
-def test_a_models_own_template_settles_its_start_token_itself():
-    assert BOS not in starting_with_bos("auto").prompt_ids(USER)
-
-
 # --------------------------------------------------------------------------------------------------- the end of a response
 
 
@@ -122,11 +91,6 @@ def test_the_end_is_end_of_sequence_where_the_template_puts_nothing(tmp_path):
     path = tmp_path / "bare.jinja"
     path.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     assert tokenization(str(path)).end_id == EOS
-
-
-@pytest.mark.parametrize("name", list(NAMED_TEMPLATES))
-def test_the_end_of_named_templates_is_end_of_sequence(name):
-    assert tokenization(name).end_ids == {EOS}
 
 
 def test_more_ends_can_be_given():
@@ -203,21 +167,6 @@ def test_raw_text_splits_turns_for_it_continues_a_prompt_without_a_break():
     turns = encode_demonstration(found, CONVERSATION, one_row=True)
     assert contexts(turns) == contexts(encode_demonstration(found, CONVERSATION, one_row=False))
     assert [shown(found, turn.prompt) for turn in turns] == ["Be kind.\nHi", "Be kind.\nHi\nHello<eos>\nAnd?"]
-
-
-def test_both_ways_teach_a_model_the_same(sharp_backbones):
-    found, backbone = tokenization(), sharp_backbones["tiny-llama"]
-    log_probs = []
-    for one_row in (True, False):
-        turns = encode_demonstration(found, CONVERSATION, one_row=one_row)
-        response = Padded.from_lists([turn.response for turn in turns])
-        with torch.no_grad():
-            hidden = backbone.hidden(Padded.from_lists([turn.prompt for turn in turns]), response)
-            every = torch.log_softmax(backbone.logits(hidden[:, :-1]), -1).gather(-1, response.ids[..., None])[..., 0]
-        learn = Padded.from_lists([[int(flag) for flag in turn.loss_mask] for turn in turns]).ids.bool()
-        log_probs.append(every[learn])
-    assert len(log_probs[0]) == 11
-    torch.testing.assert_close(log_probs[0], log_probs[1], atol=1e-5, rtol=0)
 
 
 def test_turns_are_split_where_the_template_rewrites_earlier_ones(tmp_path):

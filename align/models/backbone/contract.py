@@ -1,13 +1,9 @@
-"""The interface of every model to the other modules: it reads prompts and responses.
+"""The interface of every model to the other modules: prompts and responses.
 
 A decoder reads a prompt and its response as one row of tokens; an encoder-decoder reads the prompt with its encoder and the
-response with its decoder. Both return the same thing: hidden states from which response tokens are predicted
-(`hidden[:, t]` predicts token t) and after which a reward is read (`hidden[:, length]`, the state after the last token).
-An encoder reads both in both directions and has no such states; all kinds have a `summary` of a prompt and a response, from
+response with its decoder. Both return hidden states: `hidden[:, t]` predicts response token t, and `hidden[:, length]` is
+the state after the last token. An encoder has no such states. All kinds have a `summary` of a prompt and a response, from
 which a reward is read.
-
-What follows from a model's kind but is not part of reading text is in modules of its own: `costs` (FLOPs, cache size),
-`classifier` (the reward model on disk), `verification` (checks on loading).
 """
 
 from abc import ABC, abstractmethod
@@ -40,7 +36,7 @@ class DecodingState:
         self.encoded = encoded
 
     def select(self, rows: Tensor) -> None:
-        """Keep only `rows` [kept] (int64): those that have not ended."""
+        """Keep `rows` [kept] (int64), those that have not ended."""
         self.cache.batch_select_indices(rows)
         self.attention_mask = self.attention_mask[rows]
         self.positions = self.positions[rows]
@@ -49,15 +45,13 @@ class DecodingState:
 
 
 class Backbone(nn.Module, ABC):
-    """A model behind one contract for decoders, encoder-decoders and, as far as they judge text, encoders.
-
-    Use `wrap(model)`: it picks the kind and checks on a few tokens that the model is what the kind assumes.
+    """A model behind one contract for decoders, encoder-decoders and encoders. Use `wrap(model)`, which verifies it.
 
     Attributes:
         model: the transformers model, with adapter layers inside if there are any.
         prompt_in_row: True if one row of tokens holds a prompt and its response (decoders, encoders).
-        shares_prompts: whether several responses to a prompt can be read in one row, so that the prompt is read once.
-        sequence: the processes that share this one's rows; None: none do. All of them must then read the same.
+        shares_prompts: whether several responses to a prompt can be read in one row.
+        sequence: the processes that share this one's rows, all of which must read the same; None: none do.
     """
 
     prompt_in_row: bool
@@ -78,11 +72,7 @@ class Backbone(nn.Module, ABC):
         compute_routers_in_float32(model)
 
     def record_routing(self) -> Routing:
-        """From now on, where experts' routers send the tokens of passes with gradients is collected.
-
-        Returns:
-            What collects it; it has no routers if the model has no experts.
-        """
+        """Collect from now on where experts' routers send the tokens of passes with gradients; return the collector."""
         self.routing = self.routing or Routing(self.model)
         return self.routing
 
@@ -91,7 +81,7 @@ class Backbone(nn.Module, ABC):
 
     @property
     def reads_in_parts(self) -> bool:
-        """Whether processes may share a row: each token's state must follow from those before it in the row alone."""
+        """Whether processes may share a row: a token's state must depend only on earlier tokens of the row."""
         return False
 
     @property
@@ -112,14 +102,14 @@ class Backbone(nn.Module, ABC):
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens in one row (prompt and response together for a decoder), or None if the model has no limit."""
+        """Most tokens in one row (prompt and response together for a decoder); None: no limit."""
         config = self.model.config
         limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         return int(limit) if limit else None
 
     @property
     def scales_by_width(self) -> bool:
-        """Whether the vocabulary matrix reads states divided by the root of H, as T5's does if it is the embedding too."""
+        """Whether the vocabulary matrix reads states divided by the root of H, as T5's tied one does."""
         return False
 
     @abstractmethod
@@ -127,13 +117,10 @@ class Backbone(nn.Module, ABC):
         """Whether the model can read a prompt and a response of these lengths."""
 
     def require_fit(self, prompt_length: int, response_length: int, where: str) -> None:
-        """Refuse what the model cannot read.
-
-        Args:
-            where: names the record in the error.
+        """Refuse a prompt and a response that exceed the model's context.
 
         Raises:
-            UserError: if prompt and response exceed the model's context.
+            UserError: naming the record by `where`.
         """
         if not self.fits(prompt_length, response_length):
             raise UserError(
@@ -143,29 +130,29 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
-        """Tokens that reading a prompt with its responses holds in memory; what micro-batches are cut by."""
+        """Return the tokens that reading a prompt with its responses holds in memory, by which micro-batches are cut."""
 
     @abstractmethod
     def hidden(
         self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
     ) -> Tensor:
-        """Hidden states [R, T+1, H] of R responses.
+        """Return hidden states [R, T+1, H] of R responses.
 
         Args:
             prompt: N prompts; each is read once, however many responses it has, if `shares_prompts`.
             response: R responses.
             prompt_index: [R] the prompt of each response, ascending; None: response i answers prompt i.
-            prefix: token ids in front of every prompt; read once for all rows where responses share a row.
+            prefix: token ids before every prompt; read once for all rows where responses share a row.
 
         Returns:
-            `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Positions past a response's length
-            hold values without meaning.
+            `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Values past a response's length are
+            undefined.
         """
 
     def summary(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """[R, H]: one state of each prompt with its response, from which a reward is read; arguments as for `hidden`.
+        """Return one state [R, H] of each prompt with its response, from which a reward is read; arguments as for `hidden`.
 
-        The state after the response's last token; an encoder's is what its pooler makes of the pair.
+        It is the state after the response's last token, or the output of an encoder's pooler.
         """
         hidden = self.hidden(prompt, response, prompt_index)
         return hidden[torch.arange(len(response.lengths), device=hidden.device), response.lengths]
@@ -176,7 +163,7 @@ class Backbone(nn.Module, ABC):
         return 2 * self.hidden_size
 
     def features(self, prompt: Padded, response: Padded) -> Tensor:
-        """[R, F] float32, for a classifier of responses: the mean of the states after each response token, and the last."""
+        """Return [R, F] float32 for a classifier: the mean state of the response's tokens, and the last state."""
         hidden = self.hidden(prompt, response).float()
         rows, mask = torch.arange(len(response.lengths), device=hidden.device), response.mask()
         mean = (hidden[:, 1:] * mask[..., None]).sum(1) / response.lengths[:, None]
@@ -184,10 +171,10 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
-        """Read prompts for sampling; returns the decoding state and the hidden state [B, H] that predicts token 0."""
+        """Read prompts for sampling; return the decoding state and the hidden state [B, H] that predicts token 0."""
 
     def use_block_attention(self) -> None:
-        """Read rows that several responses share by FlexAttention, which skips what nobody sees, instead of a dense mask.
+        """Read rows that several responses share by FlexAttention instead of a dense mask.
 
         Raises:
             UserError: if the model cannot.
@@ -196,10 +183,10 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
-        """Append one token [B] to each row; returns the hidden state [B, H] that predicts the next one."""
+        """Append one token [B] to each row; return the hidden state [B, H] that predicts the next one."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.., H] -> [.., V]. Call it on response positions only: prompts need no vocabulary product.
+        """Return [.., V] of states [.., H]. Call it on response positions only.
 
         Raises:
             UserError: if the model was saved as a reward model, without its vocabulary matrix.
@@ -227,8 +214,8 @@ class Backbone(nn.Module, ABC):
     def adapter(self, name: str | None) -> Iterator[None]:
         """Compute with the adapter `name`, or with the bare base for None.
 
-        PEFT's own switches also change `requires_grad`, which must not move under an optimizer or a DeepSpeed engine
-        that was built on it; so only the two fields that choose the computation are set, and set back at the end.
+        PEFT's own switches change `requires_grad`, which must not change under an optimizer or a DeepSpeed engine: only the
+        two fields that select the computation are set, and restored at the end.
         """
         wrappers = (BaseTunerLayer, AuxiliaryTrainingWrapper)  # the latter: whole modules that an adapter brings along
         layers = [layer for layer in self.model.modules() if isinstance(layer, wrappers)]
@@ -246,8 +233,8 @@ class Backbone(nn.Module, ABC):
                 layer._active_adapter, layer._disable_adapters = active, disabled
 
     def recompute_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """For `context_fn` of torch's gradient checkpointing.
+        """Return contexts for `context_fn` of gradient checkpointing.
 
-        The backward pass recomputes a block after its `adapter` context has ended; it must compute with the same adapter.
+        The backward pass recomputes a block after its `adapter` context has ended; it must use the same adapter.
         """
         return nullcontext(), self.adapter(*self._entered_adapter) if self._entered_adapter else nullcontext()

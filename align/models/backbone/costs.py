@@ -1,4 +1,4 @@
-"""Costs of a model: the numbers that its FLOPs follow from, and the size of its cache."""
+"""Costs of a model: FLOPs of a token, and the size of its cache."""
 
 import re
 from functools import singledispatch
@@ -14,7 +14,7 @@ from align.runtime.flops import FlopsProfile, Matrices, Stack, matrices_of
 
 @singledispatch
 def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
-    """All that the FLOPs of a token depend on, with `adapter` in use (None: the bare base)."""
+    """Return all that the FLOPs of a token depend on, with `adapter` in use (None: the bare base)."""
     raise TypeError(f"no costs are known for a {type(backbone).__name__}")
 
 
@@ -56,7 +56,7 @@ def _(backbone: EncoderDecoderBackbone, adapter: str | None) -> FlopsProfile:
 
 
 def cache_elements_per_token(backbone: Backbone) -> int:
-    """Numbers that sampling keeps for each token of prompt and response: a key and a value in every layer."""
+    """Return the numbers that sampling keeps for each token: a key and a value in every layer."""
     config = backbone.model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     # Falcon. Of its later form, transformers keeps a copy of shared keys and values for each query head.
@@ -66,7 +66,7 @@ def cache_elements_per_token(backbone: Backbone) -> int:
 
 
 def _expert_share(backbone: Backbone) -> float:
-    """The share of a layer's experts that a token goes through; 1 where there are none."""
+    """Return the share of a layer's experts that a token uses; 1 if there are none."""
     config = backbone.model.config
     named = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     experts = next((count for count in named if count), None)

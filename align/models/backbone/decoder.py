@@ -18,7 +18,7 @@ from align.models.backbone.layout import BLOCK, PackedRows, pack_rows, packed_ma
 
 
 class PrefixCache(DynamicCache):
-    """Keys and values of one prefix in front of many rows; the rows themselves are not stored."""
+    """Keys and values of one prefix before many rows; the rows themselves are not stored."""
 
     complete = False
     """Whether the prefix has been read; what follows are the rows after it."""
@@ -26,7 +26,7 @@ class PrefixCache(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **settings: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values [N, heads, columns, width] of the prefix followed by each row."""
+        """Return keys and values [N, heads, columns, width] of the prefix followed by each row."""
         if not self.complete:
             return super().update(key_states, value_states, layer_idx, *args, **settings)
         layer: Any = self.layers[layer_idx]
@@ -40,11 +40,11 @@ class PrefixCache(DynamicCache):
 class DecoderBackbone(Backbone):
     """GPT style: one row holds a prompt and its responses, padded on the right only.
 
-    With one response a row, causal attention needs no mask (the fast kernel). With several, each response sees the
-    prompt and itself through a 4-D additive mask, with positions that restart after the prompt.
+    With one response a row, causal attention needs no mask (the fast kernel). With several, a 4-D additive mask lets each
+    response see the prompt and itself, and positions restart after the prompt.
 
-    A prefix language model (`prefix_lm` in its config) always has such a mask: a prompt's tokens see the whole prompt,
-    in both directions, and a response's tokens all earlier ones (UniLM, arXiv 1905.03197; T5, arXiv 1910.10683, figure 4).
+    A prefix language model (`prefix_lm` in its config) always has a mask: its prompt tokens see the whole prompt (UniLM,
+    arXiv 1905.03197; T5, arXiv 1910.10683, figure 4).
     """
 
     prompt_in_row = True
@@ -66,9 +66,9 @@ class DecoderBackbone(Backbone):
         return len(response_lengths) * (prompt_length + max(response_lengths))
 
     def can_pack(self, longest: int) -> bool:
-        """Whether responses may share their prompt's row if the prompt and the longest response have `longest` tokens.
+        """Return whether responses may share their prompt's row if prompt and longest response have `longest` tokens.
 
-        A 4-D mask replaces the sliding window that the model would apply to a row, so a text has to fit that window.
+        A 4-D mask replaces the model's sliding window: a text has to fit that window.
         """
         window = attention_window(self.model.config)
         return self.shares_prompts and (window is None or longest <= window)
@@ -112,7 +112,7 @@ class DecoderBackbone(Backbone):
         return states
 
     def _read_shared(self, ids: Tensor) -> Tensor:
-        """States [N, L, H] of rows [N, L] that all processes of `sequence` have, each of which computes a part of them."""
+        """Return states [N, L, H] of rows [N, L] of which each process of `sequence` computes a part."""
         sequence = self.sequence
         assert sequence is not None
         ids = pad(ids, (0, -ids.shape[1] % sequence.size))
@@ -177,11 +177,11 @@ def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tens
 
 
 def is_prefix_lm(config: PreTrainedConfig) -> bool:
-    """Whether a decoder lets its prompts see themselves whole, as `make_prefix_lm` noted in its config."""
+    """Return whether a decoder's prompts see themselves whole, as noted in its config by `make_prefix_lm`."""
     return bool(getattr(config, "prefix_lm", False))
 
 
 def attention_window(config: PreTrainedConfig) -> int | None:
-    """How many tokens back some layer of a decoder sees at most; None: all."""
+    """Return the smallest number of tokens that a layer of a decoder looks back; None: all."""
     named = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
     return min((int(window) for window in named if window), default=None)

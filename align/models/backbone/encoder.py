@@ -1,4 +1,4 @@
-"""Models of BERT style: they read text in both directions, so they judge it and cannot write it."""
+"""Models of BERT style: they read text in both directions, and cannot generate."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -15,7 +15,7 @@ from align.models.backbone.layout import pack_rows
 
 
 class SummaryState(nn.Module):
-    """Stands where a classifier's last matrix stood, so that what this matrix would read comes out of the model.
+    """Takes the place of a classifier's last matrix: the model then returns the input of that matrix.
 
     Attributes:
         place: the matrix's name in the model.
@@ -37,11 +37,7 @@ class SummaryState(nn.Module):
 
 
 def refuse_language_model(model_type: str, name: str = "") -> NoReturn:
-    """Refuse an encoder where a language model is needed.
-
-    Raises:
-        UserError: always.
-    """
+    """Raise a UserError: an encoder is no language model."""
     raise UserError(
         f"{f'model {name!r}: ' if name else ''}model type '{model_type}' reads text in both directions (an encoder): it can "
         "be a reward model or a judge, not a language model; choose a decoder (GPT style) or an encoder-decoder (T5 style)"
@@ -51,11 +47,8 @@ def refuse_language_model(model_type: str, name: str = "") -> NoReturn:
 def expose_summary(model: PreTrainedModel) -> SummaryState:
     """Put a `SummaryState` in the place of a classifier's last matrix, unless one is there.
 
-    Args:
-        model: a transformers model of the form `...ForSequenceClassification`.
-
     Raises:
-        UserError: if it is of another form.
+        UserError: if the model is no `...ForSequenceClassification`.
     """
     for module in model.modules():
         if isinstance(module, SummaryState):
@@ -72,7 +65,7 @@ def expose_summary(model: PreTrainedModel) -> SummaryState:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """The modules between an encoder's states and its summary state (poolers), which pretraining may have left out."""
+    """Return the modules between states and summary state (poolers), which pretraining may have left out."""
     inside = (
         [f"{model.base_model_prefix}.pooler"] if isinstance(getattr(model.base_model, "pooler", None), nn.Module) else []
     )
@@ -95,8 +88,8 @@ class EncoderRows(NamedTuple):
 class EncoderBackbone(Backbone):
     """BERT style: a row holds a prompt and one response as a pair, with token types where the model has them.
 
-    The tokenizer writes the marks of a pair into prompt and response (`[CLS] prompt [SEP]`, `response [SEP]`); see
-    `align.tokenization.PairTokenization`. What a reward is read from is the state that a classifier's last matrix reads.
+    The tokenizer writes the marks of a pair (`[CLS] prompt [SEP]`, `response [SEP]`), see `PairTokenization`. A reward reads
+    the input of the classifier's last matrix.
     """
 
     prompt_in_row = True
@@ -183,7 +176,7 @@ class EncoderBackbone(Backbone):
 
 
 def classifier_tensors(backbone: EncoderBackbone, head: Tensor) -> dict[str, Tensor]:
-    """The tensors of a classifier's last matrix, by their names: a head [1, H] and a bias of 0."""
+    """Return the tensors of a classifier's last matrix by their names: a head [1, H] and a bias of 0."""
     summary, dtype = backbone.summary_state, backbone.model.dtype
     tensors = {f"{summary.place}.weight": head.to(dtype)}
     if summary.removed.bias is not None:

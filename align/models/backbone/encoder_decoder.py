@@ -37,13 +37,13 @@ class EncoderDecoderBackbone(Backbone):
 
     @property
     def encoder(self) -> PreTrainedModel:
-        """The part that reads prompts."""
+        """Reads prompts."""
         encoder: PreTrainedModel = self.model.get_encoder()
         return encoder
 
     @property
     def decoder(self) -> PreTrainedModel:
-        """The part that reads responses."""
+        """Reads responses."""
         decoder: PreTrainedModel = self.model.get_decoder()
         return decoder
 
@@ -63,15 +63,15 @@ class EncoderDecoderBackbone(Backbone):
         return prompt_length + len(response_lengths) * (1 + max(response_lengths))
 
     def encode(self, prompt: Padded) -> Tensor:
-        """The encoder's states [N, L, H] of N prompts."""
+        """Return the encoder's states [N, L, H] of N prompts."""
         states: Tensor = self.encoder(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
         return states
 
     def decode(self, response_ids: Tensor, encoded: Tensor, prompt_mask: Tensor) -> Tensor:
-        """Hidden states [R, T+1, H] of responses.
+        """Return hidden states [R, T+1, H] of responses.
 
         Args:
-            response_ids: [R, T], padded on the right; the decoder is causal and needs no mask of its own.
+            response_ids: [R, T], padded on the right; the causal decoder needs no mask.
             encoded: [R, L, H] states of each response's prompt.
             prompt_mask: [R, L] int64, 1 on real prompt tokens.
         """

@@ -1,4 +1,4 @@
-"""Which kind of model it is: asked here and nowhere else."""
+"""Which kind a model is; no other module asks."""
 
 from typing import Any
 
@@ -30,15 +30,15 @@ from align.runtime.sharding import readable
 
 
 def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: bool = True) -> Backbone:
-    """A backbone around `model`, whose dropout is switched off.
+    """Return a backbone around `model`, whose dropout is switched off.
 
     Args:
-        model: a causal or sequence-to-sequence language model from transformers, or a sequence classifier.
-        peft_model: the PEFT model whose adapter layers are inside `model`, if any.
-        check: compare with the model's own logits, and learn whether rows can share a prompt.
+        model: a causal or sequence-to-sequence language model of transformers, or a sequence classifier.
+        peft_model: the PEFT model whose adapter layers are inside `model`.
+        check: verify the model, and find out whether rows can share a prompt.
 
     Raises:
-        UserError: if the model cannot be read as the contract has it.
+        UserError: if the model does not fulfil the contract.
     """
     if hasattr(model.config, "text_config"):
         raise UserError(
@@ -63,25 +63,21 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether a model reads text in both directions, as far as its config tells; `wrap` asks the model itself."""
+    """Return whether a model reads text in both directions, according to its config."""
     masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.model_type == "xlnet"
     return masked and not config.is_encoder_decoder and not getattr(config, "is_decoder", False)
 
 
 def has_separate_encoder(config: PreTrainedConfig) -> bool:
-    """Whether an encoder reads the prompt and a decoder the response (T5, BART)."""
+    """Return whether an encoder reads the prompt and a decoder the response (T5, BART)."""
     return bool(config.is_encoder_decoder)
 
 
 def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
-    """Let a decoder's prompts see themselves whole from now on; it is saved with the config.
-
-    Args:
-        name: of the model, for the error.
+    """Let a decoder's prompts see themselves whole; the setting is saved with the config.
 
     Raises:
-        UserError: for what is no decoder, and for a decoder whose layers see only a window: a mask over whole prompts would
-            replace it.
+        UserError: if model `name` is no decoder, or has a sliding window, which a mask over whole prompts would replace.
     """
     if config.is_encoder_decoder or is_encoder(config):
         raise UserError(f"prefix_lm: model '{name}' has an encoder, which reads prompts whole as it is; leave it off")
@@ -95,20 +91,13 @@ def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
 
 
 def require_language_model(config: PreTrainedConfig, name: str) -> None:
-    """Refuse an encoder before it is loaded.
-
-    Args:
-        name: as the user wrote it, for the error.
-
-    Raises:
-        UserError: if it cannot write text.
-    """
+    """Raise a UserError if model `name` is an encoder."""
     if is_encoder(config):
         refuse_language_model(config.model_type, name)
 
 
 def model_class(config: PreTrainedConfig) -> Any:
-    """The class that loads a checkpoint: transformers' for a language model of either kind or a classifier, or our own."""
+    """Return the class that loads a checkpoint."""
     if is_gated(config):
         return GatedLlama
     if config.is_encoder_decoder:
@@ -119,7 +108,7 @@ def model_class(config: PreTrainedConfig) -> Any:
 
 
 def attention_kernel(config: PreTrainedConfig) -> str:
-    """Which of transformers' attention implementations to load a model with."""
+    """Return the attention implementation of transformers to load a model with."""
     if is_gated(config):
         return best_kernel(LlamaForCausalLM, config)
     mapping = model_class(config)._model_mapping
@@ -127,26 +116,22 @@ def attention_kernel(config: PreTrainedConfig) -> str:
 
 
 def prepare_model(model: PreTrainedModel) -> None:
-    """What has to be done to a model before adapters are put on it: an encoder's classifier matrix makes room for a head.
-
-    Raises:
-        UserError: for an encoder in memory that is no sequence classifier.
-    """
+    """Prepare a model for adapters: an encoder's classifier matrix is replaced by a `SummaryState`."""
     if is_encoder(model.config):
         expose_summary(model)
 
 
 def new_modules(model: PreTrainedModel) -> tuple[str, ...]:
-    """The beginnings of the names of weights that a pretrained checkpoint may lack, because they come with the task."""
+    """Return the prefixes of weights that a pretrained checkpoint may lack, because they come with the task."""
     if not is_encoder(model.config):
         return ()
     return (expose_summary(model).place, *(f"{name}." for name in head_modules(model)))
 
 
 def linear_layers(model: PreTrainedModel) -> list[str] | None:
-    """The linear layers of a mixture of experts that adapters are added to by default; None: leave it to PEFT.
+    """Return the linear layers of a mixture of experts that get adapters by default; None: PEFT decides.
 
-    PEFT would adapt the routers too, and the experts where they are slices of one parameter.
+    PEFT would adapt routers, and experts that are slices of one parameter.
     """
     inside = tuple(f"{router.name}." for router in routers_of(model))
     if not inside:
@@ -157,7 +142,7 @@ def linear_layers(model: PreTrainedModel) -> list[str] | None:
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """PEFT's settings for the kind of a model; the task type is written into adapters for PEFT's own classes."""
+    """Return PEFT's settings for the kind of a model."""
     if is_encoder(model.config):
         return {"task_type": "SEQ_CLS", "modules_to_save": head_modules(model)}
     return {"task_type": "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"}

@@ -22,18 +22,18 @@ LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
 
 def layer_count(config: PreTrainedConfig, part: Literal["encoder", "decoder"]) -> int:
-    """The layers of a model, or of one of its two halves."""
+    """Return the number of layers of a model, or of one of its two halves."""
     named = (getattr(config, name, None) for name in (f"{part}_layers", f"num_{part}_layers"))
     return next((int(count) for count in named if count), int(config.num_hidden_layers))
 
 
 def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
-    """A copy of a model that has its first layer and every `step`-th after it, of the encoder and of the decoder.
+    """Return a copy of a model with its first layer and every `step`-th after it, of the encoder and of the decoder.
 
-    The first is always among them: T5's holds the positions of all.
+    The first is always kept: T5's holds the positions of all.
 
     Raises:
-        UserError: if only one layer would be left of one, or the architecture's layers cannot be told apart.
+        UserError: if only one layer would be left, or the architecture's layers cannot be told apart.
     """
     stacks = _stacks(model)
     if not stacks:
@@ -54,10 +54,10 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
 
 
 def weight_depths(model: PreTrainedModel) -> tuple[dict[str, int], int]:
-    """How deep each weight lies, by its name, and how many layers there are.
+    """Return how deep each weight lies, by its name, and the number of layers.
 
-    0 for embeddings, 1 for the first layer, counted on from an encoder into its decoder; what comes after the last layer
-    (norms, the vocabulary matrix, heads) is one deeper than that.
+    Embeddings have depth 0, the first layer 1; a decoder's layers follow its encoder's. Norms, vocabulary matrix and heads
+    after the last layer are one deeper.
 
     Raises:
         UserError: if the architecture's layers cannot be told apart.
@@ -86,7 +86,7 @@ def weight_depths(model: PreTrainedModel) -> tuple[dict[str, int], int]:
 
 
 def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
-    """The lists of layers by their names: of a decoder one, of an encoder-decoder two."""
+    """Return the lists of layers by their names: one of a decoder, two of an encoder-decoder."""
     counts = {getattr(model.config, name, None) for name in LAYER_COUNTS}
     found: dict[str, nn.ModuleList] = {}
     for name, module in model.named_modules():
@@ -105,7 +105,7 @@ def _stacks_of(model: PreTrainedModel, names: list[str]) -> Iterator[nn.ModuleLi
 
 @contextmanager
 def _shortened(model: PreTrainedModel, stacks: dict[str, nn.ModuleList], step: int) -> Iterator[None]:
-    """While this lasts the model itself has only the layers that stay."""
+    """Inside, the model has only the layers that stay."""
 
     def put(name: str, layers: nn.ModuleList) -> None:
         parent, _, own = name.rpartition(".")
@@ -121,13 +121,13 @@ def _shortened(model: PreTrainedModel, stacks: dict[str, nn.ModuleList], step: i
 
 
 def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """The config of the model and those that its parts have of their own."""
+    """Return the configs of the model and of its parts."""
     found = [getattr(module, "config", None) for module in model.modules()]
     return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
 
 
 def _shorten_config(config: PreTrainedConfig, step: int) -> None:
-    """Set the config's number of layers to those that are left, and shorten its lists with an entry for each layer."""
+    """Set the config's number of layers, and shorten its lists with an entry for each layer."""
     stored = config.to_dict()
     for name in LAYER_COUNTS:
         if isinstance(stored.get(name), int):

@@ -32,7 +32,7 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, mul
 
     Args:
         prompt_index: [R] the prompt of each response, ascending; None: response i answers prompt i.
-        multiple: of which L is one.
+        multiple: L is a multiple of it.
     """
     device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
     if prompt_index is None:
@@ -65,7 +65,7 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, mul
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """[N, 1, L, L] additive: what `sees` says of each pair of columns."""
+    """[N, 1, L, L] additive mask of `sees`."""
     columns = torch.arange(segments.shape[1], device=segments.device)
     rows = torch.arange(len(segments), device=segments.device)[:, None, None]
     allowed = sees(segments, whole_prompt)(rows, rows, columns[:, None], columns)
@@ -74,11 +74,9 @@ def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False
 
 
 def sees(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Whether a token sees another, by row, head, and their columns: the prompt and its own response, up to itself.
+    """Return a function of row, head, query column and key column: whether a token sees another.
 
-    Args:
-        segments: [N, L] of `PackedRows`.
-        whole_prompt: whether a prompt's tokens see all of it.
+    A token sees its prompt and its own response up to itself; with `whole_prompt`, prompt tokens see all of the prompt.
     """
 
     def allows(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

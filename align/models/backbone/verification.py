@@ -1,4 +1,4 @@
-"""Checks that a newly wrapped model must pass on a few tokens before it is used."""
+"""Dropout off, and checks that a newly wrapped model must pass on a few tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 
 @torch.no_grad()
 def verify(backbone: Backbone) -> bool:
-    """Compare a backbone with itself and with its model's own forward pass; returns whether responses can share a row.
+    """Compare a backbone with itself and with its model's forward pass; return whether responses can share a row.
 
     Raises:
-        UserError: if the model reads later tokens into earlier states (an encoder such as BERT, XLNet), reads padding,
-            computes its logits in a way that the backbone does not reproduce, or has a cache that rows cannot leave.
+        UserError: if the model reads later tokens into earlier states, reads padding, computes logits that the backbone does
+            not reproduce, or has a cache that rows cannot leave.
     """
     model = backbone.model
     was_training = model.training
@@ -47,7 +47,7 @@ def verify(backbone: Backbone) -> bool:
 
 
 def _require_whole_prompts(backbone: Backbone, shares_prompts: bool) -> None:
-    """A prefix language model needs an attention that takes any mask, with positions given apart from it."""
+    """A prefix language model needs an attention that takes any mask, with separate positions."""
     name = f"prefix_lm: {_name(backbone)}"
     if not shares_prompts:
         raise UserError(f"{name} takes no mask over a whole prompt (its positions, as ALiBi's, are part of its attention)")
@@ -69,7 +69,7 @@ def _row_states(backbone: Backbone, prompt: Padded) -> Tensor:
 
 
 def _tolerance(backbone: Backbone, states: Tensor) -> float:
-    """How far states may be apart that are computed in batches of other shapes.
+    """Return the largest difference allowed between states computed in batches of other shapes.
 
     bfloat16 keeps 8 bits: products summed in another order differ by a few units in the last place.
     """
@@ -78,10 +78,10 @@ def _tolerance(backbone: Backbone, states: Tensor) -> float:
 
 
 def _rows(backbone: Backbone, *rows: list[int]) -> Padded:
-    """Rows of tokens from the middle of the vocabulary.
+    """Return rows of tokens from the middle of the vocabulary.
 
-    At its beginning many models have special tokens that they hardly ever read in training. On those SmolLM2-135M's states
-    are so unstable that in bfloat16 the rounding of another kernel changes them by more than their size.
+    The first tokens often are special and rarely read in training: SmolLM2-135M's states of them are so unstable that
+    another kernel's rounding in bfloat16 changes them by more than their size.
     """
     size = backbone.model.config.vocab_size
     return Padded.from_lists([[(size // 2 + token) % size for token in row] for row in rows]).to(backbone.device)
@@ -92,7 +92,7 @@ def _name(backbone: Backbone) -> str:
 
 
 def _require_causality(backbone: Backbone) -> None:
-    """A later response token must not change an earlier state: log-probs and values would know what they predict."""
+    """A later response token must not change an earlier state."""
     prompt = _rows(backbone, [5, 6, 7])
     first, second = (backbone.hidden(prompt, _rows(backbone, [8, 9, last])) for last in (4, 11))
     # The shapes are the same and what comes later weighs exactly 0, so that even bfloat16 should give equal bits here.
@@ -130,7 +130,7 @@ def _refill_padding(rows: Padded) -> Padded:
 
 
 def _read(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
-    """[R, ..]: all that a backbone makes of responses."""
+    """[R, ..]: all outputs of a backbone for responses."""
     if isinstance(backbone, EncoderBackbone):
         return torch.cat([backbone.features(prompt, response), backbone.summary(prompt, response).float()], dim=1)
     return backbone.hidden(prompt, response)
@@ -138,7 +138,7 @@ def _read(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
 
 @singledispatch
 def _own_logits(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
-    """The model's own logits [B, T, V] for the response tokens; no padding allowed."""
+    """Return the model's own logits [B, T, V] for the response tokens; no padding allowed."""
     raise TypeError(f"no logits are known for a {type(backbone).__name__}")
 
 
@@ -169,7 +169,7 @@ def _require_own_logits(backbone: Backbone) -> None:
 
 
 def _require_cache(backbone: Backbone) -> None:
-    """Sampling reads token by token, and takes rows that ended out of the cache: its states must be those of whole texts."""
+    """States read token by token, while rows leave the cache, must be those of whole texts."""
     prompt, response = _rows(backbone, [5, 6], [7, 5, 9, 3, 6]), _rows(backbone, [8, 9], [4, 11])
     whole = backbone.hidden(prompt, response)
     state, first = backbone.prefill(prompt)
@@ -188,10 +188,10 @@ def _require_cache(backbone: Backbone) -> None:
 
 
 def _can_share_prompts(backbone: Backbone) -> bool:
-    """Whether two responses in one row have the states of two rows, after a cached prefix too; with ALiBi they do not.
+    """Return whether two responses in one row have the states of two rows, after a cached prefix too.
 
-    In bfloat16 the rounding of other shapes exceeds what a wrong mask or position changes in a small model. Inputs of equal
-    shapes show both: a decoder must read the positions that it is given, and no response may read another one.
+    With ALiBi they do not. In bfloat16 the model must also react to its positions: rounding exceeds the effect of ALiBi in a
+    small or randomly initialized model.
     """
     if getattr(backbone.model.config, "window_size", None):  # GPT-Neo counts its local window in columns of the row
         return False
@@ -222,7 +222,7 @@ def _can_share_prompts(backbone: Backbone) -> bool:
 
 @contextmanager
 def _reversed_positions(backbone: Backbone) -> Iterator[None]:
-    """While this lasts, the model gets the positions of each row's tokens in reverse order."""
+    """Inside, the model gets the positions of each row's tokens in reverse order."""
 
     def reverse(module: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, given | {"position_ids": given["position_ids"].flip(1)}
@@ -239,15 +239,15 @@ PARTS_OF_NAMES = ("drop", "jitter")
 
 
 def is_dropout_rate(name: str, value: Any) -> bool:
-    """Whether a setting of a config, or an attribute of a module, is the rate of something random in training."""
+    """Return whether a setting of a config, or an attribute of a module, is the rate of something random in training."""
     return isinstance(value, float) and any(part in name for part in PARTS_OF_NAMES)
 
 
 def disable_dropout(module: nn.Module) -> None:
-    """Set every rate in `module` to 0: of dropout modules, of functional dropout, of layers and routers, and in configs.
+    """Set every rate in `module` to 0: dropout modules, functional dropout, layerdrop, router jitter, and configs.
 
     PPO needs the same log-probs each time a text is read (the N implementation details). Evaluation mode is not enough:
-    gradient checkpointing needs training mode, and an adapter that is added later brings new dropout modules.
+    gradient checkpointing needs training mode, and adapters bring new dropout modules.
     """
     for part in module.modules():
         if isinstance(part, _DropoutNd):
@@ -261,10 +261,7 @@ def disable_dropout(module: nn.Module) -> None:
 
 @torch.no_grad()
 def require_deterministic(backbone: Backbone, adapter: str | None = None) -> None:
-    """Read one text twice in training mode, which must give the same states.
-
-    Args:
-        adapter: the adapter to compute with; None: the bare base.
+    """Read one text twice in training mode with `adapter` (None: the bare base), which must give the same states.
 
     Raises:
         UserError: if the states differ.
