@@ -1,4 +1,4 @@
-"""Encoding of records as token ids within length limits, for all stages."""
+"""Encoding of records as token ids within length limits."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
 
 
 class SpelledTokens:
-    """Counts records whose texts spell special tokens: usually they were rendered with a chat template before."""
+    """Counts records whose texts spell special tokens: usually a chat template was applied to them before."""
 
     def __init__(self, tokenization: Tokenization) -> None:
         self.tokenization = tokenization
@@ -72,7 +72,7 @@ def encode_records(
         encode_one: yields a record's examples; it passes prompts and responses through the `ApplyLimits` it is given.
 
     Raises:
-        UserError: if a record exceeds the limits or what the model can read, or if none is left.
+        UserError: if a record exceeds the limits or the model's context, or if none is left.
     """
     source, _ = split_prefix(data)
     source = source if isinstance(source, str) else f"{kind_name(kind)}s in memory"
@@ -110,10 +110,10 @@ def _encode_record(
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
-    """The records of a file, or those in memory.
+    """Yield the records of a file, or those in memory.
 
     Raises:
-        UserError: for a row that cannot be read; of a file, `skip_bad_rows` leaves such rows out.
+        UserError: for a row that cannot be read; `skip_bad_rows` leaves such rows of a file out.
     """
     data, prefix = split_prefix(data)
     for record in _records_in(data, kind, skip_bad_rows):
@@ -153,7 +153,7 @@ def _with_prefix(record: R, prefix: str) -> R:
 def encode_demonstrations(
     data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool
 ) -> list[EncodedDemonstration]:
-    """The assistant's turns of demonstrations, as examples to learn from. Raises: see `encode_records`."""
+    """Return the assistant's turns of demonstrations as examples; raises as `encode_records`."""
     encode_one = partial(_encode_demonstration, loaded)
     return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, encode_one)
 
@@ -161,10 +161,7 @@ def encode_demonstrations(
 def encode_demonstration_row(
     loaded: LoadedModel, limits: Limits, row: SourceRow, prefix: str = ""
 ) -> EncodedRow[EncodedDemonstration]:
-    """The examples of one row of a file, see `encode_demonstrations`; none if it is dropped.
-
-    Args:
-        prefix: see `Prefixed`.
+    """Return the examples of one row of a file, see `encode_demonstrations`; none if it is dropped.
 
     Raises:
         UserError: for a bad row, or one beyond the limits.
@@ -184,7 +181,7 @@ def encode_demonstration_row(
 
 
 def _warn_of_stream(tokenization: Tokenization, where: str, records: Sequence[Demonstration]) -> None:
-    """Warn of the first row of a stream that spells a special token: its rows cannot be counted beforehand."""
+    """Warn of the first row of a stream that spells a special token: rows of a stream cannot be counted beforehand."""
     if tokenization.warned_of_spelled_tokens:
         return
     spelled = SpelledTokens(tokenization)
@@ -206,14 +203,11 @@ def _encode_demonstration(
 def encode_rankings(
     data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool, whole_turns: bool = False
 ) -> list[EncodedRanking]:
-    """Rankings whose prompt and responses are all within the limits.
+    """Return rankings whose prompt and responses are all within the limits; raises as `encode_records`.
 
     Args:
-        whole_turns: with responses to the end of what the template writes after them, as other libraries' reward models
-            read them.
-
-    Raises:
-        UserError: see `encode_records`.
+        whole_turns: responses include the text that the template writes after them, as other libraries' reward models read
+            it.
     """
     tokenization = loaded.tokenization
 
@@ -237,7 +231,7 @@ def encode_rankings(
 
 
 def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedPrompt]:
-    """Prompts to sample responses of up to `limits.response` tokens to. Raises: see `encode_records`."""
+    """Return prompts to sample responses of up to `limits.response` tokens to; raises as `encode_records`."""
 
     def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[EncodedPrompt]:
         encoded = encode_prompt(record, loaded, apply_limits)
@@ -248,7 +242,7 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
 
 
 def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits) -> EncodedPrompt | None:
-    """A prompt within the limits; None if it is dropped. Token ids in the data are read as they are.
+    """Return a prompt within the limits, or None if it is dropped. Token ids in the data are kept.
 
     Raises:
         UserError: for a token id that the tokenizer does not have.
@@ -271,7 +265,7 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
 def encode_response(
     prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str, counts: OverlongCounts
 ) -> PromptResponse | None:
-    """A prompt and its response within the limits; None if they are dropped.
+    """Return a prompt and its response within the limits, or None if they are dropped.
 
     Args:
         where: names them in an error.
@@ -298,7 +292,7 @@ def _apply_limits(
     prompt: list[int],
     response: list[int] | None,
 ) -> PromptResponse | None:
-    """Apply the limits, and the model's context size, to a prompt and a response.
+    """Apply the limits and the model's context size to a prompt and a response.
 
     Args:
         conversation: the record's prompt, with which `prompt` begins; empty if the record holds token ids.
@@ -314,7 +308,7 @@ def _apply_limits(
 def _fixed_tokens(
     tokenization: Tokenization, limits: Limits, ids: list[int], prompt: Conversation, where: str
 ) -> tuple[int, int]:
-    """Numbers of tokens at a prompt's beginning and a response's end that truncation keeps.
+    """Return the numbers of tokens at a prompt's beginning and a response's end that truncation keeps.
 
     Raises:
         UserError: if those of the prompt leave no room within its limit.

@@ -19,12 +19,11 @@ MIN_KEPT = 0.1
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum tokens of a prompt and of a response, and what happens to longer ones.
+    """Maximum tokens of a prompt and of a response, and the treatment of longer ones.
 
     Attributes:
-        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end and a response's beginning, and of a
-            prompt also the start token and the system turn.
-        settings: the settings that hold the two limits, for messages.
+        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end with its start token and system turn,
+            and a response's beginning. settings: the settings that hold the two limits, for messages.
     """
 
     prompt: int
@@ -33,14 +32,14 @@ class Limits:
     settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
 
     def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> list[str]:
-        """The settings of the limits that a prompt and a response exceed."""
+        """Return the settings of the limits that a prompt and a response exceed."""
         lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
         return [setting for length, limit, setting in lengths if length > limit]
 
     def apply(
         self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
     ) -> PromptResponse | None:
-        """The prompt and the response within the limits; None if they are dropped.
+        """Return the prompt and the response within the limits, or None if they are dropped.
 
         Args:
             where: names the record in an error.
@@ -81,7 +80,6 @@ class OverlongCounts:
     """Counts records by the limits that they exceed.
 
     Attributes:
-        records: number of records seen.
         dropped: records of which nothing is left.
         cut: records that were shortened, or lost some of their turns.
         over: records over each limit, by the limit's setting.
@@ -93,23 +91,18 @@ class OverlongCounts:
         self.over: Counter[str] = Counter()
 
     def add(self, over: Collection[str], kept: int) -> None:
-        """Count a record.
-
-        Args:
-            over: the settings of the limits that it exceeds.
-            kept: number of examples that are left of it.
-        """
+        """Count a record that exceeds the limits of the settings `over`, and of which `kept` examples are left."""
         self.records += 1
         self.over.update(set(over))
         self.dropped += bool(over and not kept)
         self.cut += bool(over and kept)
 
     def report(self, source: str, kind: str) -> None:
-        """Log how many records were dropped or truncated, unless too few are left.
+        """Log how many records were dropped or truncated.
 
         Args:
             source: where the records are from.
-            kind: what a record is called, in the singular.
+            kind: the name of a record, in the singular.
 
         Raises:
             UserError: if dropping leaves less than `MIN_KEPT` of the records.
@@ -124,7 +117,7 @@ class OverlongCounts:
         self.log(source, kind)
 
     def log(self, source: str, kind: str) -> None:
-        """Log how many records were dropped or truncated, on the first process only; nothing if none was."""
+        """Log how many records were dropped or truncated, on the first process only."""
         if self.over and os.environ.get("RANK", "0") == "0":
             logger.warning("%s: %s (%s)", source, self._what_was_done(kind), self._over_which())
 

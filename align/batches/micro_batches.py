@@ -1,4 +1,4 @@
-"""Micro-batches: a global batch cut by tokens and divided among processes that must run in lockstep."""
+"""Micro-batches: a global batch cut by tokens, divided among processes in lockstep, with shared prompts read once."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,7 @@ batch is faster."""
 
 
 class GroupedRows(list[int]):
-    """The rows of a micro-batch, of which some stay together.
-
-    Attributes:
-        starts: the first row of each group.
-    """
+    """The rows of a micro-batch, some of which stay together; `starts` has the first row of each group."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(row for group in groups for row in group)
@@ -36,7 +32,7 @@ class GroupedRows(list[int]):
 class MicroBatch:
     """Rows for one forward and backward pass.
 
-    A filler has weight 0: it only keeps processes in lockstep. Where n processes share rows, each has weight 1 / n.
+    A filler has weight 0: it keeps processes in lockstep. Where n processes share rows, each has weight 1 / n.
     """
 
     rows: list[int]
@@ -44,10 +40,10 @@ class MicroBatch:
 
 
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
-    """This process's part of a global batch, cut by tokens after sorting by length.
+    """Return this process's part of a global batch, cut by tokens after sorting by length.
 
     Every process gets the same number of micro-batches, because all of them must gather sharded weights together; a process
-    with fewer rows gets fillers at the end. Processes that share rows get the same ones, and more of them at a time.
+    with fewer rows gets fillers. Processes that share rows get the same ones.
 
     Args:
         rows: the global batch, the same on every process.
@@ -73,10 +69,10 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
 def group_batches(
     groups: Sequence[Sequence[int]], costs: Sequence[int], budget: int, accelerator: Accelerator
 ) -> list[MicroBatch]:
-    """`micro_batches` of rows of which some must stay together; their rows are `GroupedRows`.
+    """Return `micro_batches` of groups of rows that must stay together; their rows are `GroupedRows`.
 
     Args:
-        groups: rows that stay together; every row of the global batch is in one.
+        groups: every row of the global batch is in one.
         costs: tokens of each group.
     """
     plan = micro_batches(range(len(groups)), costs, budget, accelerator)
@@ -86,7 +82,7 @@ def group_batches(
 def map_rows(
     costs: Sequence[int], budget: int, accelerator: Accelerator, function: Callable[[list[int]], Sequence[Item]]
 ) -> list[Item]:
-    """Results of all rows, in their order, on every process; each process works on its own micro-batches.
+    """Return the results of all rows, in their order, on every process; each process works on its own micro-batches.
 
     Args:
         costs: tokens of each row.
@@ -102,7 +98,7 @@ def map_groups(
     accelerator: Accelerator,
     function: Callable[[list[int]], Sequence[Item]],
 ) -> list[Item]:
-    """`map_rows` where rows of one group are worked on together; see `group_batches`."""
+    """Apply `map_rows` to groups of rows that are worked on together; see `group_batches`."""
     numbered: list[tuple[int, Item]] = []
     reports = (
         accelerator.process_index % sequence_size(accelerator) == 0
@@ -121,12 +117,7 @@ MAX_RESPONSES_PER_ROW = 8
 
 
 def rows_by_prompt(prompts: Sequence[Ids], rows: Iterable[int]) -> list[list[int]]:
-    """Rows grouped by equal prompts, in the order in which the prompts first appear.
-
-    Args:
-        prompts: token ids of the prompt of every row.
-        rows: the rows to group.
-    """
+    """Group rows by equal prompts, in the order in which the prompts first appear."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for row in rows:
         groups.setdefault(tuple(prompts[row]), []).append(row)
@@ -136,7 +127,7 @@ def rows_by_prompt(prompts: Sequence[Ids], rows: Iterable[int]) -> list[list[int
 def prompt_groups(
     backbone: Backbone, prompts: Sequence[Ids], responses: Sequence[Ids], rows: Iterable[int], budget: int
 ) -> list[list[int]]:
-    """The rows that must stay in one micro-batch: responses to one prompt if `backbone` can share it, else single rows.
+    """Return the rows that must stay in one micro-batch: responses to one prompt if `backbone` can share it.
 
     Args:
         budget: tokens that a group of several rows may hold.
@@ -157,18 +148,18 @@ def prompt_groups(
 def group_tokens(
     backbone: Backbone, prompts: Sequence[Ids], responses: Sequence[Ids], groups: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Tokens that each group holds in memory."""
+    """Return the tokens that each group holds in memory."""
     return [backbone.tokens_in_memory(len(prompts[rows[0]]), [len(responses[row]) for row in rows]) for rows in groups]
 
 
 def pack_groups(
     prompts: Sequence[Ids], responses: Sequence[Ids], rows: Sequence[int], device: torch.device
 ) -> tuple[Padded, Padded, Tensor | None]:
-    """Some rows as `Backbone.hidden` takes them: distinct prompts, responses in the order of `rows`, and `prompt_index`.
+    """Return some rows as `Backbone.hidden` takes them: distinct prompts, responses in the order of `rows`, `prompt_index`.
 
     Args:
-        rows: of a micro-batch that was cut into groups, which stay apart: two groups of one prompt are two prompts here. Of
-            other rows, neighbors with equal prompts share theirs.
+        rows: of a micro-batch. Groups stay apart: two groups of one prompt are two prompts here. Of other rows, neighbors
+            with equal prompts share theirs.
 
     Returns:
         Prompts, responses, and the prompt of each response [R]; None if every row has its own prompt.

@@ -1,4 +1,4 @@
-"""Several sources of training data in one run: their weights, and the texts that name their tasks."""
+"""Sources of training data: their weights, and the texts that name their tasks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Records = str | Sequence[Record | Mapping[str, Any] | str]
 
 @dataclass(frozen=True)
 class Prefixed:
-    """A source whose conversations get a text that names their task, as in T5 (Raffel et al. 2020, section 2.4).
+    """A source whose prompts get a text that names their task, as in T5 (Raffel et al. 2020, section 2.4).
 
     Attributes:
         prefix: put before the first user turn of each prompt.
@@ -47,13 +47,13 @@ TrainingData = Data | Mixture
 
 
 def split_prefix(data: Data) -> tuple[Records, str]:
-    """A source, a path as text, and its prefix, "" if it has none."""
+    """Return a source, a path as text, and its prefix ("" if it has none)."""
     source, prefix = (data.source, data.prefix) if isinstance(data, Prefixed) else (data, "")
     return (str(source) if isinstance(source, Path) else source), prefix
 
 
 def data_name(data: TrainingData) -> str:
-    """The name of training data in a run's settings and model card."""
+    """Return the name of training data in a run's settings and model card."""
     if isinstance(data, Mixture):
         return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
     records, _ = split_prefix(data)
@@ -73,14 +73,14 @@ class MixedExamples(NamedTuple, Generic[Encoded]):
 def encode_mixture(
     data: TrainingData, encode: Callable[[Data], list[Encoded]], prefixes: Sequence[str] = ()
 ) -> MixedExamples[Encoded]:
-    """Training examples of all sources, one source after the other.
+    """Encode all sources, one after the other.
 
     Args:
         data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
         prefixes: see `mixture_of`.
 
     Raises:
-        UserError: for what `mixture_of` refuses, and whatever `encode` raises.
+        UserError: as `mixture_of` and `encode`.
     """
     data = mixture_of(data, prefixes)
     encoded = [encode(source) for source in data.sources]
@@ -89,10 +89,10 @@ def encode_mixture(
 
 
 def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
-    """Training data as weighted sources; several names may each have a weight: NAME or NAME=WEIGHT.
+    """Return training data as weighted sources.
 
     Args:
-        prefixes: a text for each source that its prompts begin with, "" for none (`Prefixed`); empty: none has one.
+        prefixes: a text for each source that its prompts begin with, "" for none; empty: none has one.
 
     Raises:
         UserError: for a weight that is not above 0, and if there are not as many prefixes as sources.

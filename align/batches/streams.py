@@ -1,9 +1,9 @@
-"""Training data that is larger than memory: rows are read block by block while a model trains.
+"""Training data larger than memory: rows are read block by block while a model trains.
 
-A block is a fixed number of rows. Each process parses and tokenizes its own share of them (every n-th of n processes) and
-then gets the whole block's token ids, so that results do not depend on the number of processes. Examples are shuffled
-within a block. The position, which checkpoints store, is the rows before the block and the index within it: a resumed run
-skips those rows without parsing them, reads the block again, and continues bit for bit.
+A block is a fixed number of rows. Each process parses and tokenizes its share of them (every n-th of n processes) and then
+gets the whole block's token ids: results do not depend on the number of processes. Examples are shuffled within a block. The
+position in checkpoints is the rows before the block and the index within it. A resumed run skips those rows without parsing
+them, reads the block again, and continues bit for bit.
 """
 
 import hashlib
@@ -36,11 +36,10 @@ class ExampleStream(Generic[Item, Example]):
         block: rows in memory at once.
         key: the run's seed, and numbers that distinguish the streams of one run.
         skip_bad_rows: leave out bad rows, and log how many a pass had.
-        limits: of the rows, if they have any. How many exceed them is logged after the first block and after each pass.
+        limits: of the rows. How many exceed them is logged after the first block and after each pass.
 
     Raises:
-        UserError: if the source is not there, for a bad row in its first block, and if the limits leave hardly any row of
-            that block.
+        UserError: if the source is missing, for a bad row in its first block, and if the limits leave hardly any row of it.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class ExampleStream(Generic[Item, Example]):
             self.counts.report(f"{source}: first block", "row")
 
     def take(self, count: int) -> list[Example]:
-        """The next examples.
+        """Return the next examples.
 
         Raises:
             UserError: for a bad row, and if a whole pass gave no example.
@@ -77,14 +76,11 @@ class ExampleStream(Generic[Item, Example]):
         return taken
 
     def state(self) -> dict[str, Any]:
-        """The position: rows of the pass before the block, its number over all passes, examples of it that were taken.
-
-        The digest of the block's examples is stored too.
-        """
+        """Return the position: rows of the pass before the block, the block's number, index within it, digest of it."""
         return {"start": self.start, "number": self.number, "place": self.place, "digest": self.digest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a position.
+        """Restore a position.
 
         Raises:
             UserError: if the source has other examples there.
@@ -106,7 +102,7 @@ class ExampleStream(Generic[Item, Example]):
             self.place = state["place"]
 
     def _read_block(self) -> None:
-        """Read the block after the one that was read last, or the first where none was."""
+        """Read the next block."""
         if self.size:
             self.start, self.number = self.start + self.size, self.number + 1
         raw: list[RawRow] = []
@@ -128,7 +124,7 @@ class ExampleStream(Generic[Item, Example]):
         self.gives_any |= bool(examples)
 
     def _read_rows(self) -> list[RawRow]:
-        """The next rows, of another pass where this one has ended."""
+        """Return the next rows; after the end of the source, those of another pass."""
         raw = list(islice(self._rows, self.block))
         if not raw:
             self._begin_pass()
@@ -147,7 +143,7 @@ class ExampleStream(Generic[Item, Example]):
         self.start, self.gives_any, self.bad = 0, False, 0
 
     def _encode_rows(self, rows: list[RawRow]) -> list[EncodedRow[Item] | str]:
-        """Each row's items, or its error message: raising here would leave the other processes waiting."""
+        """Return each row's items, or its error message: raising would leave the other processes waiting."""
         outcomes: list[EncodedRow[Item] | str] = []
         for raw in rows:
             try:
@@ -159,7 +155,7 @@ class ExampleStream(Generic[Item, Example]):
 
 
 class StreamedBatches(Generic[Example]):
-    """The batches of a run whose sources are streamed: an example's source is drawn by the weights.
+    """Batches of streamed sources; an example's source is drawn by the weights.
 
     Attributes:
         current: the examples of the update, by their rows.
@@ -183,7 +179,7 @@ class StreamedBatches(Generic[Example]):
         return self.updates_per_epoch
 
     def rows(self, update: int) -> list[int]:
-        """Read the examples of an update into `current`; returns their rows there."""
+        """Read the examples of an update into `current`; return their rows there."""
         random = generator(self.seed, Stream.STREAM_ORDER, update)
         counts = random.multinomial(self.batch_size, self.shares).tolist()
         taken = [example for stream, count in zip(self.streams, counts, strict=True) for example in stream.take(count)]
@@ -192,7 +188,7 @@ class StreamedBatches(Generic[Example]):
         return list(self.current)
 
     def state(self) -> dict[str, Any]:
-        """The position in each source, and their shares."""
+        """Return the position in each source, and their shares."""
         return {"streams": [stream.state() for stream in self.streams], "shares": self.shares}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -215,7 +211,7 @@ class StreamedBatches(Generic[Example]):
 
 
 def examples_digest(examples: Iterable[Any]) -> str:
-    """A digest of examples in their order: of the token ids of prompts and responses, and of other values as text."""
+    """Return a digest of examples in their order: token ids of prompts and responses, and other values as text."""
     digest = hashlib.sha256()
     for example in examples:
         lists = list(_contents(example))
@@ -239,7 +235,7 @@ def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str
 
     Args:
         what: the examples, for the message.
-        before: what the checkpoint stores of them; empty: an earlier version wrote it, which stored nothing.
+        before: their description in the checkpoint (empty: an earlier version wrote none).
         now: the same of this run. `examples` is their number.
 
     Raises:

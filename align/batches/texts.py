@@ -1,8 +1,7 @@
 """Raw text as examples for a language model: packed to a fixed length, or with masked parts to reconstruct.
 
-Documents that share a row must not attend to each other, just like responses to one prompt. So a row is a prompt of one
-token, which begins a document, with the documents as its responses: each attends to that token and itself, and its positions
-restart.
+Documents that share a row must not attend to each other. A row is a prompt of one token, which begins a document, with the
+documents as its responses: positions restart for each.
 """
 
 from collections.abc import Iterable, Sequence
