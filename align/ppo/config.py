@@ -98,19 +98,17 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     missing_eos_score: float = option(-1.0, "see missing_eos (summarize_from_feedback_details: -1)")
     length_adjustment: float = option(
         0.0,
-        "share of what length explains of the scores, by linear regression among answers to the same prompt, that is taken "
-        "out of what the policy learns from; needs samples_per_prompt above 1; 0: none",
+        "share of the length-correlated part of the training scores to remove, by linear regression among answers to the "
+        "same prompt; needs samples_per_prompt above 1; 0: none",
         ge=0,
         le=1,
     )
     normalize_scores: Literal["none", "scale", "standardize"] = option(
         "none",
-        "normalize the scores that are learned from by running statistics of all scores so far: divide by the standard "
+        "normalize training scores by running statistics of all scores so far: divide by the standard "
         "deviation (scale), or subtract the mean first (standardize)",
     )
-    score_clip: float = option(
-        0.0, "clip the scores that are learned from to this distance from 0, after normalize_scores; 0: no clip", ge=0
-    )
+    score_clip: float = option(0.0, "clip training scores to this distance from 0, after normalize_scores; 0: no clip", ge=0)
     critic: Literal["shared", "separate"] = option(
         "shared",
         "where values come from: a head on the policy's trunk (shared), or a separate model (with LoRA: adapter)",
@@ -138,7 +136,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "(span_corruption), or the continuation of a random prefix (prefix)",
     )
     ptx_tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of", gt=1)
-    ptx_per_response: int = option(1, "examples of ptx_data for each response that is learned from (InstructGPT: 8)", gt=0)
+    ptx_per_response: int = option(1, "examples of ptx_data for each response (InstructGPT: 8)", gt=0)
     evaluate_every: int = option(10, "updates between evaluations on validation_prompts", gt=0)
     max_kl: float = option(
         25.0,

@@ -33,7 +33,7 @@ FLOATS, TURNS = pa.list_(pa.float32()), pa.list_(pa.struct([("role", pa.string()
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """A response as it was learned from, with the run's numbers in float32; docs/metrics.md describes each column."""
+    """A response with the numbers of its update in float32; docs/metrics.md describes each column."""
 
     update: int
     row: int

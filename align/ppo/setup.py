@@ -86,7 +86,7 @@ def build_actor_critic(
     Args:
         mounted: reward models on the policy's base.
         critic_start: the one of them that a critic may start from.
-        reward: the first reward model, if that is a model of its own.
+        reward: the first reward model, if that is a separate model.
     """
     backbone, hidden_size = loaded.backbone, loaded.backbone.hidden_size
     value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(config.has_critic)

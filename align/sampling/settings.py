@@ -76,7 +76,7 @@ class AnsweringConfig(InferenceConfig):
 
 @dataclass(kw_only=True)
 class EngineConfig(Settings):
-    """The engine that samples rollouts; docs/clusters.md says how to start vLLM."""
+    """The engine that samples rollouts; docs/clusters.md describes how to start vLLM."""
 
     engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
         "transformers",
