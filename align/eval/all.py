@@ -19,13 +19,13 @@ from align.eval.tasks import TASKS
 
 @dataclass(kw_only=True)
 class AllConfig(EvalConfig):
-    """Several tasks on the same models, each with the settings of its own file."""
+    """Several tasks on the same models, each with a settings file."""
 
     truthfulness: str = option("configs/eval/truthfulness.yaml", "settings of truthfulness; empty: leave the task out")
     toxicity: str = option("configs/eval/toxicity.yaml", "settings of toxicity; empty: leave the task out")
     reward: str = option("configs/eval/reward.yaml", "settings of reward, which runs where reward_model is given")
     reward_model: str = option("", "reward model that scores the models' answers, and is evaluated itself; empty: none")
-    limit: int = option(0, "take only this many prompts or questions in each task; 0: as the task's file says", ge=0)
+    limit: int = option(0, "take only this many prompts or questions in each task; 0: the limit of the task's file", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

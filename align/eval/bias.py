@@ -40,6 +40,8 @@ DESCRIPTIONS = {
 KINDS = (OCCUPATION, *DESCRIPTIONS)
 SAMPLES_AT_ONCE = 200
 """Completions sampled between two writes to the file."""
+TOP_P = 0.9
+"""Completions are drawn from the likeliest tokens that hold this share of the probability, as in GPT-3."""
 MIN_SHARE, MIN_COUNT, MAX_FAVORED = 0.02, 5, 10
 """A favored word is in at least this share and this number of a group's completions; at most `MAX_FAVORED` are listed."""
 
@@ -52,9 +54,6 @@ class BiasConfig(EvalConfig):
     samples: int = option(800, "completions of each beginning with each group; on a CPU, try 50", gt=0)
     max_new_tokens: int = option(50, "longest completion, in tokens", gt=0)
     temperature: float = option(1.0, "divides the logits", gt=0)
-    top_p: float = option(
-        0.9, "draw from the likeliest tokens that hold this share of the probability; 1: from all", gt=0, le=1
-    )
 
 
 def run_bias(config: BiasConfig) -> list[Evaluation]:
@@ -170,7 +169,7 @@ def change_figures(
 def _completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str, accelerator: Accelerator) -> dict[str, list[str]]:
     """The stored completions of a kind's beginnings, by group; all groups draw with the same noise."""
     beginnings, groups = DESCRIPTIONS[kind]
-    sampling = Sampling(config.max_new_tokens, config.temperature, 0, config.top_p, config.batch_tokens)
+    sampling = Sampling(config.max_new_tokens, config.temperature, 0, TOP_P, config.batch_tokens)
     settings = {**config.result_settings("kinds", "samples"), "model": evaluated.fingerprint or evaluated.source}
     store = ResultStore(Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", settings, accelerator)
     items = {

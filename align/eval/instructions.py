@@ -52,15 +52,7 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What an answer has to obey.
-
-    Attributes:
-        kind: a key of `KINDS`; data/README.md lists them.
-        value: what the kind needs: a number, a text or a list of texts; None where it needs nothing.
-
-    Raises:
-        UserError: for an unknown kind or a value of another form.
-    """
+    """What an answer has to obey: a kind of `KINDS`, and the number, the text or the texts that the kind needs."""
 
     kind: str
     value: Any = None
@@ -111,19 +103,14 @@ def read_constraints(path: str, skip_bad_rows: bool = False) -> dict[str, Constr
             except UserError as error:
                 raise UserError(f"{path}: prompt {number}: {error}") from error
     if not constraints:
-        raise UserError(f"{path}: no prompt has a check; data/README.md says how one is written")
+        raise UserError(f"{path}: no prompt has a check; data/README.md describes them")
     return constraints
 
 
 def instruction_figures(
     constraints: Mapping[str, Constraint], obeyed: Mapping[str, list[bool]]
 ) -> tuple[list[Figure], dict[str, list[Json]]]:
-    """The share of answers that obey, with an interval over prompts, and a table of the kinds.
-
-    Args:
-        constraints: by the prompt's number.
-        obeyed: for each prompt that was answered, whether each answer obeys.
-    """
+    """The share of answers that obey, with an interval over prompts, and a table of the kinds; by the prompt's number."""
     shares = {number: sum(answers) / len(answers) for number, answers in obeyed.items()}
     nothing = "no prompt was answered"
     figure = share_figure("answers that obey", list(shares.values()), SCORER, nothing=nothing, better="higher")

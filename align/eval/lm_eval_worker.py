@@ -17,12 +17,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """Run lm-eval; returns each task's `metrics` (name, value, if higher is better) and `samples` (numbers by metric)."""
     import datasets
     import lm_eval
-    import torch
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    if job["threads"]:
-        torch.set_num_threads(job["threads"])
     datasets.disable_progress_bars()
     folder = job["task_folder"] or None
     manager = TaskManager(include_path=folder, include_defaults=folder is None)

@@ -59,7 +59,6 @@ class TaxConfig(EvalConfig):
     limit: int = option(0, "take at most this many documents of each task; 0: all", ge=0)
     batch_size: int = option(8, "lm-eval's batch", gt=0)
     apply_chat_template: bool = option(False, "let lm-eval write each question as a user's turn")
-    threads: int = option(0, "threads of lm-eval on a CPU; 0: torch's own number", ge=0)
     lm_eval_python: str = option("", "the Python of an environment that has lm-eval; empty: this one")
 
     def __post_init__(self) -> None:
@@ -100,7 +99,7 @@ def require_lm_eval(python: str) -> None:
 def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerator) -> Json:
     """lm-eval's results for a model, by task; stored in `OUTPUT/tax-<model>.jsonl`."""
     source = str(resolve_model(model))
-    settings = config.result_settings("threads", "batch_size", "lm_eval_python", "tasks")
+    settings = config.result_settings("batch_size", "lm_eval_python", "tasks")
     files = sorted(Path(config.task_folder).rglob("*.yaml")) if config.task_folder else []
     settings |= {"model": model, "weights": fingerprint(source), "data": fingerprint(config.task_folder)}
     settings["task_files"] = content_hash([path.read_text(encoding="utf-8") for path in files])
@@ -120,7 +119,7 @@ def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerato
 def run_worker(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Any]:
     """One run of lm-eval: what `align.eval.lm_eval_worker.run` returns."""
     base, is_adapter = base_of(source)
-    names = ("batch_size", "limit", "apply_chat_template", "seed", "threads")
+    names = ("batch_size", "limit", "apply_chat_template", "seed")
     job: dict[str, Any] = {key: getattr(config, key) for key in names}
     job |= {"model": base, "peft": source if is_adapter else "", "tokenizer": source, "tasks": list(tasks)}
     job["task_folder"] = str(Path(config.task_folder).resolve()) if config.task_folder else ""

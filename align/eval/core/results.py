@@ -34,7 +34,7 @@ class Figure:
     """One number with its confidence interval.
 
     Attributes:
-        value: None if there is nothing to compute it from; `note` says why.
+        value: None if there is nothing to compute it from; `note` gives the reason.
         low, high: ends of the 95 % interval; None if there is none.
         n: number of items it is computed from.
         scorer: the scorer or judge, with its version or hash; empty if there is none.
@@ -204,7 +204,7 @@ def figure_table(evaluations: Sequence[Evaluation]) -> tuple[list[str], list[lis
 
 
 def figure_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
-    """A table for each set of models: tasks that evaluate the same models share one, so that no column stays empty."""
+    """A table for each set of models: tasks that evaluate the same models share one."""
     models_of_task: dict[str, set[str]] = {}
     for evaluation in evaluations:
         models_of_task.setdefault(evaluation.task, set()).add(evaluation.model)

@@ -34,12 +34,7 @@ Container = TypeVar("Container", list[Any], dict[str, Any])
 
 @dataclass(frozen=True)
 class Series:
-    """One metric over updates; only finite values, updates ascending.
-
-    Attributes:
-        updates: [N] numbers of updates.
-        values: [N].
-    """
+    """One metric over updates, which ascend; only finite values."""
 
     updates: tuple[int, ...]
     values: tuple[float, ...]
@@ -54,14 +49,7 @@ class Series:
 
 @dataclass
 class StageRun:
-    """One stage's folder; what could not be read is empty.
-
-    Attributes:
-        stage: one of `STAGES`.
-        config: resolved settings.
-        environment: versions and machine, see `align.runtime.environment`.
-        metrics: from an update to its figures.
-    """
+    """One stage's folder; what could not be read is empty. `metrics` are figures by update."""
 
     stage: str
     folder: Path
@@ -78,13 +66,7 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Sample:
-    """A response to a fixed prompt at one evaluation.
-
-    Attributes:
-        prompt: (role, content) of each turn.
-        ended: whether the response ended with EOS.
-        category: the prompt's category, if the row has one.
-    """
+    """A response to a fixed prompt, (role, content) of each turn, at one evaluation."""
 
     prompt: tuple[tuple[str, str], ...]
     response: str
@@ -111,12 +93,9 @@ class RunData:
     """All that a report is made from: a folder with the folders of its stages.
 
     Attributes:
-        stages: by name; a missing stage has no entry.
         rankings: by stage, held-out rankings with the rewards of a reward model or the implicit rewards of DPO.
         samples: from an update to the responses of that evaluation.
         rollouts: rows of some updates of PPO.
-        summary: the rows of summary.json.
-        evaluations: the results of `align eval` in the folder's subfolder `eval`.
         problems: what is missing or unreadable, one sentence each.
     """
 

@@ -19,7 +19,7 @@ from align.eval.report.data import Series, StageRun
 
 INK, GRID, BLUE, ORANGE, GREEN, VIOLET = "#1a2129", "#c9d1d9", "#1d5fa8", "#b4500f", "#1c7a45", "#7a3fb3"
 THEME = {INK: "--ink", GRID: "--line", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", VIOLET: "--violet"}
-"""Colors that the page replaces by its own, so that a plot follows the reader's light or dark theme."""
+"""Colors that the page replaces by variables: a plot follows the reader's light or dark theme."""
 COLORS = (BLUE, ORANGE, GREEN, VIOLET, INK)
 """Colors of the lines of a plot, in their order."""
 WIDTH = 4.2
@@ -126,7 +126,6 @@ class Chart:
 
     Attributes:
         metrics: from a metric to its label.
-        stacked: each metric has its own panel and scale, labeled by the metric.
         percent: whether the values are shares.
         from_zero: whether the vertical axis includes 0.
         reference: a value marked by a dotted line, with its label in the legend.
@@ -137,7 +136,6 @@ class Chart:
     metrics: Mapping[str, str]
     caption: str
     unit: str = ""
-    stacked: bool = False
     percent: bool = False
     from_zero: bool = True
     reference: tuple[float, str] | None = None
@@ -149,31 +147,24 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
     shown = [each for each in shown if stage.series(each[0])]
     if not shown:
         return None
-    panels = len(shown) if chart.stacked else 1
 
     def paint(figure: Figure) -> None:
-        all_axes = figure.subplots(panels, 1, squeeze=False, sharex=True)[:, 0]
-        for number, (metric, label, color) in enumerate(shown):
-            axes = all_axes[number if chart.stacked else 0]
+        axes = figure.subplots()
+        for metric, label, color in shown:
             held_out = metric.startswith("validation/")
             draw_line(axes, stage.series(metric), label, color, "--" if held_out else "-", "o" if held_out else "")
             _draw_whiskers(axes, stage, metric, color)
         if chart.reference:
-            all_axes[0].axhline(chart.reference[0], color=INK, linewidth=1, linestyle=":", label=chart.reference[1])
-        for axes, (_, label, _) in zip(all_axes, shown, strict=False):
-            if chart.percent:
-                format_as_percent(axes.yaxis)
-            if chart.from_zero and not chart.stacked:
-                axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-            label_update_axes(
-                axes, label if chart.stacked else chart.unit, legend=len(chart.metrics) > 1 and not chart.stacked
-            )
-            axes.label_outer()
+            axes.axhline(chart.reference[0], color=INK, linewidth=1, linestyle=":", label=chart.reference[1])
+        if chart.percent:
+            format_as_percent(axes.yaxis)
+        if chart.from_zero:
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        label_update_axes(axes, chart.unit, legend=len(chart.metrics) > 1)
 
     words = " ".join(describe_series(stage.series(metric), label.capitalize()) for metric, label, _ in shown)
-    height = 0.8 + 0.9 * panels if chart.stacked else 2.6
     alt = f"{chart.title} over updates. {words}"
-    return draw_plot(chart.name, chart.title, chart.caption, alt, paint, height)
+    return draw_plot(chart.name, chart.title, chart.caption, alt, paint)
 
 
 def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None:

@@ -144,11 +144,7 @@ class Summary:
     """The outcome of a run.
 
     Attributes:
-        headline: the outcome in one sentence.
-        findings: what improved, what got worse, and what else is worth knowing.
-        rows: the numbers.
-        first: the update of the first evaluation.
-        kept: the update whose policy was kept.
+        first, kept: the updates of the first evaluation and of the policy that was kept.
         pairs: samples of two evaluations, the largest gains and losses alternating.
         compared: the updates of those two; the first is None if only one evaluation has samples.
     """

@@ -60,13 +60,6 @@ ACCURACY = Chart(
     from_zero=False,
     reference=(0.5, "chance"),
 )
-STEPS = Chart(
-    "steps",
-    "Optimizer steps",
-    {"learning_rate": "learning rate", "gradient_norm": "gradient norm"},
-    "The schedule, and how large gradients are before clipping. Spikes point to bad batches or too high a learning rate.",
-    stacked=True,
-)
 DPO_CHARTS = [
     ACCURACY,
     Chart(
@@ -77,18 +70,14 @@ DPO_CHARTS = [
         "all labeled responses less likely, and something else more so.",
         unit="reward",
     ),
-    STEPS,
 ]
-DISTILL_CHARTS = [
-    Chart(
-        "kl",
-        "KL from teacher to student",
-        {"kl": "training", "validation/kl": "held out"},
-        "How far the student's distribution is from the teacher's, both at the temperature; 0 is the teacher itself.",
-        unit="nats per token",
-    ),
-    STEPS,
-]
+DISTILL_KL = Chart(
+    "kl",
+    "KL from teacher to student",
+    {"kl": "training", "validation/kl": "held out"},
+    "How far the student's distribution is from the teacher's, both at the temperature; 0 is the teacher itself.",
+    unit="nats per token",
+)
 REWARD = Chart(
     "reward",
     "Reward",
@@ -139,22 +128,6 @@ PPO_CHARTS = [
         "How varied the next token is. Falling is normal; close to 0 the policy gives one answer only.",
         unit="nats per token",
     ),
-    Chart(
-        "losses",
-        "Losses",
-        {"loss/policy": "policy", "loss/value": "value", "loss/ptx": "text (ptx)"},
-        "The policy loss hovers near 0 by design; the value loss should fall as the critic learns to predict.",
-        stacked=True,
-    ),
-    Chart(
-        "clips",
-        "Clip shares",
-        {"clipped/policy": "policy", "clipped/value": "value"},
-        "Tokens whose loss the clipping decided. Steadily above 30 % means that each update moves too far.",
-        unit="share of tokens",
-        percent=True,
-    ),
-    STEPS,
 ]
 
 
@@ -166,7 +139,7 @@ def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
         return ppo_plots(stage, summary.kept)
     if stage.stage == "dpo":
         return _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
-    return _charts(stage, DISTILL_CHARTS if stage.stage == "distill" else [LOSS, STEPS])
+    return _charts(stage, [DISTILL_KL] if stage.stage == "distill" else [LOSS])
 
 
 def reward_plots(stage: StageRun, rankings: Sequence[ScoredRanking]) -> list[Plot]:
@@ -179,7 +152,7 @@ def reward_plots(stage: StageRun, rankings: Sequence[ScoredRanking]) -> list[Plo
         calibration_plot(rankings),
         accuracy_plot("reward-category-accuracy", "Accuracy by category", "category", differ, categories),
     ]
-    return [*_charts(stage, [REWARD_LOSS, ACCURACY]), *(plot for plot in plots if plot), *_charts(stage, [STEPS])]
+    return [*_charts(stage, [REWARD_LOSS, ACCURACY]), *(plot for plot in plots if plot)]
 
 
 def ppo_plots(stage: StageRun, kept: int | None) -> list[Plot]:

@@ -2,7 +2,7 @@
 
 Meaning (`sense` in the file) is read from the states of the sentence encoder all-MiniLM-L6-v2 by one hidden layer; words are
 hashed n-grams of words and of characters, each with its own weight. The two logits are added. The weights are in
-head.safetensors, trained by `python -m benchmarks.toxicity train`; docs/evaluation.md says how well they do.
+head.safetensors, trained by `python -m benchmarks.toxicity train`; docs/evaluation.md lists their accuracy.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 A scorer is named in settings by one word:
 
     minilm-l6            the local default: a sentence encoder from PyPI and a linear head that is shipped here
-    model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` says which label counts
+    model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` names the label that counts
     module:function      a function of your own: a list of texts to as many numbers
 """
 

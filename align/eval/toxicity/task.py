@@ -134,7 +134,7 @@ class ContinuationPrompt:
 
     @property
     def seed(self) -> int:
-        """A seed that depends on the id alone, so that the order and number of prompts do not change the samples."""
+        """A seed from the id alone: the order and number of prompts do not change the samples."""
         return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:7])
 
 

@@ -280,7 +280,7 @@ def _labeled_answer(row: Mapping[str, Any], aspect: Aspect) -> LabeledAnswer:
 def split_by_question(
     rows: Sequence[LabeledAnswer], share: float, seed: int
 ) -> tuple[list[LabeledAnswer], list[LabeledAnswer]]:
-    """Training rows and held-out rows with no question in common, so that a judge cannot have memorized an answer.
+    """Training rows and held-out rows with no question in common: a judge cannot have memorized an answer.
 
     `share` of the questions, and at least one, is held out.
 
@@ -289,7 +289,7 @@ def split_by_question(
     """
     questions = sorted({row.question for row in rows})
     if len(questions) < 2:
-        raise UserError("the judge's data has only one question; give at least two, so that some can be held out")
+        raise UserError("the judge's data has only one question; give at least two: some are held out")
     order = generator(seed, Stream.JUDGE_SPLIT).permutation(len(questions))
     count = min(len(questions) - 1, max(1, round(share * len(questions))))
     held_out = {questions[number] for number in order[:count]}

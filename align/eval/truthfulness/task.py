@@ -50,8 +50,7 @@ class TruthfulnessConfig(EvalConfig):
         "data/truthfulqa_primer.jsonl", "file of the primer's questions and answers; the default is TruthfulQA's"
     )
     chat: bool = option(False, "ask through the model's chat template, the primer as earlier turns; else as lines Q: and A:")
-    multiple_choice: bool = option(True, "compare log-likelihoods of given answers: MC1, MC2, MC3")
-    generation: bool = option(False, "let the model write answers, for judges")
+    generation: bool = option(False, "let the model write answers too, for judges")
     max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)", gt=0)
     temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA", ge=0)
     truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
@@ -59,7 +58,6 @@ class TruthfulnessConfig(EvalConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "multiple_choice", self.multiple_choice or self.generation, "true, unless generation is")
         require_setting(self, "generation", self.generation or not (self.truth_judge or self.info_judge), "true for a judge")
 
     @property
@@ -98,11 +96,9 @@ def _evaluate(
     """Both parts for one model; `settings` of the result are all that decide a figure."""
     if config.chat:
         require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
-    figures: list[Figure] = []
-    tables: dict[str, list[Json]] = {}
-    if config.multiple_choice:
-        rows = _choice_rows(config, evaluated, questions, question_format, accelerator)
-        figures, tables["Multiple choice by category"] = choice_figures(config, questions, rows)
+    rows = _choice_rows(config, evaluated, questions, question_format, accelerator)
+    figures, by_category = choice_figures(config, questions, rows)
+    tables = {"Multiple choice by category": by_category}
     if config.generation:
         texts = [row["text"] for row in _answer_rows(config, evaluated, questions, question_format, accelerator)]
         judged, verdicts = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)

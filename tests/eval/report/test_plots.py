@@ -53,8 +53,7 @@ def test_one_update_is_enough_for_every_plot() -> None:
     row = dict.fromkeys([*names, "validation/reward", "validation/kl"], 0.25)
     plots = ppo_plots(StageRun("ppo", Path("ppo"), {}, {}, {1: row}), None)
     assert [plot.name for plot in plots] == [
-        "ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text",
-        "ppo-entropy", "ppo-losses", "ppo-clips", "ppo-steps",
+        "ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text", "ppo-entropy",
     ]  # fmt: skip
 
 

@@ -289,7 +289,7 @@ def test_written_answers_are_judged_and_kept(tmp_path: Path):
         for asks in ("truth", "info")
     }
     given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3, "resamples": 200}
-    config = TruthfulnessConfig(**given, max_new_tokens=6, multiple_choice=False, generation=True, **judges)
+    config = TruthfulnessConfig(**given, max_new_tokens=6, generation=True, **judges)
     (found,) = run_truthfulness(config)
     by_name = {figure.name: figure for figure in found.figures}
     assert {"true", "informative", "true and informative"} <= by_name.keys()

@@ -110,19 +110,20 @@ def test_the_length_controlled_interval_covers_the_true_rate():
 def test_both_orders_are_asked_and_a_flip_is_a_tie():
     asked = []
 
-    def ask(rows):
+    def judge(*columns):
+        rows = list(zip(*columns, strict=True))
         asked.extend(rows)
         known = {("good", "bad"): 1.0, ("bad", "good"): 0.0, ("x", "y"): 1.0, ("y", "x"): 0.9}
         return [known.get((first, second), 0.5) for _, first, second in rows]
 
     rows = [(0, "good", "bad"), (1, "bad", "good"), (2, "x", "y"), (3, "p", "q"), (4, "same", "same")]
-    assert judge_both_orders(ask, rows) == [(1, False), (0, False), (0.5, True), (0.5, False), (0.5, False)]
+    assert judge_both_orders(judge, rows) == [(1, False), (0, False), (0.5, True), (0.5, False), (0.5, False)]
     assert len(asked) == 8
     assert asked[:2] == [(0, "good", "bad"), (0, "bad", "good")]
 
 
 def test_one_verdict_and_one_tie_are_a_verdict():
-    assert judge_both_orders(lambda rows: [0.5, 0.0], [(0, "a", "b")]) == [(1, False)]
+    assert judge_both_orders(lambda *columns: [0.5, 0.0], [(0, "a", "b")]) == [(1, False)]
 
 
 def test_the_table_of_a_model():
