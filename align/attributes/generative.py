@@ -244,10 +244,6 @@ class GenerativeTask(AttributeTask):
 
         return loss_of_rows
 
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        heads = {f"head/{head.name}": sums[f"head/{head.name}"] for head in self.heads}
-        return {"loss": sums["loss"], **heads, "loss/generator": sums["generator"], "tokens/read": sums["read"]}
-
     def judge(self, examples: Sequence[RatedText]) -> tuple[Tensor, Tensor, dict[str, float]]:
         questions = Questions(self.heads, self.loaded.tokenization)
 

@@ -98,6 +98,11 @@ class AttributeTask(ExampleTask, ABC):
     def write_model(self, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
         """Save the model from the weights of the backbone's model and the state of all that was trained."""
 
+    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        found = {"loss": sums["loss"]} | {f"head/{head.name}": sums[f"head/{head.name}"] for head in self.heads}
+        found |= {"loss/generator": sums["generator"]} if "generator" in sums else {}
+        return found | {"tokens/read": sums["read"]}
+
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         if not self.held_out:
@@ -200,10 +205,6 @@ class HeadTask(AttributeTask):
             }
 
         return loss_of_rows
-
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        heads = {f"head/{head.name}": sums[f"head/{head.name}"] for head in self.heads}
-        return {"loss": sums["loss"], **heads, "tokens/read": sums["read"]}
 
     def judge(self, examples: Sequence[EncodedTask]) -> tuple[Tensor, Tensor, dict[str, float]]:
         def score_rows(rows: list[int]) -> list[list[float]]:
