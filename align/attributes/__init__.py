@@ -1,4 +1,4 @@
-"""Attribute models: several qualities of a response, each with a head of its own on one trunk."""
+"""Attribute models: several qualities of a response, by several heads on one trunk or by a language model."""
 
 from align.attributes.tasks import AttributeConfig
 from align.attributes.train import AttributeTrainer, run_attribute_model

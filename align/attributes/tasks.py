@@ -150,7 +150,7 @@ def _figures(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]
 
 
 class HeadTask(AttributeTask):
-    """Attributes of responses and rankings, each with a head of its own on one trunk."""
+    """Attributes of responses and rankings, by one head each on one trunk."""
 
     adapter, writes = REWARD_ADAPTER, False
 

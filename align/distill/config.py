@@ -55,5 +55,5 @@ class DistillConfig(MixtureConfig, EpochConfig):
 
     @property
     def all_written(self) -> bool:
-        """Whether every response is written in training, so that prompts are enough."""
+        """Whether every response is written in training; prompts are enough then."""
         return self.responses == "teacher" or self.student_share == 1

@@ -253,7 +253,7 @@ def reward_of_classifier(
 class ForeignRewardModel(RewardModel):
     """A reward model that leaves out padding ids at the end of a text.
 
-    Where padding is the token that ends a turn, such a model was trained on, and is read at, the token before the end.
+    If padding is the token that ends a turn, the model was trained on the state of the token before it, and is read there.
 
     Args:
         pad_id: of the classifier's config.

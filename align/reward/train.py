@@ -129,7 +129,7 @@ def build_module(config: RewardConfig, loaded: LoadedModel, head: ScalarHead) ->
     """The module that is trained: with a language-model loss, the vocabulary matrix too.
 
     Raises:
-        UserError: if a model without such a matrix is to predict.
+        UserError: for a language-model loss on a model without that matrix.
     """
     if not config.lm_loss_weight:
         freeze_unused_lm_head(loaded.backbone)

@@ -168,13 +168,7 @@ def encode_judgments(
 
 @dataclass(frozen=True)
 class ScoredJudgment:
-    """The verdicts of a model and of people on one response under one rule.
-
-    Attributes:
-        rule: its id.
-        probability: of a violation, by the model.
-        target: the share of labelers who saw a violation.
-    """
+    """The model's probability that a response violates a rule, and the share of labelers who saw a violation."""
 
     rule: str
     probability: float

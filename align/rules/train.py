@@ -127,7 +127,7 @@ def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rule
     """The judgments to learn from and those that are held out.
 
     Raises:
-        UserError: for bad data, or a held-out rule that nobody judged by.
+        UserError: for bad data, or a held-out rule without judgments.
     """
     read = partial(read_judgments, skip_bad_rows=config.skip_bad_rows, rules=rules, files=config.rules)
     judged = read(train_data)
