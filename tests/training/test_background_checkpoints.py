@@ -167,6 +167,6 @@ def test_the_copy_is_in_the_estimate(make_run, monkeypatch, optimizer, numbers):
         run = make_run(SFTConfig, "sft")
         run.memory.start_bytes = 0
         matrix = nn.Linear(6, 5, bias=False)
-        run.memory.check(config, matrix, [], {"learning": lambda: 0}, accumulates_gradients=True, in_checkpoints=100)
+        run.memory.check(config, matrix, in_checkpoints=100)
         held[background] = run.memory.resident_bytes
     assert held[True] - held[False] == 4 * numbers + 100

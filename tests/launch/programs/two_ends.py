@@ -52,7 +52,7 @@ optimization = make_optimization(run, nn.Linear(4, 4), 1)
 limit = run.memory.limit
 run.memory.limit = 1e-6 if rank == 1 else 1e6
 big = nn.Linear(4096, 4100)
-case("memory", lambda: run.memory.check(config, big, [], {"learning": lambda: 0}, accumulates_gradients=False))
+case("memory", lambda: run.memory.check(config, big))
 run.memory.limit = limit
 
 state = optimization.state
