@@ -42,7 +42,7 @@ def obey(process: subprocess.Popen[str], line: str) -> None:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    code = process.wait(timeout=30)  # its stdin stays open: it goes on until it is told to leave
+    code = process.wait(timeout=60)  # its stdin stays open: it goes on until it is told to leave
     assert process.stderr
     return code, "".join(line for line in process.stderr.readlines() if "error: " in line)  # torch's C++ may write more
 
