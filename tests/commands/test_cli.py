@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from align import __version__, cli
+from align import cli
 from align.builtin.zoo import list_builtin
 from align.core.errors import UserError
 from tests.commands.words import rows_of, words_of
@@ -43,12 +43,6 @@ def test_help_waits_for_no_heavy_import():
     code += "'datasets', 'accelerate', 'deepspeed', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"
-
-
-def test_version(capsys):
-    cli.main(["--version"])
-    assert capsys.readouterr().out == f"align {version('align-rlhf')}\n"
-    assert version("align-rlhf") == __version__
 
 
 def test_no_words_show_the_help_and_fail(capsys):
@@ -81,28 +75,12 @@ def test_a_wrong_word_is_one_line(words, line, capsys):
     assert capsys.readouterr().err == line + "\n"
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "ppo", "dpo", "sample"])
-def test_stage_help_names_the_program_and_explains_a_default(stage, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([stage, "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code == 0
-    assert text.startswith(f"usage: align {stage} ")
-    assert "--seed SEED seed of all random numbers; the same seed gives the same" in text
-    assert "(default: 0)" in text
-
-
 def test_data_check(capsys):
     cli.main(["data", "check", str(ROOT / "data" / "rankings.jsonl")])
     lines = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
     count = len(rows_of(ROOT / "data" / "rankings.jsonl"))
     assert lines["kind"].strip() == "ranking"
     assert lines["records"].strip() == f"{count} from {count} rows"
-
-
-def test_data_check_takes_a_kind(capsys):
-    cli.main(["data", "check", str(ROOT / "data" / "demonstrations.jsonl"), "--kind", "prompt"])
-    assert "kind:                  prompt\n" in capsys.readouterr().out
 
 
 def test_model_list_and_fetch(capsys):

@@ -31,11 +31,6 @@ def test_groups_are_drawn_whole():
     assert high - low > 0.5
 
 
-def test_a_constant_has_no_width_and_one_value_neither():
-    assert mean_interval([3.0] * 5) == (3.0, 3.0)
-    assert mean_interval([3.0]) == (3.0, 3.0)
-
-
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])
 def test_what_is_not_finite_is_refused(values):
     with pytest.raises(UserError, match="finite"):
@@ -62,15 +57,6 @@ def test_a_group_weighs_as_much_as_it_holds():
     # 9/10 (half) or 0 (a quarter): the median is .9, where a mean of the rankings' means would give .5.
     values, group = np.array([1.0] * 9 + [0.0]), np.array([0] * 9 + [1])
     assert mean_interval(values, 4001, group, level=0.0) == pytest.approx((0.9, 0.9))
-
-
-def test_the_same_again_and_narrower_at_a_lower_level():
-    values, group = np.array([0.0, 1.0, 1.0, 0.0, 1.0]), np.arange(5)
-    assert mean_interval(values, 500, group) == mean_interval(values, 500, group)
-    low, high = mean_interval(values, 500, group, level=0.5)
-    wide_low, wide_high = mean_interval(values, 500, group, level=0.99)
-    assert wide_low <= low <= high <= wide_high
-    assert wide_low < low
 
 
 # -------------------------------------------------------------------------------------------------------------- shares
