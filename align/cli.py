@@ -39,13 +39,13 @@ OTHER_STAGES = {
     ),
     "loop": Stage(
         "rounds of sampling, labeling, reward modeling and PPO",
-        "align.commands.loop.config:LoopConfig",
-        "align.commands.loop.rounds:run_loop",
+        "align.commands.loop_labels:LoopConfig",
+        "align.commands.loop:run_loop",
     ),
     "plan": Stage(
         "estimate the cost of training before it starts: time and memory",
-        "align.commands.plan.main:PlanConfig",
-        "align.commands.plan.main:run_plan",
+        "align.commands.plan:PlanConfig",
+        "align.commands.plan:run_plan",
     ),
     "serve-reward": Stage(
         "answer HTTP requests with a reward model's scores",

@@ -7,8 +7,8 @@ from types import UnionType
 from typing import Any
 
 from align.cli import stage_configs
-from align.commands.loop.config import LoopConfig
-from align.commands.plan.main import PlanConfig
+from align.commands.loop_labels import LoopConfig
+from align.commands.plan import PlanConfig
 from align.commands.sample import SampleConfig
 from align.core.settings import ModelConfig, RunConfig
 from align.eval.tasks import TASKS

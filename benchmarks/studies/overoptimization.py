@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from align.commands.loop.labelers import ModelScorer
+from align.commands.loop_labels import ModelScorer
 from align.core.files import read_json, write_json
 from align.core.launch import quiet_libraries, run_unless_finished
 from align.core.statistics import mean_interval

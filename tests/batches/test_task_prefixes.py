@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.limits import Limits
 from align.batches.mixtures import Mixture, encode_mixture
-from align.commands.plan.work import sft_work
+from align.commands.plan_work import sft_work
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data.conversation import user_turn

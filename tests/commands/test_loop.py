@@ -12,10 +12,12 @@ import yaml
 from sqlalchemy import update
 
 from align import cli
-from align.commands.loop.config import LoopConfig, LoopState
-from align.commands.loop.labelers import (
+from align.commands.loop import labeler_figures, run_loop
+from align.commands.loop_labels import (
     AppLabeler,
     FileLabeler,
+    LoopConfig,
+    LoopState,
     SimulatedLabeler,
     choose_prompts,
     make_labeler,
@@ -26,7 +28,6 @@ from align.commands.loop.labelers import (
     read_rows,
     write_rows,
 )
-from align.commands.loop.rounds import labeler_figures, run_loop
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data.records import Prompt

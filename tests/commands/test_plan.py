@@ -8,8 +8,8 @@ import torch
 import yaml
 
 from align import cli
-from align.commands.plan.devices import DEVICES, USABLE, first_that_fits, frozen_model, layouts, read_speed, trained_model
-from align.commands.plan.main import PlanConfig, allocate, plan_stages
+from align.commands.plan import DEVICES, USABLE, PlanConfig, allocate, first_that_fits, layouts, plan_stages, read_speed
+from align.commands.plan_work import frozen_model, trained_model
 from align.core.settings import ModelConfig
 from align.models.loading import load, load_shapes
 from align.training.run_folder import read_metrics

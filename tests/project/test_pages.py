@@ -49,7 +49,7 @@ def commands(inline):
 def settings_of(words):
     """The settings class of a command and the words that are left, or None where the command has no such class."""
     from align.cli import stage_configs
-    from align.commands.plan.main import PlanConfig
+    from align.commands.plan import PlanConfig
     from align.commands.sample import SampleConfig
     from align.eval.tasks import TASKS
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from align.batches.encoding import Limits, encode_prompts, encode_rankings
 from align.batches.micro_batches import prompt_groups
 from align.batches.mixtures import encode_mixture
 from align.builtin.zoo import resolve_model
-from align.commands.plan.devices import HeldModel, frozen_model, trained_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.backbone import Backbone, flops_profile
@@ -36,6 +37,30 @@ COUNTED_UPDATES = 50
 """Updates of PPO whose prompts are counted; the others are assumed to be like them."""
 DRAWN_EXAMPLES = 200
 """Examples of ptx that are drawn to estimate the mean."""
+
+
+@dataclass(frozen=True)
+class HeldModel:
+    """A model in memory during a stage: its trained weights, and the bytes of all its weights."""
+
+    trained: Sequence[Tensor]
+    weights: int
+
+
+def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
+    """Return a model that is trained.
+
+    Args:
+        only_trained: count only trained weights, because another model holds the frozen ones (adapters on one base).
+    """
+    trained = [weight for weight in backbone.parameters() if weight.requires_grad]
+    held = sum(weight.numel() * weight.element_size() for weight in trained) if only_trained else weights_bytes([backbone])
+    return HeldModel(trained, held)
+
+
+def frozen_model(weights: int) -> HeldModel:
+    """Return a model that is not trained, of `weights` bytes."""
+    return HeldModel([], weights)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from align.commands.loop.config import LoopConfig, LoopState
-from align.commands.loop.labelers import (
+from align.commands.loop_labels import (
     AnswerScorer,
+    LoopConfig,
+    LoopState,
     ModelScorer,
     Row,
     SimulatedLabeler,

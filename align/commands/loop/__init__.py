@@ -1,1 +1,0 @@
-"""Rounds of labels and training: `align loop`."""

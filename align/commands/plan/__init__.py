@@ -1,1 +1,0 @@
-"""`align plan`: what training will cost, before it starts."""
