@@ -1,6 +1,9 @@
 """`align eval rules`: how often a rule scorer or a rubric finds violations, and how the scorer agrees with people.
 
 From a launcher: `accelerate launch align/eval/rules.py --config FILE`.
+
+A rule scorer, a function or a chat model, takes cases (rule, conversation, response) and returns how likely each response
+violates its rule, from 0 to 1.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A model's answers to prompts and their rewards, stored as they are computed."""
+"""The models under evaluation, opened one after the other, and their answers to prompts, stored as they are computed."""
 
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The results of an evaluation: figures with their intervals, tables, and how they are written and printed."""
+"""The results of an evaluation: figures with intervals, tables, and single items that an interrupted run keeps."""
 
 import hashlib
 import json

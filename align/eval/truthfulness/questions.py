@@ -1,4 +1,8 @@
-"""Questions with right and wrong answers: TruthfulQA.csv as its authors publish it, or JSON Lines of your own."""
+"""TruthfulQA's questions: their file (CSV or JSON Lines), the formats they are asked in, and MC1, MC2 and MC3.
+
+InstructGPT (Ouyang et al. 2022, section 4.2 and figure 17) asks them after TruthfulQA's six-question primer ("QA prompt"),
+after an instruction, and after both.
+"""
 
 import csv
 import math

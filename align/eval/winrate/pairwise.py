@@ -1,6 +1,9 @@
 """Comparisons of two answers to the same prompt, and the win rates that follow from them.
 
-An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie.
+An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. The fit behind the length-controlled win rate is
+a logistic regression with Firth's penalty (1993), half the log-determinant of the information matrix, which is the logarithm
+of Jeffreys' prior: it is finite where a feature separates wins from losses. Intervals by profile likelihood stay right there
+(Heinze and Schemper 2002); intervals by standard errors or by resampling do not.
 """
 
 import math
@@ -94,7 +97,7 @@ def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: s
     Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
     prediction at d = 0. After the length control of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval",
     section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard. The fit has
-    Firth's penalty, see `align.eval.winrate.pairwise`.
+    Firth's penalty.
 
     Returns:
         A figure without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.

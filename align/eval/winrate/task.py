@@ -1,4 +1,7 @@
-"""`align eval winrate`: which model wins, by blind comparisons of people, by a reward model, or by a judge."""
+"""`align eval winrate`: which model wins, by blind comparisons of people, by a reward model, or by a judge.
+
+A judge is a function, or a chat model at an endpoint. Each pair of answers is judged in both orders.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
