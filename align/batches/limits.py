@@ -23,7 +23,8 @@ class Limits:
 
     Attributes:
         overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end with its start token and system turn,
-            and a response's beginning. settings: the settings that hold the two limits, for messages.
+            and a response's beginning.
+        settings: the settings that hold the two limits, for messages.
     """
 
     prompt: int

@@ -27,9 +27,9 @@ def classifier_head(backbone: Backbone) -> nn.Linear:
     Raises:
         UserError: if it has another number of labels, or a head that is not one matrix.
     """
-    is_encoder = isinstance(backbone, EncoderBackbone)
-    head = backbone.summary_state.removed if is_encoder else getattr(backbone.model, "score", None)
-    labels = backbone.model.config.num_labels
+    head, labels = getattr(backbone.model, "score", None), backbone.model.config.num_labels
+    if isinstance(backbone, EncoderBackbone):
+        head = backbone.summary_state.removed
     if labels != 1:
         raise UserError(f"it is a classifier of {labels} labels; a reward model has one")
     if not isinstance(head, nn.Linear):

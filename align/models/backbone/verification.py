@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import singledispatch
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ from transformers import PreTrainedConfig
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.contract import Backbone
-from align.models.backbone.decoder import DecoderBackbone, is_prefix_lm
+from align.models.backbone.decoder import is_prefix_lm
 from align.models.backbone.encoder import EncoderBackbone
-from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 
 
 @torch.no_grad()
@@ -136,24 +134,16 @@ def _read(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
     return backbone.hidden(prompt, response)
 
 
-@singledispatch
 def _own_logits(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
     """Return the model's own logits [B, T, V] for the response tokens; no padding allowed."""
-    raise TypeError(f"no logits are known for a {type(backbone).__name__}")
-
-
-@_own_logits.register
-def _(backbone: DecoderBackbone, prompt: Padded, response: Padded) -> Tensor:
-    ids = torch.cat([prompt.ids, response.ids], dim=1)
-    logits: Tensor = backbone.model(input_ids=ids, use_cache=False).logits
-    return logits[:, prompt.ids.shape[1] - 1 : -1]
-
-
-@_own_logits.register
-def _(backbone: EncoderDecoderBackbone, prompt: Padded, response: Padded) -> Tensor:
+    logits: Tensor
+    if backbone.prompt_in_row:
+        ids = torch.cat([prompt.ids, response.ids], dim=1)
+        logits = backbone.model(input_ids=ids, use_cache=False).logits
+        return logits[:, prompt.ids.shape[1] - 1 : -1]
     start = torch.full((1, 1), backbone.model.config.decoder_start_token_id, device=backbone.device)
     decoder_ids = torch.cat([start, response.ids[:, :-1]], dim=1)
-    logits: Tensor = backbone.model(input_ids=prompt.ids, decoder_input_ids=decoder_ids, use_cache=False).logits
+    logits = backbone.model(input_ids=prompt.ids, decoder_input_ids=decoder_ids, use_cache=False).logits
     return logits
 
 
