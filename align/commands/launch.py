@@ -30,10 +30,7 @@ HELP = "start a stage in several processes, with the arguments of accelerate lau
 
 
 def main(arguments: list[str]) -> None:
-    """Run accelerate's launcher in this process.
-
-    Args:
-        arguments: those of `accelerate launch`: its options, a script, the script's arguments.
+    """Run accelerate's launcher in this process, with the arguments of `accelerate launch`.
 
     Raises:
         SystemExit: with the exit code of the launch, if it is not 0.
@@ -69,9 +66,9 @@ def main(arguments: list[str]) -> None:
 
 
 def stop_grace(words: Sequence[str]) -> float:
-    """The `stop_grace` in a stage's words: the command line's, or that of its last config file, or the default.
+    """Read `stop_grace` from a stage's words: the command line's, or that of its last config file, or the default.
 
-    A wrong value or file gives the default: the stage refuses it.
+    A wrong value or file gives the default; the stage refuses it.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action="append", default=[])
@@ -105,5 +102,5 @@ def _forward_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _shell_exit_code(code: int) -> int:
-    """An exit code by the shell's convention: 128 + the number of the signal that ended the process."""
+    """Convert an exit code to the shell's convention: 128 + the number of the signal that ended the process."""
     return 128 - code if code < 0 else code

@@ -47,11 +47,7 @@ CANDIDATES = 2
 
 
 def run_loop(config: LoopConfig) -> Path:
-    """Run or resume a loop until its rounds are done or labels are missing; returns its folder.
-
-    Raises:
-        UserError: for a mistake in the settings, the data or the labels.
-    """
+    """Run or resume a loop until its rounds are done or labels are missing; returns its folder."""
     loop, rounds = Loop(config), range(1, config.rounds + 1)
     for number in rounds:
         while missing := loop.run_round(number):
@@ -65,11 +61,7 @@ def run_loop(config: LoopConfig) -> Path:
 
 
 class Loop:
-    """The rounds of a loop.
-
-    Raises:
-        UserError: if the folder holds another loop, or a setting names something that is not there.
-    """
+    """The rounds of a loop."""
 
     def __init__(self, config: LoopConfig) -> None:
         self.config, self.folder = config, Path(config.output_dir)

@@ -182,14 +182,14 @@ def plan_stages(config: PlanConfig) -> list[StagePlan]:
     """Plan each stage that the settings name. Raises: see `run_plan`."""
     speeds = Speeds([read_speed(folder) for folder in config.measured])
     stages = []
-    kinds: dict[str, tuple[str, type, Callable[[Any, int], StageWork]]] = {
+    kinds: dict[str, tuple[str, type, Callable[[Any], StageWork]]] = {
         "sft": (config.sft, SFTConfig, sft_work),
         "reward": (config.reward, RewardConfig, reward_work),
-        "ppo": (config.ppo, PPOConfig, partial(ppo_work, response_share=speeds.response_share)),
+        "ppo": (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus, response_share=speeds.response_share)),
     }
     for name, (file, kind, count_work) in kinds.items():
         if file:
-            stages.append(_stage(config, name, count_work(_settings(config, file, kind), config.gpus), speeds))
+            stages.append(_stage(config, name, count_work(_settings(config, file, kind)), speeds))
     return stages
 
 

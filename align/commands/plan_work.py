@@ -81,11 +81,8 @@ class StageWork:
     decoded: dict[str, float] = field(default_factory=dict)
 
 
-def sft_work(config: SFTConfig, devices: int) -> StageWork:
-    """Learning from demonstrations, and reading the held-out ones.
-
-    Args:
-        devices: what the work is divided among.
+def sft_work(config: SFTConfig) -> StageWork:
+    """Count learning from demonstrations, and reading the held-out ones.
 
     Raises:
         UserError: for a mistake in the settings, the model or the data.
@@ -107,8 +104,8 @@ def sft_work(config: SFTConfig, devices: int) -> StageWork:
     return StageWork(phases, epochs.updates(config.epochs), roles, config)
 
 
-def reward_work(config: RewardConfig, devices: int) -> StageWork:
-    """Learning from rankings, and reading the held-out ones. Raises: as `sft_work`."""
+def reward_work(config: RewardConfig) -> StageWork:
+    """Count learning from rankings, and reading the held-out ones. Raises: as `sft_work`."""
     loaded = load_shapes(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
     read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     rankings, epochs = _mixture(config, read)

@@ -140,7 +140,8 @@ def start_watching(
     global _watch, _started
     if _watch is None:
         _started += 1  # a process may watch several runs one after another
-        _watch = Watch(PrefixStore(f"alive-{_started}", store.clone()), rank, processes, lost_after)
+        own = store.clone()  # type: ignore[attr-defined]  # which torch's stubs lack
+        _watch = Watch(PrefixStore(f"alive-{_started}", own), rank, processes, lost_after)
         wait_for_everyone()
         _watch.start()
 
