@@ -135,6 +135,8 @@ class PPOAlgorithm:
         self.run.open()  # holds the folder before anything in it is removed
         self.rollouts.drop_after(done)
         for update in self.run.updates(done + 1, self.config.updates, self._save_checkpoint):
+            if self.evaluation.should_stop:
+                break
             before = self._progress()
             try:
                 metrics = self.run_update(update)

@@ -156,6 +156,11 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
         "reward model trained on other data or with another seed, which selects the policy to keep, such as "
         "smollm2-135m-judge; empty: the reward does",
     )
+    judge_patience: int = option(
+        0,
+        "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
+        ge=0,
+    )
     keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
 
     rollout_updates: int = option(

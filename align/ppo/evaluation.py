@@ -14,7 +14,7 @@ from align.models.backbone import Backbone
 from align.models.roles import Roles
 from align.ppo.config import PPOConfig
 from align.ppo.experience import compute_role_outputs
-from align.ppo.metrics import DriftWatch, text_metrics
+from align.ppo.metrics import DriftWatch, OveroptimizationWatch, text_metrics
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import Rollout, save_if_scoring_fails
 from align.ppo.rule_terms import LARGEST_MULTIPLIER, RuleTerms
@@ -96,7 +96,12 @@ class PolicyEvaluation:
         self.start: Candidate | None = None
         self.kept: Candidate | None = None
         self.evaluations = len(range(0, config.updates, config.evaluate_every)) + 1
-        self.drift = DriftWatch()
+        self.drift, self.overoptimization = DriftWatch(), OveroptimizationWatch(config.judge_patience)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the reward is being exploited: it rises while the judge's score falls."""
+        return self.overoptimization.reached
 
     @torch.no_grad()
     def __call__(self, update: int, rollout: Rollout) -> dict[str, float]:
@@ -115,6 +120,7 @@ class PolicyEvaluation:
             metrics |= _mean_and_error("judge", judged)
         for warning in self.drift.check(metrics):
             self.run.say(f"warning: reward rose, but {warning}: read the samples before trusting it")
+        self.run.say(self.overoptimization.check(update, metrics))
         self.run.record("samples", _sample_rows(rollout, scores, judged), update)
         candidate = Candidate(update, (scores if judged is None else judged).tolist(), within_budgets=excess == 0)
         if metrics["kl"] <= self.config.max_kl and self._keep_if_best(candidate, metrics | {"update": update}):
@@ -165,12 +171,13 @@ class PolicyEvaluation:
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
         candidates = {name: found and asdict(found) for name, found in (("kept", self.kept), ("start", self.start))}
-        return {**candidates, "drift": self.drift.state()}
+        return {**candidates, "drift": self.drift.state(), "overoptimization": self.overoptimization.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         self.kept, self.start = (Candidate(**found) if found else None for found in (state["kept"], state["start"]))
         self.drift.load_state(state["drift"])
+        self.overoptimization.load_state(state["overoptimization"])
 
 
 def _mean_and_error(name: str, values: Tensor) -> dict[str, float]:

@@ -205,6 +205,53 @@ class DriftWatch:
         self.first = state
 
 
+class OveroptimizationWatch:
+    """Detects a reward that keeps rising after the judge's best evaluation while the judge falls (Gao et al. 2022).
+
+    An evaluation counts if the judge is below its best so far and the reward above what it was there.
+
+    Args:
+        patience: evaluations in a row that must count before the run stops; 0: it never does.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.count = patience, 0
+        self.best: dict[str, float] | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run should stop."""
+        return 0 < self.patience <= self.count
+
+    def check(self, update: int, metrics: Mapping[str, float]) -> str:
+        """Why the run should stop after an evaluation; "" if it should not, or if `metrics` has no `judge`."""
+        if "judge" not in metrics:
+            return ""
+        if self.best is None or metrics["judge"] >= self.best["judge"]:
+            self.best, self.count = {**metrics, "update": update}, 0
+            return ""
+        best = self.best
+        self.count = self.count + 1 if metrics["reward"] > best["reward"] else 0
+        if not self.reached:
+            return ""
+        points = [
+            f"update {point['update']:.0f} (KL {point['kl']:.3g} nats per response, {point['kl_per_token']:.3g} per token)"
+            for point in (best, {**metrics, "update": update})
+        ]
+        return (
+            f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
+            f"and the judge fell from {best['judge']:.3g} to {metrics['judge']:.3g}"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"count": self.count, "best": self.best}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.count, self.best = state["count"], state["best"]
+
+
 class RoleFlopsProfiles(NamedTuple):
     """What each role's cost depends on; the reference has the policy's shape, without its adapter."""
 

@@ -82,6 +82,8 @@ class PPOTrainer:
         rule_texts = rules_of_model(config.rule_model, config.rules) if config.rule_model else {}
         read_budgets(config.rule_budgets, list(rule_texts))
         _require_rewards(config, [*models, *functions], [*models, *judges])
+        if config.judge_patience and not (judge and validation_prompts):
+            raise UserError("judge_patience needs judge_model and validation_prompts, which decide when to stop")
         names = reward_settings(models, functions, judge)
         config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         copies = 2 if config.reference_refresh else 1
