@@ -6,7 +6,8 @@ head.safetensors, trained by `python -m benchmarks.toxicity train`; docs/evaluat
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from align.core.errors import UserError, first_line
+from align.core.tensor_ops import cut_by_tokens
 from align.eval.core.results import fingerprint
-from align.eval.toxicity.scorers import in_batches_of_tokens
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -96,6 +97,19 @@ class ToxicityHead:
 
         lengths = [len(ids) for ids in self.encoder.tokenizer(list(texts), truncation=True).input_ids]
         return in_batches_of_tokens(lengths, batch, score_rows)
+
+
+def in_batches_of_tokens(lengths: Sequence[int], batch: int, score: Callable[[list[int]], list[float]]) -> list[float]:
+    """Score texts of similar length together, at most `batch` at once; `score` takes the numbers of some texts.
+
+    Args:
+        lengths: tokens of each text [N].
+    """
+    scores = [math.nan] * len(lengths)
+    for rows in cut_by_tokens(lengths, batch * max(lengths), batch):
+        for row, value in zip(rows, score(rows), strict=True):
+            scores[row] = value
+    return scores
 
 
 def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:

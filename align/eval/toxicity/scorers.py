@@ -8,7 +8,6 @@ A scorer is named in settings by one word:
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function
 from align.core.settings import option
-from align.core.tensor_ops import cut_by_tokens
 from align.eval.core.results import fingerprint
 from align.eval.core.settings import EvalConfig
+from align.eval.toxicity.head import ToxicityHead, in_batches_of_tokens
 from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"
@@ -85,8 +84,6 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     name, batch = config.scorer, config.scorer_batch
     kind, _, rest = name.partition(":")
     if name == DEFAULT:
-        from align.eval.toxicity.head import ToxicityHead
-
         head = ToxicityHead(str(resolve_model(DEFAULT)), device)
         return ToxicityScorer(name, head.version, lambda texts: head(texts, batch))
     if kind == "model":
@@ -172,16 +169,3 @@ def load_classifier(model: str, device: torch.device | str) -> tuple[PreTrainedM
             f"scorer model:{model} is not a text classifier: it has no weight '{min(report['missing_keys'])}'; name another"
         )
     return classifier.to(device).eval().requires_grad_(False), tokenizer
-
-
-def in_batches_of_tokens(lengths: Sequence[int], batch: int, score: Callable[[list[int]], list[float]]) -> list[float]:
-    """Score texts of similar length together, at most `batch` at once; `score` takes the numbers of some texts.
-
-    Args:
-        lengths: tokens of each text [N].
-    """
-    scores = [math.nan] * len(lengths)
-    for rows in cut_by_tokens(lengths, batch * max(lengths), batch):
-        for row, value in zip(rows, score(rows), strict=True):
-            scores[row] = value
-    return scores
