@@ -135,8 +135,7 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
             by = f", by {after.scorer}" if after.scorer else ""
             interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
             note = f"{after.n} items{by}; 95 % interval of the value after"
-            before_after = (float(figure.value or 0.0) for figure in pair)
-            rows.append(before_after_row(f"{task}: {name}", *before_after, interval, note))
+            rows.append(before_after_row(f"{task}: {name}", [float(figure.value or 0.0) for figure in pair], interval, note))
     return rows
 
 
@@ -154,29 +153,27 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
     lengths = [round(sum(map(len, responses.ids)) / len(responses.ids), 1) for responses in (before, after)]
     ended = [f"{sum(responses.ended) / len(responses.ended):.0%}" for responses in (before, after)]
     return [
-        before_after_row("SFT: perplexity of held-out demonstrations", sft[0][perplexity], sft_best[perplexity]),
+        before_after_row("SFT: perplexity of held-out demonstrations", [sft[0][perplexity], sft_best[perplexity]]),
         before_after_row(
             "reward model: accuracy on held-out pairs",
-            "50 % (chance)",
-            f"{reward_best[accuracy]:.1%}",
+            ["50 % (chance)", f"{reward_best[accuracy]:.1%}"],
             f"{low:.1%} to {high:.1%}",
             f"{reward_best['validation/pairs']:.0f} pairs; 95 % interval over rankings",
         ),
         before_after_row(
             "PPO: mean reward on held-out prompts",
-            *rewards,
+            rewards,
             f"gain {comparison.gain:+.2f} ({comparison.gain_low:+.2f} to {comparison.gain_high:+.2f})",
             f"{len(comparison.prompts)} prompts, {comparison.samples} answers each, by the reward model that PPO was "
             "trained on; 95 % bootstrap over prompts",
         ),
         before_after_row(
             "KL to the fine-tuned model, nats per response",
-            0.0,
-            comparison.kl,
+            [0.0, comparison.kl],
             note=f"{comparison.kl / lengths[1]:.2f} nats per token",
         ),
-        before_after_row("tokens a response", *lengths, note=f"{lengths[1] / lengths[0]:.2f} times as long"),
-        before_after_row("responses that end by themselves", *ended),
+        before_after_row("tokens a response", lengths, note=f"{lengths[1] / lengths[0]:.2f} times as long"),
+        before_after_row("responses that end by themselves", ended),
         *instruction_rows(comparison),
     ]
 
@@ -197,8 +194,7 @@ def instruction_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
     return [
         before_after_row(
             "instructions obeyed, of those that a program can check",
-            f"{before.mean():.0%}",
-            f"{after.mean():.0%}",
+            [f"{before.mean():.0%}", f"{after.mean():.0%}"],
             f"gain {(after - before).mean():+.1%} ({low:+.1%} to {high:+.1%})",
             f"{len(checked)} prompts, {samples} answers each; 95 % interval over prompts",
         )
@@ -220,8 +216,7 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
     low, high = mean_interval(lead)
     return before_after_row(
         f"instead of PPO, the best of {n} answers: mean reward",
-        float(before.mean()),
-        float(np.mean(best.rewards)),
+        [float(before.mean()), float(np.mean(best.rewards))],
         f"PPO gains {lead.mean():+.2f} more ({low:+.2f} to {high:+.2f})",
         f"{prompts} prompts; choosing one of {n} answers costs at most {kl_bound(n):.2f} nats of KL",
     )
@@ -237,12 +232,12 @@ def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) ->
     low, high = share_interval(rates)
     note = f"{len(rates)} prompts, {comparison.samples} pairs each; how far to trust it: data/README.md"
     name = "win rate by a judge that no model here learned from"
-    return before_after_row(name, "50 % (equal)", f"{rates.mean():.1%}", f"{low:.1%} to {high:.1%}", note)
+    return before_after_row(name, ["50 % (equal)", f"{rates.mean():.1%}"], f"{low:.1%} to {high:.1%}", note)
 
 
 def before_after_row(
-    name: str, before: float | str, after: float | str, interval: str = "", note: str = ""
+    name: str, values: Sequence[float] | Sequence[str], interval: str = "", note: str = ""
 ) -> dict[str, Any]:
-    """One row of the table."""
-    short = [value if isinstance(value, str) else round(value, 2) for value in (before, after)]
-    return {"name": name, "before": short[0], "after": short[1], "interval": interval, "note": note}
+    """One row of the table, from its values before and after."""
+    before, after = (value if isinstance(value, str) else round(value, 2) for value in values)
+    return {"name": name, "before": before, "after": after, "interval": interval, "note": note}
