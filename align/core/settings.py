@@ -22,7 +22,7 @@ TEXTS = ("instruction", "task_prefixes", "fallback")
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
 
 
-class Limits(NamedTuple):
+class Range(NamedTuple):
     """The valid values of a setting: numbers greater than, at least, less than or at most a bound; texts of a list."""
 
     gt: float | None = None
@@ -71,10 +71,10 @@ def option(default: Any, help: str, **limits: Any) -> Any:
 
     Args:
         help: the text for `--help`: what it is, its unit, where the default comes from.
-        limits: the fields of `Limits`; a subclass that changes a default inherits them.
+        limits: the fields of `Range`; a subclass that changes a default inherits them.
     """
     text = f"{help} ({', '.join(limits['choices'])})" if "choices" in limits else help
-    metadata = {"help": text.replace("%", "%%"), "limits": Limits(**limits)}
+    metadata = {"help": text.replace("%", "%%"), "limits": Range(**limits)}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -100,13 +100,13 @@ class Settings:
 
 
 @cache
-def _declarations(settings: type[Any]) -> dict[str, tuple[Any, Limits]]:
+def _declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
     """The type and the limits of each setting; of several declarations in base classes the nearest with limits counts."""
-    hints, limits = get_type_hints(settings), {item.name: Limits() for item in fields(settings)}
+    hints, limits = get_type_hints(settings), {item.name: Range() for item in fields(settings)}
     for base in reversed(settings.__mro__):
         for item in base.__dict__.get("__dataclass_fields__", {}).values():
-            declared = item.metadata.get("limits", Limits())
-            limits[item.name] = limits.get(item.name, Limits()) if declared == Limits() else declared
+            declared = item.metadata.get("limits", Range())
+            limits[item.name] = limits.get(item.name, Range()) if declared == Range() else declared
     return {name: (hints[name], found) for name, found in limits.items()}
 
 

@@ -16,7 +16,7 @@ from align.commands.sample import SampleConfig
 from align.core.errors import UserError
 from align.core.files import resolve_path
 from align.core.launch import run_stage
-from align.core.settings import Limits, dump
+from align.core.settings import Range, dump
 from align.core.settings_parser import parse
 from align.dpo.train import DPOConfig
 from align.eval.toxicity.task import ToxicityConfig
@@ -148,7 +148,7 @@ def test_a_word_too_many_is_named_with_its_option():
     ],
 )
 def test_limits_by_hand(limits, words, good, bad):
-    found = Limits(**limits)
+    found = Range(**limits)
     assert str(found) == words
     assert all(map(found.allow, good))
     assert not any(map(found.allow, bad))
