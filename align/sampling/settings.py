@@ -87,6 +87,9 @@ class EngineConfig(Settings):
     vllm_timeout: float = option(
         300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers", gt=0, le=1500
     )
+    vllm_retries: int = option(
+        3, "how often a rollout may wait up to vllm_timeout for a vLLM server that went down; 0: never", ge=0
+    )
     vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
     vllm_sleep: bool = option(False, "free vllm-colocate's memory between rollouts, for training; waking it takes seconds")
     vllm_tensor_parallel: int = option(

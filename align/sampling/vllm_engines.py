@@ -5,13 +5,15 @@ The policy's weights are sent before each rollout, by the names of a plain check
 
 import math
 import os
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import requests
@@ -22,7 +24,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
-from align.core.seeds import SeedKey
+from align.core.seeds import SeedKey, Stream
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.sharding import gathered_weights
@@ -41,10 +43,15 @@ Row = tuple[list[int], list[float]]
 """A response's tokens, and vLLM's log-prob of each."""
 
 
+class ServerGoneError(UserError):
+    """The server no longer answers."""
+
+
 class VLLMServer:
     """Samples from a server that was started with the policy's base or another checkpoint of its architecture.
 
-    Only the main process talks to the server, and shares the results with the others.
+    Only the main process talks to the server, and shares the results with the others. A server that is lost and comes back
+    gets the weights again, and is asked for the rows that it had not answered.
 
     Args:
         longest: tokens of the longest prompt and response together.
@@ -57,27 +64,42 @@ class VLLMServer:
     """Exists only on the main process."""
 
     def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
-        self.url, self.timeout = config.vllm_url.rstrip("/"), config.vllm_timeout
-        self.optimization, self.loaded, self.stale = optimization, loaded, True
+        self.url, self.timeout, self.retries = config.vllm_url.rstrip("/"), config.vllm_timeout, config.vllm_retries
+        self.optimization, self.loaded, self.longest, self.stale = optimization, loaded, longest, True
         self.accelerator = optimization.accelerator
         require_servable(loaded.backbone, loaded.adapter)
         run_on_main(lambda: self._connect(longest), self.accelerator)
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
+        seeds = row_seeds(len(prompts), *seed)
+        answered: dict[int, Row] = {}  # filled on the main process alone
+        sample_missing = partial(self._sample_missing, prompts, sampling, seeds, answered)
+        for attempt in range(self.retries + 1):
+            gone = self._send_weights_if_stale() or run_on_main(lambda: _connection_loss(sample_missing), self.accelerator)
+            if not gone:
+                rows = run_on_main(lambda: [answered[row] for row in range(len(answered))], self.accelerator)
+                return _responses(rows, self.loaded)
+            if attempt == self.retries:
+                break
+            kept = f"{len(answered)} of {len(prompts)} responses are kept"
+            self.optimization.run.say(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
+            if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
+                break
+            self.stale = True
+        self.optimization.run.open()  # on all processes, before the first one writes
+        update = 0 if isinstance(seed[-1], Stream) else seed[-1]
+        saved = run_on_main(lambda: self._save(prompts, answered, update), self.accelerator)
+        raise UserError(f"{gone}{saved}")
+
+    def _send_weights_if_stale(self) -> str:
+        """Call on all processes; returns why the connection was lost, or ""."""
         if self.stale:
             with gathered_weights(self.optimization.module, self.accelerator):
-                run_on_main(self._send_weights, self.accelerator)
+                gone = run_on_main(lambda: _connection_loss(self._send_weights), self.accelerator)
+            if gone:
+                return gone
             self.stale = False
-        seeds = row_seeds(len(prompts), *seed)
-
-        def sample_rows() -> list[Row]:
-            pool = ThreadPoolExecutor(ROWS_AT_ONCE)
-            try:
-                return list(pool.map(lambda row: self._sample_row(prompts[row], sampling, seeds[row]), range(len(prompts))))
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-        return _responses(run_on_main(sample_rows, self.accelerator), self.loaded)
+        return ""
 
     def weights_changed(self) -> None:
         self.stale = True
@@ -95,6 +117,24 @@ class VLLMServer:
         with self._server_errors(what), self._exit_after_timeout(what):
             # No index: the current device, which accelerate has set.
             self.client.init_communicator("cuda")
+
+    def _connect_again(self) -> None:
+        """Wait for a server that went away, and join it as at first."""
+        self.client.close_communicator()  # type: ignore[no-untyped-call]
+        try:
+            self._connect(self.longest)
+        except UserError as error:
+            raise ServerGoneError(str(error)) from error
+        self.optimization.run.say(f"the vLLM server at {self.url} is back")
+
+    def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
+        """Save what was sampled to the run's folder; returns the end of the error message that says so."""
+        if not answered:
+            return ""
+        text, run = self.loaded.tokenization.text, self.optimization.run
+        rows = [{"prompt": text(prompts[row]), "response": text(ids)} for row, (ids, _) in sorted(answered.items())]
+        run.record("unfinished", rows, update)
+        return f"; the {len(rows)} of {len(prompts)} responses that it gave are in {run.folder / 'unfinished.jsonl'}"
 
     def _require_same_model(self, longest: int) -> None:
         """Refuse a server with another vocabulary or too short a context."""
@@ -119,12 +159,26 @@ class VLLMServer:
     def _send_weights(self) -> None:
         backbone, adapter = self.loaded.backbone, self.loaded.adapter
         what = "sending it the weights"
-        with self._server_errors(what), self._exit_after_timeout(what):
+        with self._server_errors(what, may_have_restarted=True), self._exit_after_timeout(what):
             # Each start of vLLM draws a new id. A restarted server has not joined the transfer: the broadcast would hang.
             if self.client.get_server_info().get("instance_id") != self.instance:
                 raise ConnectionResetError("it was started again since the last rollout")
             self.client.update_named_params(weight_layout(backbone, adapter), served_weights(backbone, adapter))
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
+
+    def _sample_missing(
+        self, prompts: Sequence[list[int]], sampling: Sampling, seeds: list[int], answered: dict[int, Row]
+    ) -> None:
+        """Request the rows that have no answer yet, several at a time; each answer is stored as it arrives."""
+
+        def ask(row: int) -> None:
+            answered[row] = self._sample_row(prompts[row], sampling, seeds[row])
+
+        pool = ThreadPoolExecutor(ROWS_AT_ONCE)
+        try:
+            list(pool.map(ask, [row for row in range(len(prompts)) if row not in answered]))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _sample_row(self, prompt: list[int], sampling: Sampling, seed: int) -> Row:
         # Only these end ids: the server would add those of its checkpoint's generation_config.json.
@@ -145,14 +199,20 @@ class VLLMServer:
         return row
 
     @contextmanager
-    def _server_errors(self, what: str) -> Iterator[None]:
-        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception."""
+    def _server_errors(self, what: str, may_have_restarted: bool = False) -> Iterator[None]:
+        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception.
+
+        Args:
+            may_have_restarted: whether any error but a timeout counts as a lost connection.
+        """
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            raise UserError(
+            lost = not _is_timeout(error) if may_have_restarted else _is_connection_loss(error)
+            kind = ServerGoneError if lost else UserError
+            raise kind(
                 f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
                 "docs/clusters.md says, then go on with --resume true"
             ) from error
@@ -172,6 +232,29 @@ class VLLMServer:
             yield
         finally:
             timer.cancel()
+
+
+def _is_connection_loss(error: Exception) -> bool:
+    """Whether the server is down: no connection, an answer that breaks off, or a proxy's 502 to 504.
+
+    A server that is only slow is not retried.
+    """
+    if isinstance(error, (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)):
+        return not _is_timeout(error)
+    return bool(re.match(r"Request failed: 50[234]\b", str(error)))
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in str(error)
+
+
+def _connection_loss(work: Callable[[], None]) -> str:
+    """Call a function; returns why the connection was lost meanwhile, or ""."""
+    try:
+        work()
+    except ServerGoneError as error:
+        return str(error)
+    return ""
 
 
 class Client(VLLMClient):
