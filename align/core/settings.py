@@ -37,7 +37,7 @@ class Range(NamedTuple):
 
     def allow(self, value: Any) -> bool:
         """Whether a value, or each item of a list, is within the limits; NaN and infinity never are."""
-        if self.required and value in ("", []):
+        if self.required and (value == [] or (isinstance(value, str) and not value.strip())):
             return False
         return all(self._allow_one(item) for item in (value if isinstance(value, list) else [value]))
 

@@ -179,7 +179,17 @@ def continuations(
         UserError: if a prompt is longer than the model reads.
     """
     # Examples and the instruction before them are in the fingerprint of a model that reads them.
-    no_effect = ("scorer", "scorer_label", "scorer_batch", "limit", "instructions", "shots", "shots_from", "instruction")
+    no_effect = (
+        "scorer",
+        "scorer_label",
+        "scorer_prompt",
+        "scorer_batch",
+        "limit",
+        "instructions",
+        "shots",
+        "shots_from",
+        "instruction",
+    )
     settings = {**config.result_settings(*no_effect), "model": evaluated.fingerprint or evaluated.source}
     store = ResultStore(Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", settings, accelerator)
     found = {}

@@ -37,6 +37,7 @@ from align.eval.winrate.pairwise import (
     length_controlled_figure,
     outcome_of_rewards,
     pair_table,
+    strength_figures,
     win_rate,
 )
 from align.reward.checkpoint import load_reward_model
@@ -90,9 +91,14 @@ def evaluate_models(
 ) -> list[Evaluation]:
     """Figures and tables of every model."""
     table = {"pairs": pair_table(comparisons, models)}
-    return [
-        Evaluation("winrate", model, asdict(config), model_figures(comparisons, model, scorer), table) for model in models
-    ]
+    strength = strength_figures(comparisons, models, scorer) if len(models) > 2 else {}
+    evaluations = []
+    for model in models:
+        figures = model_figures(comparisons, model, scorer)
+        if model in strength and figures[0].n:
+            figures.append(strength[model])
+        evaluations.append(Evaluation("winrate", model, asdict(config), figures, table))
+    return evaluations
 
 
 def model_figures(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Figure]:

@@ -295,3 +295,15 @@ def test_what_an_endpoint_judged_is_kept(service, settings):
     assert len(server.seen) == 2
     rates = [figure.value for evaluation in expected for figure in evaluation.figures if figure.name == "win rate"]
     assert sum(rates) == pytest.approx(1)
+
+
+def test_more_than_two_models_get_strengths(tmp_path):
+    paths = [
+        exported(tmp_path / "1.jsonl", ["A", "A", "A", "B"], ("x", "y")),
+        exported(tmp_path / "2.jsonl", ["A", "A", "A", "B"], ("y", "z")),
+    ]
+    found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out"), resamples=100))
+    by_name = {each.model: values(each)["Bradley-Terry strength"] for each in found}
+    # x beats y three to one, y beats z three to one, with half a win for each side more: log(3.5 / 1.5) apart each.
+    assert by_name == pytest.approx({"x": 0.8473, "y": 0.0, "z": -0.8473}, abs=1e-4)
+    assert [row["won"] for row in found[0].tables["pairs"]] == [3, 3]
