@@ -173,7 +173,6 @@ def test_a_save_that_takes_longer_than_the_grace_is_told_as_that(asked_to_save, 
     code = """
         import os, signal, sys, time
         from align.sft import SFTConfig
-from tests.launch.compared import metrics
         from align.training.run import Run
         every = int(sys.argv[2])
         settings = {"dtype": "float32", "log_to": ["none"], "stop_grace": 1.0, "save_every": every}
