@@ -336,4 +336,6 @@ def rule_endpoint(config: EndpointConfig) -> CaseScorer:
 
 
 if __name__ == "__main__":
-    run_stage(RulesConfig, run_rules)
+    from align.eval import rules  # a scorer's module imports this file by its name: cases are of that class
+
+    run_stage(rules.RulesConfig, rules.run_rules)

@@ -24,7 +24,7 @@ TASKS = {
         "align.eval.instructions:run_instructions",
     ),
     "rules": Stage(
-        "how often each rule is broken, as judged by a rule model, a function or rubrics",
+        "how often each rule is broken, as judged by a function, a chat model or rubrics",
         "align.eval.rules:RulesConfig",
         "align.eval.rules:run_rules",
     ),

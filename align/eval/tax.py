@@ -128,7 +128,7 @@ def run_worker(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         job["output"] = str(Path(folder) / "result.json")
         (Path(folder) / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        # The worker has its own folder first on sys.path, and nothing from this environment.
+        # The worker takes its own folder from sys.path, and has nothing from this environment.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         command = [config.lm_eval_python or sys.executable, str(WORKER), str(Path(folder) / "job.json")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

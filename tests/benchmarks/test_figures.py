@@ -5,7 +5,7 @@ import math
 
 from benchmarks import run
 from benchmarks.measuring import finish_line
-from benchmarks.results import best_variant, row, summarize, update_readme, value
+from benchmarks.results import best_variant, memory, row, summarize, update_readme, value
 from benchmarks.workloads import ALL, SCALES, WORKS, scaled
 
 
@@ -72,6 +72,11 @@ def test_a_run_that_goes_further_from_the_reference_does_not_win_the_race():
     work = ALL["time_to_reward"]
     assert best_variant(work, ours, peer) == "middle"  # the peer's lowest KL is 25, and 10 % more than that is 27.5
     assert best_variant(work, peer, ours) == "slow"
+
+
+def test_on_a_gpu_its_own_memory_counts():
+    assert memory(line("ppo", "ours", [1.0], gib=3.0)) == 3.0
+    assert memory(line("ppo", "ours", [1.0], gib=3.0) | {"peak_device_gib": 40.0}) == 40.0
 
 
 def test_the_table_takes_ratios_pair_by_pair():

@@ -57,6 +57,12 @@ def test_ready_files_hold_settings_of_their_task(name):
     assert all(getattr(config, key) == value for key, value in written.items())
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_has_a_script(name):
+    script = ROOT / (TASKS[name].function.split(":")[0].replace(".", "/") + ".py")
+    assert "run_stage(" in script.read_text()
+
+
 def test_a_tiny_model_through_all_of_it(sharp_folders, reward_folders, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{word} is"}) + "\n" for word in ("One", "Two", "Three")))

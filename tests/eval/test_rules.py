@@ -1,12 +1,16 @@
 """Rules: counts, rates and agreement by hand, people and a scorer on the same cases, and a service that misbehaves."""
 
 import json
+import runpy
+import sys
 
 import numpy as np
 import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
+from align.eval import rules
+from align.eval.core.results import read_evaluations
 from align.eval.rules import RulesConfig, agreement_figures, run_rules, verdict
 from annotation_ui.tasks import TASKS
 
@@ -39,6 +43,20 @@ def test_agreement_counts_what_both_decided():
     first, second = {1: V, 2: V, 3: F, 4: U, 5: F, 6: V}, {1: V, 2: F, 3: V, 4: V, 5: F, 6: U, 7: V}
     accuracy, kappa = agreement_figures(first, second, 100, "scorer")
     assert (accuracy.value, accuracy.n, kappa.value, kappa.n) == (0.5, 4, 0.0, 4)
+
+
+def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):
+    (tmp_path / "own_scorer.py").write_text(
+        "from align.eval.rules import RuleCase\n\n\n"
+        "def judge(cases):\n    return [float(isinstance(case, RuleCase)) for case in cases]\n"
+    )
+    (tmp_path / "r.jsonl").write_text('{"prompt": "Hi", "responses": ["Yes"], "model": ["m"]}\n')
+    words = ["--responses", str(tmp_path / "r.jsonl"), "--scorer", "own_scorer:judge", "--output", str(tmp_path / "out")]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", [rules.__file__, *words])
+    runpy.run_path(rules.__file__, run_name="__main__")
+    (found,) = read_evaluations(tmp_path / "out" / "rules.json")
+    assert found.figures[0].value == 1.0
 
 
 def test_verdict_of_a_score():
@@ -147,6 +165,7 @@ def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
         ({"judgments": []}, "responses is .* but must be given, or judgments"),
         ({"scorer": ""}, "scorer is '', but must be given, or rubrics for responses"),
         ({"scorer": "endpoint"}, "endpoint is '', but must be given"),
+        ({"scorer": "endpoint", "endpoint": "http://x"}, "endpoint_model is '', but must be given with an endpoint"),
         ({"models": ["m"]}, "write responses with `align sample`"),
     ],
 )

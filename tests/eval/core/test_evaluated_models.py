@@ -11,7 +11,7 @@ from align.core.seeds import Stream
 from align.data.readers import Primer, read_primer
 from align.eval.core.answers import open_accelerator, open_models, respond, sample_answers, short_names
 from align.eval.core.results import content_hash, fingerprint
-from align.eval.core.settings import EvalConfig
+from align.eval.core.settings import AnsweringTaskConfig, EvalConfig
 from align.eval.toxicity.task import ContinuationPrompt, ToxicityConfig, prompt_tokens
 from align.eval.winrate.task import WinrateConfig
 from align.sampling.generation import Sampling, row_uniforms
@@ -65,6 +65,12 @@ def test_a_fingerprint_changes_with_the_weights(sharp_folders, tmp_path):
         file.write(bytes([last[0] ^ 1]))
     assert fingerprint(str(tmp_path / "m")) != before
     assert fingerprint("a/hub-name") == ""
+
+
+def test_a_fingerprint_of_nothing_is_nothing(tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)  # '' as a path is the current folder
+    assert fingerprint("") == ""
 
 
 def test_no_model_and_a_wrong_one():
@@ -185,6 +191,11 @@ def test_a_mistake_is_one_line(settings, complaint):
     with pytest.raises(UserError, match=complaint) as caught:
         open_both(ToxicityConfig(**settings))
     assert "\n" not in str(caught.value)
+
+
+def test_a_task_without_examples_knows_no_such_name(tmp_path):
+    with pytest.raises(UserError, match="shots"):
+        open_both(AnsweringTaskConfig(models=["tiny-llama+shots"], output=str(tmp_path)))
 
 
 def test_sample_reads_the_examples_and_writes_the_prompt_alone(shots_from, tmp_path):

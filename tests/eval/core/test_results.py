@@ -15,6 +15,7 @@ from align.eval.core.results import (
     ResultStore,
     markdown_table,
     notes,
+    print_table,
     read_evaluations,
     save_evaluations,
 )
@@ -44,6 +45,13 @@ def test_side_by_side():
     assert lines[2] == "| mini: MC1 | 0.250 (0.200 to 0.300) | 0.500 | 72 |  |"
     assert lines[3] == "| mini: mean toxicity | 0.500 (0.400 to 0.600) | none | 40 / 0 | words 1 (abc) |"
     assert notes(evaluations()) == ["mini: mean toxicity: 25 samples each"]
+
+
+def test_the_terminal_shows_every_number_whole(capsys):
+    print_table(evaluations())
+    out = capsys.readouterr().out
+    for cell in ("mini: MC1", "0.250 (0.200 to 0.300)", "words 1 (abc)", "25 samples each"):
+        assert cell in out
 
 
 def test_the_data_are_named_above_the_table(tmp_path, monkeypatch):

@@ -9,9 +9,12 @@ import pytest
 from align.eval.core.results import Evaluation, Figure, save_evaluations
 from align.eval.report import write_report
 from align.eval.report.comparisons import (
+    SamplePair,
     accuracy_by_category,
     accuracy_by_distance,
+    alternate_gains_and_losses,
     first_and_kept_updates,
+    mean_with_interval,
     pair_accuracy,
     pair_samples,
 )
@@ -44,6 +47,22 @@ def test_samples_are_paired_by_prompt_also_when_one_comes_twice() -> None:
     assert [pair.before and pair.before.reward for pair in pairs] == [2.0, 1.0, 3.0, None]
     assert [pair.change for pair in pairs] == [-0.5, 0.5, -1.5, 0.0]
     assert [pair.worse for pair in pairs] == [True, False, True, False]
+
+
+def test_gains_and_losses_come_in_turn() -> None:
+    pairs = [SamplePair(sample(0.0), sample(reward)) for reward in (1.0, 0.0, -2.0, 3.0, -1.0, 2.0)]
+    assert [pair.change for pair in alternate_gains_and_losses(pairs)] == [3.0, -2.0, 2.0, -1.0, 1.0, 0.0]
+
+
+def test_the_interval_of_a_mean() -> None:
+    assert mean_with_interval([1.0]) is None
+    assert mean_with_interval([2.0, 2.0, 2.0]) is None  # all equal: an interval without width would be too narrow
+    found = mean_with_interval([0.0, 1.0] * 200)
+    assert found is not None
+    # 400 values of standard deviation 0.5: the mean is known to 1.96 * 0.5 / 20 = 0.049.
+    assert found[0] == 0.5
+    assert found[1] == pytest.approx(0.451, abs=0.01)
+    assert found[2] == pytest.approx(0.549, abs=0.01)
 
 
 def test_pair_accuracy_by_distance_and_category() -> None:

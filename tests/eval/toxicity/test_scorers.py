@@ -1,10 +1,11 @@
-"""Scorers: one function for all kinds, a real server that misbehaves, scores on disk, and the shipped head."""
+"""Scorers: one function for all kinds, a classifier, and scores on disk."""
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 from align.core.errors import UserError
+from align.eval.core.results import text_hash
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.eval.toxicity.task import score_texts
 
@@ -131,3 +132,7 @@ def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
         "s", "2", lambda texts: [0.9] * len(texts)
     )  # another version: nothing of the first is taken for its own
     assert score_texts(["a"], other, tmp_path, 2, accelerator) == [0.9]
+
+
+def test_half_a_surrogate_pair_has_a_key():
+    assert text_hash("\ud83d") != text_hash("\ud83e")

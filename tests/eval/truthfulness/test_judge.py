@@ -19,7 +19,7 @@ from align.eval.truthfulness.judge import (
     read_labeled_answers,
     split_by_question,
 )
-from align.eval.truthfulness.train_judge import JudgeConfig, auc_interval, run_train_judge
+from align.eval.truthfulness.train_judge import JudgeConfig, auc_interval, held_out_figures, run_train_judge
 
 OWN = Path(__file__).parents[4] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
 
@@ -120,6 +120,19 @@ def test_a_judge_learns_is_saved_and_loads_again(tmp_path, settings):
     assert no > 0.5 > yes
     one_by_one = [judge.probabilities([pair], 4096, Accelerator())[0] for pair in pairs]
     assert one_by_one == pytest.approx([no, yes], rel=0, abs=1e-5)
+
+
+def test_a_saved_judge_says_what_it_said_in_training(tmp_path):
+    rows = answers()
+    settings = {"model": "tiny-llama", "dtype": "float32", "lora_rank": 4, "learning_rate": 0.02, "epochs": 2}
+    config = JudgeConfig(
+        output_dir=str(tmp_path / "run"), data=write(tmp_path / "rows.jsonl", rows), batch_size=8, **settings
+    )
+    judge = load_judge(str(run_train_judge(config)), "truth", Accelerator())
+    _, held_out = split_by_question([LabeledAnswer(row["question"], row["answer"], row["label"]) for row in rows], 0.2, 0)
+    found = judge.probabilities([(row.question, row.answer) for row in held_out], 4096, Accelerator())
+    figures = held_out_figures(torch.logit(torch.tensor(found, dtype=torch.float64)).tolist(), held_out)
+    assert figures["loss"] == pytest.approx(judge.metadata["figures"]["loss"], abs=1e-4)
 
 
 def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_path):

@@ -127,6 +127,18 @@ def test_a_bad_csv_is_one_clear_line(tmp_path, text, complaint):
     assert "\n" not in str(caught.value)
 
 
+def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, caplog):
+    path = written(tmp_path, HEAD + GOOD.replace("No;Never.", "") + GOOD)
+    (question,) = read_questions(path, skip_bad_rows=True)
+    assert question.id == "2"
+    assert "skipped 1 bad rows of 2" in caplog.text
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.csv: cannot be read"):
+        read_questions(str(tmp_path / "nowhere.csv"))
+
+
 def test_an_id_that_stands_twice_is_refused(tmp_path):
     row = {"id": "a", "question": "q", "best_answer": "b", "correct_answers": ["b"], "incorrect_answers": ["c"]}
     path = written(tmp_path, (json.dumps(row) + "\n") * 2, "questions.jsonl")

@@ -132,6 +132,10 @@ def test_helpful_is_a_part_of_informative_and_role_stands_apart():
     assert (figures["role consistency"].value, figures["role consistency"].n) == (0.75, 4)
 
 
+def test_nothing_to_divide_by_is_no_number():
+    assert [each.value for each in grounding_figures([response(1, NO), response(2, NO)])] == [None, 0.0, None]
+
+
 def test_the_interval_draws_prompts_with_all_their_responses():
     """Both responses of a prompt agree, so four prompts hold no more than four responses do: the same interval."""
     one = [response(number, YES, supported=YES if number < 2 else NO) for number in range(4)]
