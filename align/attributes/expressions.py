@@ -30,9 +30,8 @@ class Expression:
     def __init__(self, text: str, names: Iterable[str], where: str) -> None:
         self.text, self.where, self.names = text, where, list(names)
         self.aliases = {f"a{number}_": name for number, name in enumerate(self.names)}
-        tree = self._parse(text)
-        self._check(tree)
-        self._code = compile(ast.Expression(tree), where, "eval")
+        tree = ast.Expression(self._checked(self._parse(text)))
+        self._code = compile(ast.fix_missing_locations(tree), where, "eval")
 
     def __call__(self, values: Mapping[str, float]) -> float:
         """Its value for a response.
@@ -60,8 +59,9 @@ class Expression:
         except SyntaxError as error:
             raise UserError(f"{self.where} {self.text!r}: cannot be read ({error.msg})") from error
 
-    def _check(self, node: ast.expr) -> None:
+    def _checked(self, node: ast.expr) -> ast.expr:
         self._check_value(node)
+        return node
 
     def _check_value(self, node: ast.expr) -> None:
         if isinstance(node, ast.Name):
@@ -78,19 +78,20 @@ class Expression:
 
 
 class Condition(Expression):
-    """Comparisons of expressions, separated by commas, all of which have to hold."""
+    """Comparisons of expressions, separated by commas, all of which have to hold; the first that does not ends the check."""
 
     def holds(self, values: Mapping[str, float]) -> bool:
         """Whether a response passes."""
-        found = self._evaluate(values)
-        return all(found) if isinstance(found, tuple) else bool(found)
+        return bool(self._evaluate(values))
 
-    def _check(self, node: ast.expr) -> None:
-        for part in node.elts if isinstance(node, ast.Tuple) else [node]:
+    def _checked(self, node: ast.expr) -> ast.expr:
+        parts = node.elts if isinstance(node, ast.Tuple) and node.elts else [node]
+        for part in parts:
             if not (isinstance(part, ast.Compare) and all(isinstance(op, COMPARISONS) for op in part.ops)):
                 raise UserError(f"{self.where} {self.text!r}: write comparisons such as unsafe<0.2, separated by commas")
             for side in (part.left, *part.comparators):
                 self._check_value(side)
+        return ast.BoolOp(ast.And(), parts) if len(parts) > 1 else parts[0]
 
 
 def choose(candidates: Sequence[Mapping[str, float]], condition: Condition | None, rank: Expression | None) -> int | None:

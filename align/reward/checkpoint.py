@@ -169,7 +169,7 @@ def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
 
 
 def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tuple[ScalarHead, float]:
-    """The head and the mean of a reward model;  for it.
+    """Load the head and the mean of a reward model.
 
     Raises:
         UserError: if the folder is not a model of this kind, or of another width.
@@ -179,9 +179,12 @@ def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tup
     folder = scorer_folder(folder)
     try:
         tensors = load_file(Path(folder) / HEAD)
-        weight, mean = tensors["weight"], float(read_json(Path(folder) / kind.facts)["mean"])
+        facts = read_json(Path(folder) / kind.facts)
+        weight, mean, layers = tensors["weight"], float(facts["mean"]), facts.get("read_layers", "last")
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} is broken ({first_line(error)}); train it again") from error
+    if layers != "last":  # of an earlier version; a mix of layers is as wide as the last one
+        raise UserError(f"{folder}: its head reads the layers '{layers}', which only a judge's head can; train it again")
     if not (torch.isfinite(weight).all() and math.isfinite(mean)):
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} holds NaN or infinite numbers; train it again")
     width = backbone.hidden_size

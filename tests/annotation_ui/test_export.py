@@ -178,6 +178,23 @@ def test_no_cell_is_a_formula(cell):
     assert plain_cell("plain - text") == "plain - text"
 
 
+def test_agreement_of_rankings_is_measured_from_the_database(database, judgments):
+    add_batch(database, rank_rows(2, 3), overlap=2)
+    ann, bob = add_users(database, "ann", "bob")
+    for user, of_second in ((ann, [1, 2, 3]), (bob, [3, 2, 1])):
+        for ranks in ([1, 2, 3], of_second):
+            do(judgments, user, "rank", {"ranks": ranks, "ratings": [None] * 3, "flags": [[]] * 3})
+    with database.read() as session:
+        found = {row["measure"]: (row["value"], row["shared items"]) for row in overview.coefficients(session, "rank")}
+    # Units (1, 1), (2, 2), (3, 3), (1, 3), (2, 2), (3, 1); n_c = 4. With ranks 1, 2, 3 of marginals 4 each, the ordinal
+    # distances are 4^2 (1-2, 2-3) and 8^2 (1-3): observed 4 x 64 / 12, expected 2 x 16 (16 + 16 + 64) / (12 x 11).
+    assert found == {
+        "Krippendorff's alpha of ranks (ordinal)": (round(1 - (4 * 64 / 12) / (3072 / 132), 3), 2),
+        "Krippendorff's alpha of ratings (ordinal)": (None, 2),
+        "Pairwise agreement (ties count)": (0.5, 2),
+    }
+
+
 def test_win_rates_and_disagreement(database, judgments):
     row = {"prompt": "p", "responses": ["a", "b"], "model": ["new", "old"]}
     known = {**row, "gold": {"choice": "B"}, "training": True}  # it tells nothing of the models

@@ -163,6 +163,7 @@ def test_names_with_hyphens_brackets_and_several_conditions():
         (Expression, "'a'", r"write numbers"),
         (Condition, "unsafe", "write comparisons such as"),
         (Condition, "unsafe == 0", "write comparisons such as"),
+        (Condition, "()", "write comparisons such as"),
         (Condition, "unsafe<0.2, open('x')<1", "write numbers"),
     ],
 )
@@ -174,3 +175,10 @@ def test_anything_else_is_refused(kind, text, says):
 def test_a_division_by_zero_is_one_line():
     with pytest.raises(UserError, match="divides by zero"):
         Expression("1/unsafe", NAMES, "rank")(candidate(1, 1, 1))
+
+
+def test_a_condition_guards_those_after_it():
+    guarded = Condition("unsafe>0, sensible/unsafe>1", NAMES, "filter")
+    assert [guarded.holds(candidate(1, 1, 1, unsafe)) for unsafe in (0.0, 0.5)] == [False, True]
+    with pytest.raises(UserError, match="divides by zero"):
+        Condition("sensible/unsafe>1, unsafe>0", NAMES, "filter").holds(candidate(1, 1, 1))

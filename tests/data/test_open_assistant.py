@@ -77,6 +77,13 @@ def test_a_reply_that_nobody_answered_is_not_kept():
     ]
 
 
+def test_nine_of_many_siblings_are_kept():
+    siblings = [node(f"a{i}", rank=i) for i in range(17)]
+    (record,) = convert_row(tree(node("q", *siblings)), Ranking)[1]
+    assert record.responses == tuple(f"a{i}" for i in range(0, 17, 2))
+    assert record.ranks == tuple(range(1, 10))
+
+
 @pytest.mark.parametrize("fields", [{"deleted": True}, {"review_result": False}])
 @pytest.mark.parametrize("kind", [Demonstration, Ranking, Prompt])
 def test_a_refused_root_gives_nothing(kind, fields):

@@ -30,6 +30,11 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
     assert error_of(path) == f"{path}:3: {message}"
 
 
+def test_a_folders_bad_row_is_named_by_the_file_in_it(tmp_path):
+    (tmp_path / "part.jsonl").write_bytes(b"{}\n")
+    assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the row has the fields nothing, which is no")
+
+
 def test_a_bad_parquet_row_is_named_by_its_number(tmp_path):
     path = tmp_path / "a.parquet"
     write_parquet(path, [{"prompt": "Hi"}, {"prompt": " "}])

@@ -315,3 +315,8 @@ def test_a_record_comes_back_from_its_row_as_it_was(record):
     row = json.loads(json.dumps(record.to_row()))
     assert type(record).from_row(row) == record
     assert None not in row.values()
+
+
+def test_a_record_made_in_code_is_checked_too():
+    with pytest.raises(UserError, match="field 'ranks'"):
+        Ranking(prompt=(user("Hi"),), responses=("a", "b"), ranks=(1, 1))

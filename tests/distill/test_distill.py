@@ -1,4 +1,4 @@
-"""Distillation: losses by hand, students of every kind, responses that are written, the worth of a start from layers."""
+"""Distillation: losses by hand, students of every kind, responses that are written, whole runs."""
 
 import json
 import math
@@ -146,6 +146,17 @@ def test_students(load_sharp, sharp_folders, tmp_path):
     assert torch.equal(*(each.backbone.model.get_parameter(same) for each in (teacher, half)))
     named = make_student(DistillConfig(student=sharp_folders["tiny-gpt2"], dtype="float32"), teacher)
     assert named.backbone.model.config.model_type == "gpt2"
+
+
+def test_a_student_comes_nearer_to_its_teacher(tmp_path, sharp_folders):
+    config = DistillConfig(
+        output_dir=str(tmp_path), dtype="float32", log_to=["none"], epochs=4, batch_size=4, max_response_tokens=16,
+        learning_rate=1e-3,
+    )  # fmt: skip
+    DistillTrainer(sharp_folders["tiny-llama"], ROWS, config, ROWS[:4]).train()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [row["validation/kl"] for row in rows if "validation/kl" in row]
+    assert 0 < found[-1] < found[0]
 
 
 def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):

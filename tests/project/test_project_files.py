@@ -38,6 +38,17 @@ def test_continuous_integration_lints_builds_the_site_and_tests():
     assert "mkdocs build --strict\n" in makefile  # with --quiet, warnings would not count
 
 
+def test_the_hooks_are_the_linters_of_make_lint():
+    hooks = {
+        hook["id"]: hook["entry"] for repository in read(".pre-commit-config.yaml")["repos"] for hook in repository["hooks"]
+    }
+    assert set(hooks) == {"ruff", "ruff-format", "mypy"}
+    recipe = re.search(r"^lint:.*\n(.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M).group(1)
+    for entry in hooks.values():
+        tool = entry.removeprefix(".venv/bin/").split()[0]
+        assert f"/{tool}" in recipe
+
+
 def test_the_citation_and_the_changelog_are_of_this_version():
     citation = read("CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()

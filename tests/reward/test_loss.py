@@ -156,6 +156,14 @@ def test_the_loss_is_lowest_where_rewards_say_the_probabilities():
     assert rewards.grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
 
 
+def test_labels_that_are_sure_are_the_ranks_and_a_ranking_without_labels_has_its_own():
+    ranks, rewards = [2, 1, 3], [0.3, -0.2, 1.0]
+    sure = ranking(ranks, preferences=[[float(a < b) for b in ranks] for a in ranks])
+    plain = float(ranking_loss(doubles(rewards), label_pairs([ranking(ranks)], False)))
+    assert soft_loss(rewards, sure) == pytest.approx(plain, abs=1e-12)
+    assert soft_loss(rewards * 2, sure, ranking(ranks)) == pytest.approx(2 * plain, abs=1e-12)
+
+
 def test_a_pair_that_the_ranks_tie_or_turn_round_counts_by_its_probabilities():
     preferences = [[0, 0.5, 0.1], [0.5, 0, 0.9], [0.9, 0.1, 0]]
     found = compare_by_preference(preferences, [1, 1, 2])
