@@ -20,7 +20,6 @@ import requests
 from requests.adapters import HTTPAdapter
 from torch import Tensor, nn
 from trl.generation.vllm_client import VLLMClient
-from trl.generation.vllm_generation import VLLMGeneration
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
@@ -331,6 +330,8 @@ class VLLMColocate:
         require_servable(loaded.backbone, loaded.adapter)
         advice = "is there a GPU with memory for a second copy of the model (vllm_memory_share)?"
         with _vllm_errors("cannot start", advice):
+            from trl.generation.vllm_generation import VLLMGeneration  # it loads vLLM, which a server's client does not need
+
             self.vllm = VLLMGeneration(
                 _ServedModel(loaded),  # type: ignore[arg-type]  # it reads only the model's name and named weights
                 optimization.accelerator,

@@ -61,7 +61,10 @@ def test_a_head_reads_the_states_of_all_layers(load_again):
         with pytest.raises(UserError, match=f"^read_layers is last_four, but the model has {layers} layers"):
             LayerFeatures("last_four", joined)
         return
-    assert LayerFeatures("last_four", joined).width == 4
+    features = LayerFeatures("last_four", joined)
+    assert features.width == 4
+    numbered = features([torch.full((1, 2), float(number)) for number in range(6)])
+    assert numbered.tolist() == [[2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0]]
     found, size = joined.features(PROMPT, RESPONSE), plain.feature_size // 2
     assert found.shape == (2, 8 * size)
     mean_and_last = torch.cat([found[:, 3 * size : 4 * size], found[:, -size:]], dim=1)

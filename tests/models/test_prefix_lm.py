@@ -125,6 +125,20 @@ def test_a_conversation_is_an_example_of_each_turn(load_sharp, tmp_path):
 # -------------------------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.parametrize("name", ["Bloom", "MPT", "Falcon, ALiBi"])
+def test_positions_that_are_part_of_attention_are_refused(name):
+    model = make_model(name)
+    model.config.prefix_lm = True
+    with pytest.raises(UserError, match=r"^prefix_lm: model type '\w+' takes no mask over a whole prompt"):
+        wrap(model)
+
+
+@pytest.mark.parametrize("name", ["Mistral, sliding window", "Gemma 2", "GPT-Neo"])
+def test_a_sliding_window_is_refused(name):
+    with pytest.raises(UserError, match=r"^prefix_lm: a layer of model 'it' sees only 8 tokens back"):
+        make_prefix_lm(make_model(name).config, "it")
+
+
 def test_what_reads_a_prompt_whole_as_it_is_needs_no_setting(sharp_folders):
     config = ModelConfig(model=sharp_folders["tiny-t5"], prefix_lm=True)
     for loads in (load, load_shapes):

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from align.core.errors import UserError
 from align.core.tensor_ops import masked_sum
@@ -14,6 +15,7 @@ from align.ppo.config import PPOConfig
 from align.ppo.experience import build_experience
 from align.ppo.losses import (
     AdaptiveKL,
+    KLController,
     importance_weights,
     kl_estimates,
     kl_losses,
@@ -318,3 +320,42 @@ def test_without_weights_a_mismatch_stops_the_run(found) -> None:
 def test_settings_that_cannot_be_meant(cap: float, engine: str) -> None:
     with pytest.raises(UserError, match="importance_cap is"):
         PPOConfig(importance_cap=cap, engine=engine)
+
+
+@QUICK
+@given(st.floats(-20, 0), st.floats(-20, 0))
+def test_k3_is_never_negative(now, then):
+    assert kl_estimates(doubles([now]), doubles([then]))[1].item() >= 0.0
+
+
+def test_fixed_coefficient_stays():
+    controller = KLController(0.05)
+    controller.adapt(1000.0, 64)
+    assert controller.beta == 0.05
+
+
+def test_adaptive_coefficient_compounds():
+    controller = AdaptiveKL(beta=1.0, target=1.0, horizon=100)
+    for _ in range(3):
+        controller.adapt(2.0, samples=50)  # times 1 + .2 x 50 / 100 = 1.1
+    assert controller.beta == pytest.approx(1.331, rel=1e-12)
+
+
+@QUICK
+@given(st.floats(0.01, 1.0), st.lists(st.floats(-5, 50), max_size=20), st.integers(1, 1000))
+def test_adaptive_coefficient_stays_positive_and_moves_towards_the_target(beta, kls, samples):
+    controller = AdaptiveKL(beta, target=6.0, horizon=1000)
+    for kl in kls:
+        before = controller.beta
+        controller.adapt(kl, samples)
+        assert controller.beta > 0
+        assert (controller.beta - before) * (kl - 6.0) >= 0
+        assert 0.8 * before - 1e-15 <= controller.beta <= 1.2 * before + 1e-15
+
+
+@QUICK
+@given(st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 0.9))
+def test_clipping_only_ever_makes_the_loss_larger(now, old, other, clip):
+    one, two, three = doubles([now]), doubles([old]), doubles([other])
+    assert policy_losses(one, two, three, clip)[0].item() >= (-three * torch.exp(one - two)).item() - 1e-12
+    assert value_losses(one, two, three, clip)[0].item() >= 0.5 * (now - other) ** 2 - 1e-12

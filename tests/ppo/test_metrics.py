@@ -5,7 +5,7 @@ import torch
 
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.metrics import PATIENCE, DriftWatch, NegativeKLWatch, OveroptimizationWatch
+from align.ppo.metrics import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch, OveroptimizationWatch
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
 FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "ended": 0.9}
@@ -140,3 +140,25 @@ def test_without_patience_or_judge_nothing_stops():
         watch.check(update, evaluation(float(update), -float(update)))
         assert watch.check(update, {"reward": float(update)}) == ""
     assert not watch.reached
+
+
+def test_a_true_kl_near_zero_does_not_stop_a_run():
+    watch, rng = NegativeKLWatch(), torch.Generator().manual_seed(0)
+    for _ in range(2000):
+        watch.check(torch.randn(64, generator=rng) * 0.1)
+
+
+def test_a_rollout_without_complete_responses_says_nothing_of_their_level():
+    watch = MissingEosWatch(-1.0)
+    assert watch.check(torch.tensor([-1.0, -1.0]), torch.tensor([False, False])) == ""
+    assert "mean score of -3" in watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False]))
+    assert watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False])) == ""
+
+
+def test_all_warnings_are_said():
+    assert len(drift(length=200.0, repetition=0.5, ended=0.1)) == 3
+
+
+def test_a_first_evaluation_without_text_divides_by_nothing():
+    watch = DriftWatch({**FIRST, "length": 0.0})
+    assert watch.check({**FIRST, "reward": 2.0, "length": 10.0}) == ["responses went from 0 to 10 tokens"]

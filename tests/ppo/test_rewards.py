@@ -55,7 +55,11 @@ def test_functions_are_found_with_their_weights(own_module):
         "no_such_module_anywhere:f",
         "align.ppo.toy_rewards:no_such_function",
         "align.ppo.toy_rewards",
+        "align.ppo.toy_rewards:",
+        ":f",
+        "",
         "align.ppo.toy_rewards:brevity=much",
+        ".toy_rewards:brevity",
     ],
 )
 def test_a_wrong_specification_is_one_line_that_repeats_it(text):
@@ -161,3 +165,15 @@ def test_processes_that_wait_for_a_reward_outlast_its_timeout():
         UserError, match=r"reward_timeout is 300, but the other processes wait for collective_timeout \(300 s\)"
     ):
         _require_patience(PPOConfig(reward_timeout=300, collective_timeout=300))
+
+
+def test_a_weight_that_is_not_finite_is_refused():
+    with pytest.raises(UserError, match="brevity=nan': its weight must be a finite number"):
+        load_functions(["align.ppo.toy_rewards:brevity=nan"])
+
+
+def test_two_functions_of_one_name_both_count(own_module):
+    own_module("own_rewards_b", "def score(prompts, responses):\n    return [1.0] * len(responses)\n")
+    own_module("own_rewards_c", "def score(prompts, responses):\n    return [10.0] * len(responses)\n")
+    scores, _ = Rewards([], load_functions(["own_rewards_b:score", "own_rewards_c:score"]))(rollout("x"))
+    assert scores.item() == 11.0

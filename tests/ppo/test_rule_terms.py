@@ -9,7 +9,9 @@ import torch
 from align.core.errors import UserError
 from align.ppo import rule_terms
 from align.ppo.config import PPOConfig
+from align.ppo.rollout import Rollout
 from align.ppo.rule_terms import RuleTerms, damped_multiplier, lagrangian_scores, next_multiplier, read_budgets
+from align.tokenization.encoded import EncodedPrompt
 
 
 class Judge:
@@ -205,3 +207,18 @@ def test_a_checkpoint_of_other_rules_is_refused():
 def test_bad_budgets(given, says):
     with pytest.raises(UserError, match=says):
         read_budgets(given, ["a", "b"])
+
+
+def test_good_budgets():
+    assert read_budgets([], ["a"]) == {}
+    assert read_budgets(["a=0.3", "0.1"], ["a", "b"]) == read_budgets(["0.1", "a=0.3"], ["a", "b"]) == {"a": 0.3, "b": 0.1}
+
+
+def test_violations_come_from_the_judge_in_its_order():
+    rules = RuleTerms(PPOConfig(rule_model="x"), Judge([[0.1, 0.2], [0.3, 0.4]]))
+    prompts = [EncodedPrompt(({"role": "user", "content": "Hi"},), [1])] * 2
+    found = rules.violations(Rollout(prompts, [[2], [2]], [True, True], ["", ""]))
+    assert {rule: values.tolist() for rule, values in found.items()} == {
+        "a": pytest.approx([0.1, 0.2]),
+        "b": pytest.approx([0.3, 0.4]),
+    }

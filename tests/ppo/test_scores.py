@@ -163,3 +163,8 @@ def test_disagreement_by_hand():
 def test_rules_for_a_missing_end(rule, penalty, expected):
     scores = torch.tensor([3.0, 2.0, -5.0])
     assert apply_missing_eos_rule(scores, torch.tensor([True, False, False]), rule, penalty).tolist() == expected
+
+
+def test_one_length_explains_nothing():
+    assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 3]), torch.tensor([True, True]), 2) == 0.0
+    assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 4]), torch.tensor([True, False]), 2) == 0.0

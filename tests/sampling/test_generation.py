@@ -1,5 +1,6 @@
 """Sampling: what it draws, where it ends, and that a row's text is its own."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from align.core.seeds import Stream, generator
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.loading import load
+from align.models.roles import response_log_probs
 from align.sampling import generation
 from align.sampling.engines import sampling_tokens
 from align.sampling.generation import Sampling, _warpers, draw, row_uniforms, sample
@@ -64,6 +66,38 @@ def test_every_token_is_what_its_noise_draws_from_the_scored_distribution(backbo
             assert lower - 1e-5 < uniforms[row, step] < upper[token] + 1e-5
             log_likelihood += float(scored[token])
     assert log_likelihood < -20.0  # nothing was certain
+
+
+def test_a_sampled_log_prob_is_the_scored_one_at_the_same_temperature(backbone):
+    """The log-prob at sampling, with cache, left padding and rows that leave, against `hidden` and `logits`."""
+    sampling = Sampling(max_new_tokens=10, temperature=0.7)
+    recorded = []
+    ids = {}
+
+    class Recording(copy.copy(backbone).__class__):
+        def logits(self, hidden):
+            logits = super().logits(hidden)
+            recorded.append(torch.log_softmax(logits.float() / sampling.temperature, -1))
+            return logits
+
+    listening = Recording(backbone.model)
+    uniforms = row_uniforms(len(PROMPTS), sampling, 3, Stream.ROLLOUT)
+    found = sample(listening, PROMPTS, uniforms, sampling, frozenset(range(1, 264, 3)))
+    # Rows were sampled longest prompt first, all in one batch; a row is gone in the steps after its end.
+    order = sorted(range(len(PROMPTS)), key=lambda row: (-len(PROMPTS[row]), row))
+    for step, step_log_probs in enumerate(recorded):
+        alive = [row for row in order if len(found.ids[row]) > step]
+        assert len(step_log_probs) == len(alive)  # ended rows have left the batch
+        for place, row in enumerate(alive):
+            ids.setdefault(row, []).append(float(step_log_probs[place, found.ids[row][step]]))
+    response = Padded.from_lists(found.ids)
+    with torch.no_grad():
+        hidden = backbone.hidden(Padded.from_lists(PROMPTS), response)
+        scored, _ = response_log_probs(backbone, hidden, response, response.mask(), sampling.temperature)
+    for row, sampled in ids.items():
+        torch.testing.assert_close(scored[row, : len(sampled)], torch.tensor(sampled), atol=1e-5, rtol=0)
+    assert sum(map(len, ids.values())) == sum(map(len, found.ids))
+    assert len({len(row) for row in found.ids}) > 2
 
 
 # ---------------------------------------------------------------------------------------------------------------- greedy
@@ -319,3 +353,23 @@ def test_a_gpu_takes_half_of_what_weights_leave(sharp_backbones, free, resident)
 def test_a_row_is_sampled_where_there_is_no_room_at_all(sharp_backbones):
     found = sampling_tokens(memory("cuda", 2**20, 2**30), sharp_backbones["tiny-llama"], 100)
     assert found == 64
+
+
+def test_noise_is_the_same_for_the_same_seed_whatever_else_was_drawn():
+    torch.manual_seed(0)
+    first = row_uniforms(3, Sampling(max_new_tokens=4), 7, 1, 2)
+    torch.manual_seed(99)
+    torch.rand(5)
+    before = torch.get_rng_state()
+    assert torch.equal(row_uniforms(3, Sampling(max_new_tokens=4), 7, 1, 2), first)
+    assert torch.equal(torch.get_rng_state(), before), "the global generator must not move"
+
+
+def test_order_and_number_of_parts_matter():
+    seeds = [(0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1), (1, 0), (1, 1), (2**32 - 1, 3)]
+    assert len({tuple(generator(*seed).random(4)) for seed in seeds}) == len(seeds)
+
+
+def test_the_noise_of_a_row_does_not_depend_on_the_number_of_rows():
+    few, many = (row_uniforms(rows, Sampling(max_new_tokens=5), 7, Stream.ROLLOUT) for rows in (2, 4))
+    assert torch.equal(few, many[:2])

@@ -77,3 +77,28 @@ def test_without_vllm_its_engines_are_refused_with_what_to_install(settings, mon
     monkeypatch.setitem(sys.modules, "vllm", None)  # Python's own way of saying that there is none
     with pytest.raises(UserError, match=rf"engine {engine}: vLLM is not installed .* pip install 'align-rlhf\[vllm\]'"):
         run_ppo(PPOConfig(**settings | {"engine": engine}))
+
+
+def test_weights_that_vllm_does_not_take_are_one_line(stand_in_vllm, settings, monkeypatch):
+    from vllm.model import Model
+
+    def refuses(*_):
+        raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
+
+    monkeypatch.setattr(Model, "load_weights", refuses)
+    with pytest.raises(UserError, match=r"vLLM does not take the weights \('Parameter' object .*'\); does it know this"):
+        run_ppo(PPOConfig(**settings))
+
+
+def test_tokens_that_the_model_does_not_have_are_one_line(stand_in_vllm, settings, monkeypatch):
+    from vllm.model import Model
+
+    honest = Model.generate
+
+    def dishonest(self, prompt, sampling):
+        ids, seen = honest(self, prompt, sampling)
+        return [*ids[:-1], 1_000_000], seen
+
+    monkeypatch.setattr(Model, "generate", dishonest)
+    with pytest.raises(UserError, match=r"vLLM gave a wrong answer \(it returned token 1000000, but the model has tokens 0"):
+        run_ppo(PPOConfig(**settings))

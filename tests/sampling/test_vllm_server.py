@@ -373,3 +373,33 @@ def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engi
     trainer = make_ppo(load_sharp("tiny-t5"), engine=engine)
     with pytest.raises(UserError, match=rf"engine {engine}: .* encoder-decoder \(t5\); use engine transformers"):
         make_engine(trainer.config, trainer.optimization, trainer.loaded, 16)
+
+
+def test_nobody_at_the_address(stand_in_vllm, make_engine_of):
+    with pytest.raises(
+        UserError, match=r"127.0.0.1:9: not up after 0.3 s \(ConnectionError\); start it as .* or correct vllm_url"
+    ):
+        make_engine_of("http://127.0.0.1:9", timeout=0.3)
+
+
+@pytest.mark.parametrize(("key", "value"), [("vllm_url", "host:8000"), ("vllm_timeout", 0), ("vllm_memory_share", 1.0)])
+def test_settings_out_of_range(key, value):
+    with pytest.raises(UserError, match=key):
+        PPOConfig(reward_functions=["a:b"], **{key: value})
+
+
+def test_an_impossible_answer_of_the_server_is_one_line(serve, settings, make_engine_of, monkeypatch):
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    honest = server.complete
+
+    def dishonest(body):
+        answer = honest(body)
+        answer["choices"][0]["token_ids"][-1] = 1_000_000
+        return answer
+
+    monkeypatch.setattr(server, "complete", dishonest)
+    with pytest.raises(UserError, match=r"sampling failed \(it returned token 1000000, but the model has tokens 0") as found:
+        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+    assert "\n" not in str(found.value)
+    engine.close()
