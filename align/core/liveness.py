@@ -26,6 +26,8 @@ their own is printed first."""
 BEAT_SECONDS = 1.0
 LOST_AFTER_ERROR = 8.0
 """Seconds without a heartbeat that count after an exchange has failed, in place of a longer `lost_after`."""
+TELL_SECONDS = 5.0
+"""How long a process that ends waits for the store, which has gone or hangs with its process."""
 LEFT, VERDICT = b"left", "verdict"
 """The last heartbeat of a process that ends in order, and the key of the first loss or error."""
 
@@ -43,18 +45,22 @@ class Watch:
         self.store, self.rank, self.processes, self.lost_after = store, rank, processes, lost_after
         self.watched = range(1, processes) if rank == 0 else range(1)
         self.finished = threading.Event()
+        self.exchanging: threading.Thread | None = None
         self.verdict = ""
         """An exit code and the processes that are lost."""
         self.beats: dict[int, bytes] = {}
         self.seen: dict[int, float] = {}
+        self.answered = time.monotonic()
+        """When the store last answered. Of all processes but the first, which may hold it, only its answers tell a loss."""
         self._beat(0)
 
     def start(self) -> None:
         """Begin to watch; all processes must have made their `Watch`."""
         self.seen = dict.fromkeys(range(self.processes), time.monotonic())
         self._read_beats()
-        for loop in (self._exchange, self._judge):
-            threading.Thread(target=loop, daemon=True).start()
+        self.exchanging = threading.Thread(target=self._exchange, daemon=True)
+        self.exchanging.start()
+        threading.Thread(target=self._judge, daemon=True).start()
 
     def leave(self, reason: str, code: int) -> None:
         """Tell the others that this process ends; from now on no loss ends it.
@@ -63,17 +69,27 @@ class Watch:
             reason: why it ends before them; empty: it ends in order.
         """
         self.finished.set()
+        telling = threading.Thread(target=self._tell, args=(reason, code), daemon=True)
+        telling.start()
+        telling.join(TELL_SECONDS)
+
+    def _tell(self, reason: str, code: int) -> None:
+        if self.exchanging:
+            self.exchanging.join()  # a heartbeat that is being written would replace `LEFT`
         with suppress(RuntimeError):  # the store has gone with its process
             if not reason:
                 self.store.set(str(self.rank), LEFT.decode())
                 return
             self.store.compare_set(VERDICT, "", f"{code} process {self.rank} ({socket.gethostname()}: it ended: {reason})")
             if self.rank == 0:
-                time.sleep(2 * BEAT_SECONDS)  # this process may hold the store, which the others have yet to read
+                # This process may hold the store, which the others have yet to read. Meanwhile it prints its error: a
+                # launcher that sees another process end will end this one.
+                threading.Thread(target=time.sleep, args=(2 * BEAT_SECONDS,), daemon=False).start()
 
     def watch_all(self) -> None:
         """Watch all other processes with less patience: an exchange has failed, and the first process may not know it."""
         self.lost_after = min(self.lost_after, LOST_AFTER_ERROR)
+        self.seen |= dict.fromkeys(set(range(self.processes)) - set(self.watched), time.monotonic())  # not read until now
         self.watched = range(self.processes)
 
     def _beat(self, count: int) -> None:
@@ -85,6 +101,7 @@ class Watch:
             if beat != self.beats.get(rank):
                 self.beats[rank] = beat
                 self.seen[rank] = float("inf") if beat == LEFT else time.monotonic()
+        self.answered = time.monotonic()
 
     def _exchange(self) -> None:
         """Write heartbeats and read those of others; an exchange with the store may wait for ever."""
@@ -98,14 +115,22 @@ class Watch:
                     self.verdict = self.store.compare_set(VERDICT, "", self.verdict).decode(errors="replace")
 
     def _judge(self) -> None:
+        before = time.monotonic()
         while not self.finished.wait(BEAT_SECONDS / 2):
-            lost = [r for r in self.watched if r != self.rank and self.seen[r] < time.monotonic() - self.lost_after]
+            now = time.monotonic()
+            if now - before > 2 * BEAT_SECONDS:  # this process was suspended itself, perhaps with all others
+                self.seen = {rank: seen + now - before for rank, seen in self.seen.items()}
+            before = now
+            lost = [r for r in self.watched if r != self.rank and self._silence(r, now) > self.lost_after]
             if lost and not self.verdict:
                 self.verdict = f"{EXIT_LOST} {', '.join(map(self._describe, lost))}"
             if self.verdict:
                 time.sleep(GRACE_SECONDS)
                 self._end()
                 return
+
+    def _silence(self, rank: int, now: float) -> float:
+        return (self.answered if rank else now) - self.seen[rank]
 
     def _describe(self, rank: int) -> str:
         host = self.beats.get(rank, b"?").split()[0].decode(errors="replace")

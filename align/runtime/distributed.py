@@ -109,7 +109,7 @@ def make_accelerator(
         }
         for name in ("offload_optimizer", "offload_param"):  # pinned memory, which accelerate's files cannot ask for
             if plugin.deepspeed_config["zero_optimization"].get(name, {}).get("device") == "cpu":
-                plugin.deepspeed_config["zero_optimization"][name]["pin_memory"] = True
+                plugin.deepspeed_config["zero_optimization"][name].setdefault("pin_memory", True)
     return accelerator
 
 

@@ -131,8 +131,8 @@ def try_largest_micro_batch(run: Run, optimization: Optimization, task: Task, ep
     Raises:
         UserError: if it does not fit.
     """
-    if not run.memory.estimate or not optimization.can_try:
-        return
+    if not run.memory.estimate or not optimization.can_try or run.config.sequence_parallel > 1:
+        return  # processes that share rows exchange within a pass: one that lacks memory would leave the other waiting
     largest: tuple[int, list[int], list[int]] = (0, [], [])
     for update in range(1, min(PLANNED_UPDATES, epochs.updates_per_epoch) + 1):
         rows = epochs.rows(update)

@@ -80,7 +80,7 @@ def test_a_prompt_beyond_the_model(stage, tmp_path, refused):
         (("--learning_rate", "-1"), "learning_rate is -1.0, but must be above 0"),
         (("--modle", "x"), "unknown option --modle; did you mean --model?"),
         (("--config", "none.yaml"), "none.yaml: No such file or directory"),
-        (("--log_to", "wandbb"), "log_to is ['wandbb'], but must be tensorboard, wandb, trackio or none"),
+        (("--log_to", "wandbb"), "log_to is ['wandbb'], but must be one of tensorboard, wandb, trackio, none"),
     ],
 )
 def test_wrong_settings(words, line, refused):

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from align import cli
+from align import __version__, cli
 from align.builtin.zoo import list_builtin
 from align.core.errors import UserError
 from tests.commands.words import rows_of, words_of
@@ -73,6 +73,17 @@ def test_a_wrong_word_is_one_line(words, line, capsys):
         cli.main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err == line + "\n"
+
+
+def test_version(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"align {version('align-rlhf')}\n"
+    assert version("align-rlhf") == __version__
+
+
+def test_data_check_takes_a_kind(capsys):
+    cli.main(["data", "check", str(ROOT / "data" / "demonstrations.jsonl"), "--kind", "prompt"])
+    assert "kind:                  prompt\n" in capsys.readouterr().out
 
 
 def test_data_check(capsys):

@@ -154,22 +154,56 @@ def test_limits_by_hand(limits, words, good, bad):
     assert not any(map(found.allow, bad))
 
 
-@pytest.mark.parametrize(
-    ("stage", "name", "bad", "good"),
-    [
-        (SFTConfig, "lora_rank", [-1], [8]),
-        (SFTConfig, "warmup", [-0.1, 1.0, math.nan], [0.0, 0.99]),
-        (SFTConfig, "adam_beta2", [1.0], [0.95]),
-        (SFTConfig, "max_grad_norm", [-0.1], [0.0]),
-        (SFTConfig, "lost_after", [-1.0, 4.9], [0.0, 5.0]),
-        (DPOConfig, "label_smoothing", [-0.1, 0.5], [0.0, 0.49]),
-        (RewardConfig, "epochs", [0, -1], [1]),
-        (PPOConfig, "learning_rate", [0, -1e-5, math.inf], [1e-9]),  # PPO has another default, and the same limits
-        (PPOConfig, "samples_per_prompt", [0, 3, 128], [1, 4, 64]),
-        (PPOConfig, "minibatches", [0, 65], [64]),
-        (PPOConfig, "critic_warmup", [-1, 100], [0, 99]),
+ALL = [
+    ("learning_rate", [0, -1e-5, math.nan, math.inf], [1e-9]),
+    ("warmup", [-0.1, 1.0, math.nan], [0.0, 0.99]),
+    *((name, [-0.1, 1.0], [0.0, 0.95]) for name in ("adam_beta1", "adam_beta2")),
+    ("micro_batch_tokens", [0, -1], [1]),
+    *((name, [-1], [0, 8]) for name in ("lora_rank", "save_every", "keep_checkpoints")),
+    *((name, [-0.1], [0.0]) for name in ("max_grad_norm", "weight_decay", "adam_epsilon", "memory_limit")),
+    ("lora_alpha", [math.nan], [-1.0]),
+    ("router_loss_weight", [-0.1], [0.0]),
+    ("layer_decay", [0, 1.1], [0.4, 1.0]),
+    ("seed", [-1, 2**32], [0, 2**32 - 1]),
+    ("lost_after", [-1.0, 4.9], [0.0, 5.0]),
+    *((name, [0.9, 86_401], [1, 86_400]) for name in ("collective_timeout", "stop_grace")),
+    ("log_to", [["tensorbord"], ["wandb", "x"]], [["none"], ["wandb", "trackio"]]),
+]
+EPOCHS = [
+    *((name, [0, -1], [1]) for name in ("epochs", "batch_size", "max_prompt_tokens", "max_response_tokens")),
+    ("evaluate_every", [-1], [0]),
+    ("mixing_cap", [-1], [0]),
+    ("mixing_temperature", [0.9], [1.0]),
+]
+RANGES = {
+    SFTConfig: [*EPOCHS, ("prompt_loss_weight", [-0.1], [0.0, 0.5]), ("sequence_parallel", [0], [1])],
+    RewardConfig: [*EPOCHS, *((name, [-0.01], [0.0]) for name in ("centering_weight", "lm_loss_weight"))],
+    DPOConfig: [*EPOCHS, ("beta", [0.0, -0.1, math.nan], [0.01]), ("label_smoothing", [-0.1, 0.5], [0.0, 0.49])],
+    PPOConfig: [
+        *((name, [0, -1], [1]) for name in ("updates", "epochs", "max_new_tokens", "max_prompt_tokens")),
+        ("rollout_size", [0, -64], [1]),
+        ("temperature", [0.0, -1.0], [0.7]),
+        ("missing_eos_score", [math.nan], [-1.0]),
+        ("kl_horizon", [0], [1]),
+        ("max_kl", [0.0], [0.1]),
+        ("evaluate_every", [0], [1]),
+        *((name, [-0.1, math.nan], [0.0]) for name in ("kl_beta", "kl_target", "clip", "value_clip", "value_weight")),
+        ("ptx_weight", [-1.0], [0.0]),
+        *((name, [-0.1, 1.1], [0.0, 1.0]) for name in ("gamma", "lam")),
+        ("length_adjustment", [-0.1, 1.1], [0.0]),
+        ("samples_per_prompt", [0, 3, 128], [1, 4, 64]),
+        ("minibatches", [0, 65], [1, 64]),
+        ("value_learning_rate", [-1e-6], [0.0]),
+        *((name, [-1], [0, 2]) for name in ("score_clip", "judge_patience")),
+        *((name, [-0.1], [0.0, 0.3]) for name in ("uncertainty_weight", "clip_high", "entropy_weight")),
+        ("ema_decay", [-0.1, 1.0], [0.0, 0.992]),
+        ("critic_warmup", [-1, 100], [0, 99]),
     ],
-)
+}
+CASES = [(stage, *case) for stage in STAGES for case in ALL + RANGES[stage]]
+
+
+@pytest.mark.parametrize(("stage", "name", "bad", "good"), CASES, ids=lambda part: getattr(part, "__name__", str(part)))
 def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, good):
     for value in bad:
         refused(lambda value=value: make(stage, **{name: value}), f"{name} is {value!r}, but must be")
@@ -177,7 +211,7 @@ def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, g
         assert getattr(make(stage, **{name: value}), name) == value
     config = make(stage)
     before = getattr(config, name)
-    refused(lambda: setattr(config, name, -5), f"{name} is -5, but must be")
+    refused(lambda: setattr(config, name, bad[0]), f"{name} is {bad[0]!r}, but must be")
     assert getattr(config, name) == before
 
 

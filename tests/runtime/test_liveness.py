@@ -5,12 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
+from align.core import liveness
 from align.core.liveness import EXIT_LOST
 from align.core.signals import EXIT_STOPPED
 from tests.launch.launcher import free_port
@@ -66,6 +69,44 @@ def test_a_failed_exchange_names_the_lost_process_sooner(three: list[subprocess.
     assert f"lost process 2 ({socket.gethostname()}: no sign of life for 1 s)" in printed
 
 
+def test_a_failed_exchange_names_the_holder_of_the_store_alone(three: list[subprocess.Popen[str]]) -> None:
+    three[0].kill()
+    obey(three[1], "exchange")
+    assert f"lost process 0 ({socket.gethostname()}: no sign of life for 1 s);" in end(three[1])[1]
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[liveness.Watch], str]:
+    """The verdict of a watch without exchanges after a moment."""
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.02)
+
+    def judge(watch: liveness.Watch) -> str:
+        thread = threading.Thread(target=watch._judge, daemon=True)
+        thread.start()
+        time.sleep(0.3)
+        watch.finished.set()
+        thread.join()
+        return watch.verdict
+
+    return judge
+
+
+def test_a_failed_exchange_blames_no_process_whose_heartbeat_was_not_read_before(judged) -> None:
+    watch = liveness.Watch(HashStore(), 1, 3, 45.0)
+    watch.seen = {0: time.monotonic()} | dict.fromkeys((1, 2), time.monotonic() - 3600)  # as an hour after the start
+    watch.watch_all()
+    assert not judged(watch)
+
+
+def test_a_process_that_was_suspended_blames_nobody_when_it_wakes(judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = liveness.Watch(HashStore(), 1, 3, 45.0)
+    watch.seen = dict.fromkeys(range(3), time.monotonic())
+    times = iter([time.monotonic()])
+    awake = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: next(times, awake() + 3600))
+    assert not judged(watch)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_end_in_order_ends_nobody(three: list[subprocess.Popen[str]], first: int) -> None:
     obey(three[first], "6")
@@ -88,13 +129,41 @@ def test_an_end_of_one_process_is_told_to_those_that_would_wait_for_it(
         assert f"error: lost process {rank} ({socket.gethostname()}: it ended: {reason})" in printed
 
 
+def test_a_process_ends_though_the_first_one_hangs_with_the_store(three: list[subprocess.Popen[str]]) -> None:
+    three[0].send_signal(signal.SIGSTOP)
+    time.sleep(1)  # an exchange with the store is going on, and less than LOST_AFTER has passed
+    obey(three[1], "0 2 a mistake")
+    assert end(three[1]) == (0, "")
+
+
+def test_a_heartbeat_that_is_being_written_does_not_replace_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.02)
+    store, begun, beat = HashStore(), threading.Event(), liveness.Watch._beat
+
+    def slow(watch: liveness.Watch, count: int) -> None:
+        if count:
+            begun.set()
+            time.sleep(0.3)
+        beat(watch, count)
+
+    monkeypatch.setattr(liveness.Watch, "_beat", slow)
+    store.set("0", "here 0")
+    watch = liveness.Watch(store, 1, 2, 45.0)
+    watch.start()
+    assert begun.wait(10)
+    watch.leave("", 0)
+    time.sleep(0.5)
+    assert store.get("1") == liveness.LEFT
+
+
 def test_the_first_cause_is_told_by_a_first_process_that_is_asked_to_stop_because_of_it(
     three: list[subprocess.Popen[str]],
 ) -> None:
     """Its launcher ends it by SIGTERM when another process of its machine has failed; a third is on another machine."""
     obey(three[1], "0 2 a mistake")
-    assert end(three[1]) == (0, "")
+    time.sleep(0.1)  # it has told its end, and the first process is still within its time of grace
     obey(three[0], "0 75 stopped by SIGTERM")
+    assert end(three[1]) == (0, "")
     code, printed = end(three[2])
     assert code == 2
     assert "error: lost process 1 " in printed
@@ -105,3 +174,11 @@ def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.
     for process in three:
         obey(process, "1.5 2 a mistake")  # it still runs for longer than the time of grace
     assert [end(process) for process in three] == 3 * [(0, "")]
+
+
+def test_the_first_process_prints_its_error_before_a_launcher_ends_it() -> None:
+    watch = liveness.Watch(HashStore(), 0, 2, 45.0)
+    begun = time.monotonic()
+    watch.leave("a mistake", 2)
+    assert time.monotonic() < begun + liveness.BEAT_SECONDS
+    assert any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()), "it stays"
