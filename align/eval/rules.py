@@ -7,6 +7,7 @@ violates its rule, from 0 to 1.
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -336,6 +337,5 @@ def rule_endpoint(config: EndpointConfig) -> CaseScorer:
 
 
 if __name__ == "__main__":
-    from align.eval import rules  # a scorer's module imports this file by its name: cases are of that class
-
-    run_stage(rules.RulesConfig, rules.run_rules)
+    sys.modules["align.eval.rules"] = sys.modules[__name__]  # a scorer's module that imports it gets the same classes
+    run_stage(RulesConfig, run_rules)

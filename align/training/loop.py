@@ -14,7 +14,7 @@ from align.batches.mixtures import MixedExamples, TrainingData, data_name
 from align.batches.streams import examples_digest
 from align.core.errors import UserError
 from align.core.files import write_json
-from align.core.settings import MixtureConfig, ModelConfig
+from align.core.settings import MixtureConfig, ModelConfig, SequenceConfig
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main
@@ -131,7 +131,8 @@ def try_largest_micro_batch(run: Run, optimization: Optimization, task: Task, ep
     Raises:
         UserError: if it does not fit.
     """
-    if not run.memory.estimate or not optimization.can_try or run.config.sequence_parallel > 1:
+    shares_rows = isinstance(run.config, SequenceConfig) and run.config.sequence_parallel > 1
+    if not run.memory.estimate or not optimization.can_try or shares_rows:
         return  # processes that share rows exchange within a pass: one that lacks memory would leave the other waiting
     largest: tuple[int, list[int], list[int]] = (0, [], [])
     for update in range(1, min(PLANNED_UPDATES, epochs.updates_per_epoch) + 1):

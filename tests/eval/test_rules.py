@@ -54,6 +54,7 @@ def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, mo
     words = ["--responses", str(tmp_path / "r.jsonl"), "--scorer", "own_scorer:judge", "--output", str(tmp_path / "out")]
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", [rules.__file__, *words])
+    monkeypatch.setitem(sys.modules, "align.eval.rules", rules)  # and put back at the end
     runpy.run_path(rules.__file__, run_name="__main__")
     (found,) = read_evaluations(tmp_path / "out" / "rules.json")
     assert found.figures[0].value == 1.0
