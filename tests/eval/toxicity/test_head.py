@@ -1,10 +1,6 @@
 """The default scorer: n-grams, the head, the shipped weights on sentences that nobody trained on, and what must raise
 nothing: length, and the names of groups."""
 
-import io
-import pickle
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -25,7 +21,7 @@ from align.eval.toxicity.head import (
     sense_logits,
 )
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
-from benchmarks.toxicity_data import _Containers, read_own_rows
+from benchmarks.toxicity_data import read_own_rows
 
 # --------------------------------------------------------------------------------------------------------------- words
 
@@ -174,20 +170,3 @@ def test_no_labeled_text_is_trained_on():
     assert len(labeled) == 240
     assert not labeled & set(trained)
     assert len(set(trained)) == len(trained)
-
-
-class Touches:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
-
-
-def test_a_pickle_runs_nothing(tmp_path):
-    """The same bytes make a file where pickle itself reads them."""
-    stored = pickle.dumps(Touches(tmp_path / "made"))
-    _Containers(io.BytesIO(stored)).load()
-    assert not (tmp_path / "made").exists()
-    pickle.loads(stored)
-    assert (tmp_path / "made").exists()
