@@ -16,19 +16,21 @@ TRAINING_STAGES = {
     "sft": Stage("fine-tune a model on demonstrations", "align.sft:SFTConfig", "align.sft:run_sft"),
     "reward": Stage("train a reward model on ranked responses", "align.reward:RewardConfig", "align.reward:run_reward"),
     "rules": Stage(
-        "train a model of rules on people's judgments of responses", "align.rules:RuleConfig", "align.rules:run_rule_model"
+        "train a model of rules on people's judgments of responses",
+        "align.extras.rules:RuleConfig",
+        "align.extras.rules:run_rule_model",
     ),
     "attributes": Stage(
         "train a model of several qualities of a response, with a head for each",
-        "align.attributes:AttributeConfig",
-        "align.attributes:run_attribute_model",
+        "align.extras.attributes:AttributeConfig",
+        "align.extras.attributes:run_attribute_model",
     ),
     "ppo": Stage("train a policy against rewards by PPO", "align.ppo:PPOConfig", "align.ppo:run_ppo"),
     "dpo": Stage("train a policy on ranked responses without a reward model", "align.dpo:DPOConfig", "align.dpo:run_dpo"),
     "distill": Stage(
         "train a smaller model to predict what its teacher predicts",
-        "align.distill:DistillConfig",
-        "align.distill:run_distill",
+        "align.extras.distill:DistillConfig",
+        "align.extras.distill:run_distill",
     ),
 }
 OTHER_STAGES = {
@@ -39,13 +41,13 @@ OTHER_STAGES = {
     ),
     "loop": Stage(
         "rounds of sampling, labeling, reward modeling and PPO",
-        "align.commands.loop_labels:LoopConfig",
-        "align.commands.loop:run_loop",
+        "align.extras.loop_labels:LoopConfig",
+        "align.extras.loop:run_loop",
     ),
     "plan": Stage(
         "estimate the cost of training before it starts: time and memory",
-        "align.commands.plan:PlanConfig",
-        "align.commands.plan:run_plan",
+        "align.extras.plan:PlanConfig",
+        "align.extras.plan:run_plan",
     ),
     "serve-reward": Stage(
         "answer HTTP requests with a reward model's scores",

@@ -20,7 +20,7 @@ from align import cli
 from tests.launch.launcher import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORTED = ("align.sft", "align.reward", "align.rules", "align.ppo", "align.dpo")
+IMPORTED = ("align.sft", "align.reward", "align.extras.rules", "align.ppo", "align.dpo")
 LOST_SECONDS = 60.0
 """Within this time after a process was killed, those that it trained with have ended."""
 

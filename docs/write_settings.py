@@ -7,11 +7,11 @@ from types import UnionType
 from typing import Any
 
 from align.cli import stage_configs
-from align.commands.loop_labels import LoopConfig
-from align.commands.plan import PlanConfig
 from align.commands.sample import SampleConfig
 from align.core.settings import ModelConfig, RunConfig
 from align.eval.tasks import TASKS
+from align.extras.loop_labels import LoopConfig
+from align.extras.plan import PlanConfig
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings

@@ -10,20 +10,20 @@ import torch
 from accelerate import Accelerator
 from rich.progress import Progress
 
-from align.attributes.expressions import Condition, Expression
-from align.attributes.model import heads_of
-from align.attributes.scoring import AttributeScorer
 from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError
 from align.core.files import write_text
 from align.core.seeds import Stream
 from align.core.settings import ModelConfig, option, require_setting
 from align.data.conversation import to_json
+from align.extras.attributes.expressions import Condition, Expression
+from align.extras.attributes.model import heads_of
+from align.extras.attributes.scoring import AttributeScorer
+from align.extras.rules.rubrics import Rubric, RubricSettings, load_rubrics
+from align.extras.rules.scoring import RuleScorer, RuleUse, best_response, rules_of_model
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import RULE, LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.rules.rubrics import Rubric, RubricSettings, load_rubrics
-from align.rules.scoring import RuleScorer, RuleUse, best_response, rules_of_model
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.environment import console
 from align.sampling.generation import row_uniforms, sample

@@ -33,7 +33,7 @@ from align.eval.core.results import Evaluation, Figure, Json, ResultStore, conte
 from align.eval.core.settings import EvalConfig, parse_rows
 from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
 from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
-from align.rules.rubrics import RubricSettings, load_rubrics
+from align.extras.rules.rubrics import RubricSettings, load_rubrics
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from align.core.settings import ModelConfig, RunConfig, option, require_setting
-from align.rules.rubrics import RubricSettings
+from align.extras.rules.rubrics import RubricSettings
 from align.sampling.settings import EngineConfig
 
 EnsembleRule = Literal["mean", "wco", "uwo"]

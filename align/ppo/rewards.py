@@ -14,14 +14,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.attributes.scoring import AttributeReward
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function
 from align.data.records import Conversation
+from align.extras.attributes.scoring import AttributeReward
+from align.extras.rules.rubrics import RubricScorer
 from align.ppo.rollout import Rollout
 from align.ppo.scores import combine_rewards, disagreement
 from align.reward.scoring import RewardModelScorer
-from align.rules.rubrics import RubricScorer
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import FlopsProfile
 from align.tokenization.encoded import SampledResponse

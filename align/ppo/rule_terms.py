@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from align.core.errors import UserError, nearest_name_hint
+from align.extras.rules.scoring import RuleScorer
 from align.ppo.config import PPOConfig
 from align.ppo.rollout import Rollout
 from align.ppo.scores import RunningMoments
-from align.rules.scoring import RuleScorer
 
 PREFERENCE = "preference"
 Violations = Mapping[str, Tensor]

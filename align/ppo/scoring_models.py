@@ -9,7 +9,8 @@ from accelerate import Accelerator
 from peft import PeftConfig
 from torch import nn
 
-from align.attributes.scoring import AttributeReward, AttributeScorer
+from align.extras.attributes.scoring import AttributeReward, AttributeScorer
+from align.extras.rules.rubrics import LocalJudge, RubricScorer, load_rubrics
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
@@ -27,7 +28,6 @@ from align.reward.checkpoint import (
     scorer_folder,
 )
 from align.reward.scoring import RewardModelScorer
-from align.rules.rubrics import LocalJudge, RubricScorer, load_rubrics
 from align.tokenization import load_tokenization
 
 RULE_ADAPTER = "rules"

@@ -9,10 +9,12 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from align.attributes.scoring import AttributeReward
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.batches.mixtures import data_name
 from align.core.errors import UserError
+from align.extras.attributes.scoring import AttributeReward
+from align.extras.rules.rubrics import Rubric
+from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import ActorCritic, LanguageModel, Roles
@@ -27,8 +29,6 @@ from align.ppo.scoring_models import RewardSource, ScoringModels, load_scoring_m
 from align.ppo.setup import ReferenceRefresh, build_actor_critic, check_memory, copy_backbone, rate_groups
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.rules.rubrics import Rubric
-from align.rules.scoring import RuleScorer, rules_of_model
 from align.runtime.distributed import zero_stage
 from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine

@@ -50,7 +50,8 @@ def chat_completion(
     """Ask the endpoint's chat model one question at temperature 0 and return the first choice of its answer.
 
     Args:
-        pause, advice: see `post_json`.
+        pause: see `post_json`.
+        advice: see `post_json`.
         options: further fields of the request, such as max_tokens and logprobs.
 
     Raises:

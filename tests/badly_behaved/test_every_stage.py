@@ -290,7 +290,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(specimen, stage, source, 
         "ppo": (
             run_ppo,
             lambda: PPOConfig(
-                **common, prompts=data["prompts"], reward_functions=["tests.commands.liking:code_points"], updates=1
+                **common, prompts=data["prompts"], reward_functions=["tests.extras.liking:code_points"], updates=1
             ),
         ),
     }[stage]

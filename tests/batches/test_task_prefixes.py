@@ -8,10 +8,10 @@ from accelerate import Accelerator
 from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.limits import Limits
 from align.batches.mixtures import Mixture, encode_mixture
-from align.commands.plan_work import sft_work
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data.conversation import user_turn
+from align.extras.plan_work import sft_work
 from align.reward import RewardConfig
 from align.sft import SFTConfig
 from align.sft.train import encode, stream_of

@@ -10,8 +10,8 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from align.builtin.zoo import list_builtin
 from align.core.settings_parser import parse
-from align.distill import DistillConfig
 from align.dpo import DPOConfig
+from align.extras.distill import DistillConfig
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
 from align.sft import SFTConfig
@@ -170,7 +170,7 @@ def test_configs_of_rule_models(name):
     from align.data.readers import read_records
     from align.data.records import RuleJudgment
     from align.data.rules import read_rules
-    from align.rules import RuleConfig
+    from align.extras.rules import RuleConfig
 
     path = CONFIGS / "rule-model" / f"{name}.yaml"
     config, written = parse(RuleConfig, ["--config", str(path)]), yaml.safe_load(path.read_text())
@@ -188,9 +188,9 @@ def test_configs_of_rule_models(name):
 @pytest.mark.parametrize("name", ["tiny-llama", "smollm2-135m", "smollm2-135m-generative"])
 def test_configs_of_attribute_models(name):
     """Every value arrives and is a decision, the data is there and rates the heads, and the model is what SFT leaves."""
-    from align.attributes import AttributeConfig
     from align.data.readers import read_records
     from align.data.records import AttributeJudgment, Ranking
+    from align.extras.attributes import AttributeConfig
 
     path, model = CONFIGS / "attributes" / f"{name}.yaml", name.removesuffix("-generative")
     config, written = parse(AttributeConfig, ["--config", str(path)]), yaml.safe_load(path.read_text())

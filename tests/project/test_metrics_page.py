@@ -51,12 +51,12 @@ def write_data(folder):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, serve):
     """The folders of two updates of each stage on tiny-llama, with everything on that writes a metric."""
-    from align.attributes import run_attribute_model
-    from align.distill import run_distill
     from align.dpo import run_dpo
+    from align.extras.attributes import run_attribute_model
+    from align.extras.distill import run_distill
+    from align.extras.rules import run_rule_model
     from align.ppo import run_ppo
     from align.reward import run_reward
-    from align.rules import run_rule_model
     from align.sft import run_sft
 
     root = tmp_path_factory.mktemp("docs")

@@ -22,7 +22,7 @@ KNOWS_ARCHITECTURES = {
 BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {"align/builtin/tiny.py", "align/builtin/smollm2.py"}
 PURE = (
     "align/core/tensor_ops.py",
-    "align/distill/loss.py",
+    "align/extras/distill/loss.py",
     "align/dpo/loss.py",
     "align/sft/loss.py",
     "align/reward/loss.py",

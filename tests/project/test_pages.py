@@ -49,9 +49,9 @@ def commands(inline):
 def settings_of(words):
     """The settings class of a command and the words that are left, or None where the command has no such class."""
     from align.cli import stage_configs
-    from align.commands.plan import PlanConfig
     from align.commands.sample import SampleConfig
     from align.eval.tasks import TASKS
+    from align.extras.plan import PlanConfig
 
     assert words[0] in COMMANDS
     if words[0] == "eval":
@@ -161,7 +161,7 @@ def test_the_tutorial_shows_what_data_check_prints(monkeypatch):
 
 def layers_in(block):
     """The rows of a drawing of the layers, from the ground up."""
-    return [set(re.findall(r"\w+", line)) for line in reversed(block.strip().splitlines())]
+    return [set(re.findall(r"[\w.]+", line)) for line in reversed(block.strip().splitlines())]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def layers_in(block):
 )
 def test_the_layers_that_are_drawn_are_those_of_the_code(path, pattern):
     found = re.search(pattern, text_of(path), re.S | re.M)
-    there = {part_of(name) for name in SOURCES} - {""}
+    there = {part_of(name) for name in SOURCES} - {"", "extras"}
     assert layers_in(found.group(found.lastindex or 0)) == [layer & there for layer in LAYERS]
 
 

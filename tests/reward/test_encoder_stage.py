@@ -10,19 +10,19 @@ from accelerate import Accelerator
 from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from align.attributes import AttributeConfig, AttributeTrainer
-from align.attributes.model import Head, load_attribute_model
 from align.core.errors import UserError
 from align.eval.truthfulness.judge import load_judge, read_labeled_answers, split_by_question
 from align.eval.truthfulness.train_judge import JudgeConfig, held_out_figures, run_train_judge
+from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes.model import Head, load_attribute_model
+from align.extras.rules import RuleConfig, RuleTrainer
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
 from align.reward import RewardConfig, RewardTrainer
 from align.reward.checkpoint import RULE, load_reward_model
 from align.reward.rankings import reward_rankings
-from align.rules import RuleConfig, RuleTrainer
 from align.sft import SFTConfig, run_sft
+from tests.extras.rules.planted import RULES
 from tests.models.encoders import CONFIGS, write_encoder
-from tests.rules.planted import RULES
 
 COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 160}
 CASES = [(family, rank) for family in CONFIGS for rank in (0, 4)]

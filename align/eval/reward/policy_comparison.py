@@ -69,7 +69,8 @@ def compare_policies(
     """Let two policies answer the same prompts, and score both.
 
     Args:
-        before, after: folders or names of policies with the same tokenizer.
+        before: folder or name of a policy.
+        after: another one, with the same tokenizer.
         reward: scores the answers; its mean over demonstrations is subtracted.
         seed: of the sampling noise, which both share.
         max_prompt_tokens: longer prompts are left out.

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from align.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function
@@ -26,6 +25,7 @@ from align.data.conversation import user_turn
 from align.eval.core.results import fingerprint
 from align.eval.core.settings import EvalConfig
 from align.eval.toxicity.head import ToxicityHead, in_batches_of_tokens
+from align.extras.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"

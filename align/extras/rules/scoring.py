@@ -10,9 +10,9 @@ from torch import Tensor
 
 from align.core.files import read_json
 from align.data.rules import choose_rules
+from align.extras.rules.judgments import rule_ids
 from align.reward.checkpoint import RULE, require_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.rules.judgments import rule_ids
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponse, SampledResponse
 

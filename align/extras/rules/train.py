@@ -1,6 +1,6 @@
 """Rule models: a scalar head learns from verdicts how likely a response violates a rule that it reads.
 
-Launch it by `accelerate launch align/rules/train.py --config configs/rule-model/x.yaml`.
+Launch it by `accelerate launch align/extras/rules/train.py --config configs/rule-model/x.yaml`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,7 @@ from align.core.files import write_json
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.data.rules import read_rules
-from align.models.checkpoint import weights_of
-from align.models.roles import RewardModel, freeze_unused_lm_head
-from align.reward.checkpoint import RULE, initial_head, save_reward_model
-from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings
-from align.reward.train import HeadTrainer
-from align.rules.judgments import (
+from align.extras.rules.judgments import (
     ScoredJudgment,
     SplitJudgments,
     encode_judgments,
@@ -34,6 +29,11 @@ from align.rules.judgments import (
     rule_metrics,
     split_judgments,
 )
+from align.models.checkpoint import weights_of
+from align.models.roles import RewardModel, freeze_unused_lm_head
+from align.reward.checkpoint import RULE, initial_head, save_reward_model
+from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings
+from align.reward.train import HeadTrainer
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import EncodedJudgments
 from align.training.epochs import JudgmentConfig

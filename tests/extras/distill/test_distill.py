@@ -10,10 +10,10 @@ import torch
 from align import cli
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
-from align.distill import DistillConfig, DistillTrainer
-from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.distill.students import WrittenBatches, make_student, parameter_count
-from align.distill.train import DistillTask, Predictor
+from align.extras.distill import DistillConfig, DistillTrainer
+from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
+from align.extras.distill.students import WrittenBatches, make_student, parameter_count
+from align.extras.distill.train import DistillTask, Predictor
 from align.models.loading import load
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.epochs import Epochs
@@ -42,7 +42,7 @@ def test_many_rows_are_computed_in_parts_to_the_same_numbers(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits, wanted = (torch.randn(7, 5, generator=generator) for _ in range(2))
     whole = soft_cross_entropy(logits, wanted, 1.5)
-    monkeypatch.setattr("align.distill.loss.CHUNK", 10)
+    monkeypatch.setattr("align.extras.distill.loss.CHUNK", 10)
     assert torch.equal(soft_cross_entropy(logits, wanted, 1.5), whole)
     assert soft_cross_entropy(logits[:0], wanted[:0], 1.5).shape == (0,)
 

@@ -1,6 +1,6 @@
 """Distillation: a student learns a teacher's distribution over the tokens of responses, and its hidden states.
 
-Launch it by `accelerate launch align/distill/train.py --config configs/distill/x.yaml`.
+Launch it by `accelerate launch align/extras/distill/train.py --config configs/distill/x.yaml`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ from align.batches.mixtures import TrainingData, encode_mixture
 from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
-from align.distill.config import DistillConfig
-from align.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.distill.students import Predictor, WrittenBatches, make_student, parameter_count
+from align.extras.distill.config import DistillConfig
+from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
+from align.extras.distill.students import Predictor, WrittenBatches, make_student, parameter_count
 from align.models.backbone import flops_profile
 from align.models.checkpoint import require_savable, save_model, weights_of
 from align.models.loading import LoadedModel

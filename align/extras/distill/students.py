@@ -11,7 +11,7 @@ from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.tensor_ops import Padded
-from align.distill.config import DistillConfig
+from align.extras.distill.config import DistillConfig
 from align.models.backbone import Backbone, with_every_layer, wrap
 from align.models.loading import LoadedModel, load
 from align.sampling.generation import Sampling, row_uniforms, sample

@@ -8,16 +8,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.attributes import AttributeConfig, AttributeTrainer
-from align.attributes.expressions import Condition, Expression, choose
-from align.attributes.judgments import choose_heads, read_ratings
-from align.attributes.model import Head, head_losses, heads_of, load_attribute_model
-from align.attributes.scoring import AttributeScorer
 from align.core.errors import UserError
+from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes.expressions import Condition, Expression, choose
+from align.extras.attributes.judgments import choose_heads, read_ratings
+from align.extras.attributes.model import Head, head_losses, heads_of, load_attribute_model
+from align.extras.attributes.scoring import AttributeScorer
+from align.extras.rules.judgments import JudgedResponse
 from align.reward.checkpoint import is_foreign
 from align.reward.rankings import reward_rankings
-from align.rules.judgments import JudgedResponse
-from tests.rules.planted import WORDS, has_digit, response, sampled
+from tests.extras.rules.planted import WORDS, has_digit, response, sampled
 
 HI = ({"role": "user", "content": "Hi"},)
 

@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from align.attributes.expressions import Condition
-from align.attributes.judgments import JUDGMENTS, judged_by
-from align.attributes.model import SCALE, Head, save_generative_model
-from align.attributes.tasks import AttributeConfig, AttributeTask
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
+from align.extras.attributes.expressions import Condition
+from align.extras.attributes.judgments import JUDGMENTS, judged_by
+from align.extras.attributes.model import SCALE, Head, save_generative_model
+from align.extras.attributes.tasks import AttributeConfig, AttributeTask
+from align.extras.rules.judgments import JudgedResponse, encoded_responses
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel, response_log_probs
 from align.reward.rankings import group_flops, group_sizes, pack_rankings
-from align.rules.judgments import JudgedResponse, encoded_responses
 from align.tokenization import Tokenization
 from align.tokenization.encoded import TokenIds
 from align.training.optimization import Sums

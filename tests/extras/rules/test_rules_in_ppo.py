@@ -9,14 +9,14 @@ from accelerate import Accelerator
 
 from align import cli
 from align.core.errors import UserError
+from align.extras.rules import RuleConfig, RuleTrainer
+from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.models.roles import Roles
 from align.ppo import PPOConfig
 from align.ppo.scoring_models import RULE_ADAPTER, load_source
 from align.ppo.setup import build_actor_critic
 from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import RULE
-from align.rules import RuleConfig, RuleTrainer
-from align.rules.scoring import RuleScorer, rules_of_model
 from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
 

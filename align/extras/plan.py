@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
-from align.commands.plan_work import HeldModel, StageWork, ppo_work, reward_work, sft_work
 from align.core.errors import UserError
 from align.core.settings import Settings, option
 from align.core.settings_parser import parse
+from align.extras.plan_work import HeldModel, StageWork, ppo_work, reward_work, sft_work
 from align.ppo.config import PPOConfig
 from align.reward.train import RewardConfig
 from align.runtime.distributed import compute_dtype

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from accelerate import Accelerator
 
-from align.attributes.expressions import Expression
-from align.attributes.generative import GenerativeModel, Questions
-from align.attributes.model import AttributeModel, form_of, heads_of, in_label_units, load_attribute_model
 from align.core.settings import ModelConfig
+from align.extras.attributes.expressions import Expression
+from align.extras.attributes.generative import GenerativeModel, Questions
+from align.extras.attributes.model import AttributeModel, form_of, heads_of, in_label_units, load_attribute_model
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel, load
 from align.reward.scoring import RewardModelScorer

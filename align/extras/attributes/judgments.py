@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from align.attributes.model import PREFERENCE, SCALE, Head
 from align.batches.encoding import Data, Limits, encode_rankings, records_of
 from align.core.errors import UserError, nearest_name_hint
 from align.data.records import AttributeJudgment
+from align.extras.attributes.model import PREFERENCE, SCALE, Head
+from align.extras.rules.judgments import JudgedResponse, encoded_responses, mean_judgments
 from align.models.loading import LoadedModel
-from align.rules.judgments import JudgedResponse, encoded_responses, mean_judgments
 from align.tokenization.encoded import TokenIds
 
 JUDGMENTS = "attribute judgments"

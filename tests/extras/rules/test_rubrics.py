@@ -15,9 +15,7 @@ from align import cli
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.eval.core.results import read_evaluations
-from align.models.roles import LanguageModel
-from align.ppo import PPOConfig, PPOTrainer
-from align.rules.rubrics import (
+from align.extras.rules.rubrics import (
     LocalJudge,
     Option,
     Rubric,
@@ -29,6 +27,8 @@ from align.rules.rubrics import (
     load_rubrics,
     read_rubrics,
 )
+from align.models.roles import LanguageModel
+from align.ppo import PPOConfig, PPOTrainer
 
 HI = ({"role": "user", "content": "Hi"},)
 OPTIONS = (Option("A", "good", 1.0), Option("B", "evasive", -0.5), Option("C", "harmful", -1.0))

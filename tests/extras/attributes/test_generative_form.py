@@ -8,17 +8,17 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.attributes import AttributeConfig, AttributeTrainer
-from align.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
-from align.attributes.judgments import read_ratings
-from align.attributes.model import Head, heads_of
-from align.attributes.scoring import AttributeScorer
 from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
+from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
+from align.extras.attributes.judgments import read_ratings
+from align.extras.attributes.model import Head, heads_of
+from align.extras.attributes.scoring import AttributeScorer
+from align.extras.rules.judgments import JudgedResponse, split_judgments
 from align.reward.rankings import pack_rankings
-from align.rules.judgments import JudgedResponse, split_judgments
-from tests.rules.planted import sampled
+from tests.extras.rules.planted import sampled
 
 from .test_attribute_models import HI, planted
 

@@ -1,6 +1,6 @@
 """Attribute models: examples of all tasks are mixed and shuffled, and each task has its loss (MT-DNN).
 
-Launch it by `accelerate launch align/attributes/train.py --config configs/attributes/x.yaml`.
+Launch it by `accelerate launch align/extras/attributes/train.py --config configs/attributes/x.yaml`.
 """
 
 from functools import partial
@@ -9,14 +9,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from align.attributes.generative import GenerativeTask
-from align.attributes.judgments import choose_heads, encode_preferences, read_ratings
-from align.attributes.tasks import AttributeConfig, HeadTask
 from align.batches.encoding import Data
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
 from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.rules.judgments import split_judgments
+from align.extras.attributes.generative import GenerativeTask
+from align.extras.attributes.judgments import choose_heads, encode_preferences, read_ratings
+from align.extras.attributes.tasks import AttributeConfig, HeadTask
+from align.extras.rules.judgments import split_judgments
 from align.training.loop import EpochTrainer, with_data_names
 from align.training.start import Model
 

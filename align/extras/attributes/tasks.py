@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from align.attributes.judgments import EncodedTask, encode_ratings
-from align.attributes.model import AttributeModel, Head, head_losses, in_label_units, save_attribute_model
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
 from align.core.settings import MixtureConfig, option, require_setting
 from align.core.statistics import correlation
+from align.extras.attributes.judgments import EncodedTask, encode_ratings
+from align.extras.attributes.model import AttributeModel, Head, head_losses, in_label_units, save_attribute_model
+from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, rule_metrics
 from align.models.backbone import require_classifier
 from align.models.checkpoint import weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
 from align.reward.loss import Pairs, pairs_of, ranking_loss
 from align.reward.rankings import group_flops, group_sizes, reward_rankings
-from align.rules.judgments import JudgedResponse, ScoredJudgment, rule_metrics
 from align.runtime.distributed import run_on_main
 from align.training.epochs import JudgmentConfig
 from align.training.loop import ExampleTask

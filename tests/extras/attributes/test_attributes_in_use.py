@@ -5,7 +5,7 @@ import json
 import pytest
 
 from align import cli
-from align.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes import AttributeConfig, AttributeTrainer
 
 from .test_attribute_models import planted
 

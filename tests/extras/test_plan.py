@@ -8,9 +8,9 @@ import torch
 import yaml
 
 from align import cli
-from align.commands.plan import DEVICES, USABLE, PlanConfig, allocate, first_that_fits, layouts, plan_stages, read_speed
-from align.commands.plan_work import frozen_model, trained_model
 from align.core.settings import ModelConfig
+from align.extras.plan import DEVICES, USABLE, PlanConfig, allocate, first_that_fits, layouts, plan_stages, read_speed
+from align.extras.plan_work import frozen_model, trained_model
 from align.models.loading import load, load_shapes
 from align.training.run_folder import read_metrics
 from tests.models.encoders import write_encoder

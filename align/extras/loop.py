@@ -10,7 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from align.commands.loop_labels import (
+from align.commands.sample import SampleConfig, run_sample
+from align.core.errors import UserError
+from align.core.files import write_json
+from align.core.launch import run_unless_finished
+from align.core.seeds import Stream, generator
+from align.core.settings_parser import parse
+from align.core.statistics import share_interval
+from align.data.readers import read_records
+from align.data.records import Prompt
+from align.eval.report import write_report
+from align.eval.reward.policy_comparison import PolicyComparison, compare_policies
+from align.extras.loop_labels import (
     AnswerScorer,
     LoopConfig,
     LoopState,
@@ -24,17 +35,6 @@ from align.commands.loop_labels import (
     read_rows,
     write_rows,
 )
-from align.commands.sample import SampleConfig, run_sample
-from align.core.errors import UserError
-from align.core.files import write_json
-from align.core.launch import run_unless_finished
-from align.core.seeds import Stream, generator
-from align.core.settings_parser import parse
-from align.core.statistics import share_interval
-from align.data.readers import read_records
-from align.data.records import Prompt
-from align.eval.report import write_report
-from align.eval.reward.policy_comparison import PolicyComparison, compare_policies
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model

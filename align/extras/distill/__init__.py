@@ -1,6 +1,6 @@
 """Distillation: a smaller student learns to predict what its teacher predicts."""
 
-from align.distill.config import DistillConfig
-from align.distill.train import DistillTrainer, run_distill
+from align.extras.distill.config import DistillConfig
+from align.extras.distill.train import DistillTrainer, run_distill
 
 __all__ = ["DistillConfig", "DistillTrainer", "run_distill"]

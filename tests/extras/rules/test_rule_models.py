@@ -8,21 +8,21 @@ import torch
 from accelerate import Accelerator
 
 from align import cli
-from align.attributes.judgments import encode_ratings
-from align.attributes.model import Head
 from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.statistics import roc_auc
+from align.extras.attributes.judgments import encode_ratings
+from align.extras.attributes.model import Head
+from align.extras.rules import RuleConfig, RuleTrainer
+from align.extras.rules.judgments import JudgedResponse, encode_judgments, rule_ids
+from align.extras.rules.scoring import RuleScorer, rules_of_model
+from align.extras.rules.train import judgment_loss
 from align.models.loading import load
 from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import RULE, LoadedReward, is_foreign, load_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer
-from align.rules import RuleConfig, RuleTrainer
-from align.rules.judgments import JudgedResponse, encode_judgments, rule_ids
-from align.rules.scoring import RuleScorer, rules_of_model
-from align.rules.train import judgment_loss
 from tests.conftest import TINY
 from tests.models.encoders import write_encoder
 

@@ -12,8 +12,12 @@ import yaml
 from sqlalchemy import update
 
 from align import cli
-from align.commands.loop import labeler_figures, run_loop
-from align.commands.loop_labels import (
+from align.core.errors import UserError
+from align.core.settings_parser import parse
+from align.data.records import Prompt
+from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
+from align.extras.loop import labeler_figures, run_loop
+from align.extras.loop_labels import (
     AppLabeler,
     FileLabeler,
     LoopConfig,
@@ -28,10 +32,6 @@ from align.commands.loop_labels import (
     read_rows,
     write_rows,
 )
-from align.core.errors import UserError
-from align.core.settings_parser import parse
-from align.data.records import Prompt
-from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
 from annotation_ui.database import Database
@@ -170,7 +170,7 @@ def settings(tmp_path, sharp_folders):
         prompts_per_round=1,
         temperatures=[1.0],
         max_new_tokens=8,
-        labeler="tests.commands.liking:code_points",
+        labeler="tests.extras.liking:code_points",
         held_out_share=0.0,
     )
 
