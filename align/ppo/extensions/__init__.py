@@ -1,0 +1,144 @@
+"""Optional parts of PPO, one file each: the loop calls their hooks at its lines marked `# extensions`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from align.models.loading import LoadedModel
+from align.models.roles import Roles
+from align.ppo.experience import Experience, RoleOutputs
+from align.ppo.rollout import Rollout
+from align.ppo.scoring_models import RewardAdapter
+from align.tokenization.encoded import EncodedPrompt
+from align.training.optimization import Optimization
+from align.training.run import Run
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """The run that an extension belongs to, with the values of its settings that an extension may need."""
+
+    run: Run
+    """Its `config` has the settings that all stages share."""
+    policy: LoadedModel
+    prompts: Sequence[EncodedPrompt]
+    """All prompts that responses will be sampled for, those of the evaluations included."""
+    total_updates: int
+    critic_warmup: int
+    samples_per_prompt: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+    missing_eos: str
+    missing_eos_score: float
+
+
+@dataclass
+class Evaluation:
+    """An evaluation in progress: the responses to the fixed prompts and their scores, which extensions may change."""
+
+    update: int
+    rollout: Rollout
+    scores: Tensor
+    """[N] rewards, before the penalty for a missing EOS."""
+    deduction: float = 0.0
+    """Subtracted from all scores, after the penalty for a missing EOS."""
+    acceptable: bool = True
+    """Whether the policy may replace one that is acceptable too."""
+    selection_scores: Tensor | None = None
+    """[N] by which the policy to keep is selected; None: `scores`."""
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """[N] each: further columns of samples.jsonl."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics, which are logged as `validation/<name>`."""
+
+
+class Extension:
+    """An optional part of PPO; all hooks do nothing.
+
+    Attributes:
+        modules: frozen models that it keeps in memory, set by `load`.
+        adapters: reward models that it has put on the policy's base, set by `load`.
+        moves_reference: whether it changes the reference during training.
+        average_decay: of an exponential mean of the weights that evaluations and the result use; 0: none.
+    """
+
+    modules: Sequence[nn.Module] = ()
+    adapters: Sequence[RewardAdapter] = ()
+    moves_reference: bool = False
+    average_decay: float = 0.0
+
+    def load(self, context: TrainingContext) -> None:
+        """Load data and models, before memory is checked and the training engine is built."""
+
+    def start(self, engine: Optimization, models: Roles) -> None:
+        """Receive the engine and the roles, before a checkpoint is loaded."""
+
+    def resume(self, update: int) -> None:
+        """Prepare the folder of the run, which is locked now, for the updates after `update` (0: for all)."""
+
+    def score(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Return further rewards [B] by name, which are added to the others; also called in evaluations."""
+        return {}
+
+    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+        """Return training scores [B], which have not been normalized yet; not called in evaluations.
+
+        Args:
+            scores: [B] sums of all rewards, or what an earlier extension made of them.
+            parts: [B] each, by name, logged as `reward/<name>`; an extension may add to them.
+        """
+        return scores
+
+    def token_weights(self, rollout: Rollout, old: RoleOutputs) -> Tensor | None:
+        """Return weights [B, T] of the policy's token losses; None: all are 1."""
+        return None
+
+    def on_experience(self, update: int, experience: Experience) -> None:
+        """Read the experience of an update before the policy is trained on it."""
+
+    def extra_loss(self, step_key: tuple[int, int, int], count: int) -> dict[str, float]:
+        """Add gradients to an optimizer step, by a loop over `engine.micro_batches`; return metrics.
+
+        Args:
+            step_key: update, epoch and minibatch.
+            count: responses of the minibatch.
+        """
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of the update, before `after_update`."""
+        return {}
+
+    def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
+        """Return the FLOPs that the extension added to an update.
+
+        Args:
+            work: tokens of each prompt that was read, and of the responses to it.
+        """
+        return 0.0
+
+    def after_update(self, update: int, experience: Experience) -> None:
+        """Act after the last optimizer step of an update."""
+
+    def evaluate(self, evaluation: Evaluation) -> None:
+        """Change or add to an evaluation, before its metrics are computed."""
+
+    def after_evaluation(self, update: int, metrics: dict[str, float]) -> str:
+        """Read the metrics of an evaluation, without their prefix; return why training should stop, or ""."""
+        return ""
+
+    def state_dict(self) -> Any:
+        """Return the state for a checkpoint: JSON values, or tensors by name."""
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore what `state_dict` returned."""
+
+
+def combined_token_weights(extensions: Sequence[Extension], rollout: Rollout, old: RoleOutputs) -> Tensor | None:
+    """Return the product of the extensions' token weights [B, T]; None if there are none."""
+    weights = [found for each in extensions if (found := each.token_weights(rollout, old)) is not None]
+    return torch.stack(weights).prod(0) if weights else None
