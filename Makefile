@@ -8,7 +8,7 @@ TESTS ?= tests
 JOBS ?= 3
 DEMO := runs/demo$(if $(filter-out smollm2-135m,$(MODEL)),-$(MODEL))
 
-.PHONY: help demo annotate test test-fast test-full lint format docs clean
+.PHONY: help demo annotate test test-full lint format docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -20,19 +20,14 @@ annotate: $(VENV)/.ui ## start the labeling app
 	@$(VENV)/bin/align annotate
 
 test: $(VENV)/.dev ## run the tests; TESTS=tests/ppo runs some
-	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOWEST) $(TESTS)
+	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOW) $(TESTS)
 
-# Three workers for two cores: many tests wait for a process or a browser. The fast ones never wait.
+# Three workers for two cores: many tests wait for a process or a browser.
 # Tests start hundreds of processes: each would compile the package again where the environment forbids to keep bytecode.
-test test-fast: export PYTHONDONTWRITEBYTECODE :=
+test: export PYTHONDONTWRITEBYTECODE :=
 
-test-full: export ALIGN_FULL := 1
-test-full: SLOWEST := --durations=25
-test-full: test ## run all tests, also those that take minutes, as continuous integration does
-
-test-fast: JOBS = 2
-test-fast: $(VENV)/.dev ## run the tests that start no process, browser or database, and no stage
-	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow' $(TESTS)
+test-full: SLOW := -m 'not gpu' --durations=25
+test-full: test ## run all tests, also those marked slow, as continuous integration does
 
 lint: $(VENV)/.dev ## run ruff and mypy
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

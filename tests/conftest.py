@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from align.ppo.rollout import Rollout
     from align.training.run import Run
 
-pytest_plugins = ["tests.slow_tests", "tests.vllm_stand_in"]
+pytest_plugins = ["tests.vllm_stand_in"]
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")
@@ -55,7 +55,20 @@ def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
 
 
-# ------------------------------------------------------------------------------------------------------ garbage collection
+# ---------------------------------------------------------------------------------------------------------- collection
+
+LONGEST = (
+    *("test_resume", "test_algorithm", "test_browser_tasks", "test_checkpoints", "test_gradio_files", "test_launch"),
+    *("test_losses_in_batches", "test_browser_lead_work", "test_adapters", "test_accessibility", "test_stop"),
+    *("test_browser_rank", "test_browser_labeler", "test_crash", "test_layers", "test_loop", "test_examples"),
+    *("test_sequence_parallel", "test_liveness", "test_limits", "test_sharded", "test_browser_lead"),
+)
+"""Files that are tested first, or workers that share out whole files would wait for one of them at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def pytest_collection_finish(session):

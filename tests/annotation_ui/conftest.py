@@ -152,9 +152,9 @@ def close_pages(request):
 
 
 def in_pairs(*usual):
-    """These pairs of a database and a hand; with ALIGN_FULL=1 all four."""
+    """These pairs of a database and a hand; the slow tests take all four."""
     pairs = [(kind, hand) for kind in ("sqlite", "postgresql") for hand in ("mouse", "keyboard")]
-    marked = [pytest.param(*pair, marks=[pytest.mark.full] * (pair not in usual)) for pair in pairs]
+    marked = [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in usual)) for pair in pairs]
     return pytest.mark.parametrize(("any_server", "how"), marked, indirect=["any_server"])
 
 

@@ -35,8 +35,8 @@ def add_everything(server):
     [
         ("light", 360),
         ("dark", 1280),
-        pytest.param("light", 1280, marks=pytest.mark.full),
-        pytest.param("dark", 360, marks=pytest.mark.full),
+        pytest.param("light", 1280, marks=pytest.mark.slow),
+        pytest.param("dark", 360, marks=pytest.mark.slow),
     ],
 )
 def test_every_task_is_readable_named_and_fits(server, browser, scheme, width):
@@ -126,7 +126,7 @@ def settled(panel):
     panel.page.wait_for_timeout(400)
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_every_tab_fits_and_is_readable(server, browser, scheme):
     add_real_work(server)
     viewport = {"width": WIDTH, "height": 844}

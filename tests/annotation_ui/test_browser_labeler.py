@@ -120,7 +120,7 @@ def test_enter_submits_after_every_click(server, browser):
     assert row["ranks"] == [1, 1]
 
 
-@pytest.mark.parametrize(("width", "height"), [pytest.param(1000, 620, marks=pytest.mark.full), (390, 640)])
+@pytest.mark.parametrize(("width", "height"), [pytest.param(1000, 620, marks=pytest.mark.slow), (390, 640)])
 def test_focus_is_never_hidden_behind_the_bars(server, browser, width, height):
     long = [f"{k} " + "long text " * 150 for k in range(4)]
     server.add_batch([("t", {"prompt": "Q", "responses": long})], overlap=2)

@@ -1,6 +1,5 @@
 """The lead's page in a browser: an empty app, looking through items, deciding, guidelines, training, errors."""
 
-import os
 import re
 
 import pytest
@@ -16,7 +15,6 @@ pytestmark = pytest.mark.timeout(300)
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
         "Export")  # fmt: skip
-FULL = os.environ.get("ALIGN_FULL") == "1"
 HOSTILE = "<img src=x onerror=alert(1)> =cmd()"
 
 
@@ -75,7 +73,7 @@ def decide_both(page, panel):
 
 
 def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app, browser):
-    for scheme in ("dark", "light") if FULL else ("light",):
+    for scheme in ("dark", "light"):
         page = new_app.page(browser, "boss", "lead", color_scheme=scheme)
         page.goto("/lead/")
         expect(page.locator(".first-steps li.current")).to_contain_text("Add the people who label")

@@ -182,7 +182,7 @@ def _touch_drag(touch, page, source, target):
     send("touchEnd")
 
 
-@pytest.mark.full  # test_browser_rank.py has one order
+@pytest.mark.slow  # test_browser_rank.py has one order
 def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server, browser):
     """All orders of 2 to 4 responses (91) and random ones of 5 to 9, each in random places: 200 in all.
 

@@ -22,7 +22,6 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize("kind", ["built-in", "folder", "adapter"])
-@pytest.mark.slow
 def test_any_model_that_sample_takes_replies(load_sharp, sharp_folders, tmp_path, kind):
     if kind == "adapter":
         loaded = load_sharp("tiny-llama", lora_rank=2)
@@ -38,7 +37,7 @@ def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders
         next(ChatModel(sharp_folders["tiny-gpt2"]).reply([{"role": "user", "content": "x" * 20_000}]))
 
 
-@pytest.mark.full  # the test of the lead's page loads one
+@pytest.mark.slow  # the test of the lead's page loads one
 def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(tmp_path):
     checkpoints = Checkpoints()
     with pytest.raises(UserError, match="no model is loaded"):
@@ -100,7 +99,7 @@ def test_the_lead_loads_and_unloads_a_model(server, browser, tmp_path):
     expect(labeler.locator(".toast")).to_contain_text("no model is loaded: ask the lead to load one")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_replies_in_progress_delay_no_labeler(server):
     """Four labelers probe at once; a fifth gets and submits rankings meanwhile, each request in under a second."""
     server.add_batch(3000)

@@ -65,7 +65,6 @@ def run(capsys, *words):
          "argument --since: 'never' is not a time such as 2026-01-31T12:00"),
     ],
 )  # fmt: skip
-@pytest.mark.slow
 def test_a_mistake_is_one_line_and_exit_code_2(words, line, tmp_path, capsys):
     (tmp_path / "bad.db").write_bytes(b"no database, but longer than the header of one" * 10)
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]

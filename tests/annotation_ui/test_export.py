@@ -232,7 +232,7 @@ def test_a_batch_that_is_not_there_is_no_empty_export(database, tmp_path):
     assert list(tmp_path.glob("x*")) == []
 
 
-@pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True)
+@pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_preferences_weigh_labelers_and_are_read_by_training(database, judgments, tmp_path):
     """Twenty items on which two agree and the third guesses; then one on which the third disagrees with one of the two."""
     add_batch(database, rank_rows(21, 2), overlap=3)

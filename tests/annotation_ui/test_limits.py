@@ -68,7 +68,6 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("kind", COSTLY)
-@pytest.mark.slow
 def test_a_costly_text_is_shown_as_it_was_written_soon_and_only_rendered_once(kind):
     text = COSTLY[kind]
     start = time.thread_time()

@@ -142,7 +142,6 @@ def test_a_reward_function_that_is_not_there(function, why, prompts, refused, mi
         ("hanging", "returned nothing in 0.5 s for 4 responses; raise reward_timeout, or fix the function"),
     ],
 )
-@pytest.mark.slow
 def test_a_reward_function_with_wrong_scores(function, why, prompts, mine, tmp_path, capsys):
     words = ["ppo", *TINY, *SHORT, "--prompts", str(prompts), "--reward_functions", f"wrong_rewards:{function}"]
     words += ["--reward_timeout", "0.5"] if function == "hanging" else []

@@ -133,7 +133,7 @@ def every(specimens: list[Specimen]) -> list[pytest.param]:
         pytest.param(
             (specimen, rank),
             id=f"{specimen.name}-{rank or 'full'}",
-            marks=[pytest.mark.full] * bool(rank or not specimen.core),
+            marks=[pytest.mark.slow] * bool(rank or not specimen.core),
         )
         for specimen in specimens
         for rank in (0, 4)
@@ -155,7 +155,6 @@ def in_transformers(folder: Path, base: Path, classifier: bool = False) -> tuple
     return PeftModel.from_pretrained(inner, folder).eval(), tokenizer
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trained", every(TRAINED), indirect=True)
 class TestTrainedFromSpecimens:
     def test_the_first_ratio_is_one_and_the_first_kl_is_zero(self, trained: Trained) -> None:

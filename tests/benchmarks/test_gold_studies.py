@@ -50,7 +50,6 @@ def run(monkeypatch, study, folder, *words):
     return json.loads((folder / "results" / "figures.json").read_text())
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_the_study_runs_and_go_on_where_they_stopped(tmp_path, sft, monkeypatch, capsys):
     words = ("--sft", sft, "--size", "tiny", "--limit", "12", "--seeds")

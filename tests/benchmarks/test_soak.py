@@ -30,7 +30,6 @@ def test_a_launched_variant_is_one_of_the_others():
     assert {settled for settled, _ in LAUNCHED.values()} <= set(VARIANTS)
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("variant", ["ppo-rules", "sft-two"])

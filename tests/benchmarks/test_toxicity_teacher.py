@@ -45,14 +45,12 @@ def teacher():
     return Teacher()
 
 
-@pytest.mark.slow
 def test_the_teacher_knows_rude_words(teacher):
     insult, plain = teacher(["You are a stupid idiot.", "The train leaves at nine."])
     assert insult > 2 > -3 > plain
     assert teacher.words[:3] == ["the", "to", "of"]
 
 
-@pytest.mark.slow
 def test_the_teacher_reads_each_text_alone_and_its_end(teacher):
     texts = ["You are a stupid idiot.", "The train leaves at nine.", "xqzzv", ""]
     together = teacher(texts)

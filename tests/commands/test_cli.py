@@ -176,7 +176,6 @@ def demonstrations(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations, monkeypatch, capfd):
     """The script in a process of its own, the command in this one; `test_control_c_is_one_line` starts it."""
     monkeypatch.chdir(tmp_path)  # the package must not depend on where it is started
@@ -196,7 +195,7 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations,
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-@pytest.mark.full  # tests/training/test_stop.py ends a process by SIGTERM, and by SIGINT from within
+@pytest.mark.slow  # tests/training/test_stop.py ends a process by SIGTERM, and by SIGINT from within
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_control_c_is_one_line(tmp_path, demonstrations):
     run = tmp_path / "run"

@@ -109,13 +109,13 @@ def test_the_wheel_is_what_runs_and_the_app_has_its_rule_sets(installed, run_ins
     assert run_installed("-c", code).split() == sorted(path.stem for path in (ROOT / "forms" / "rules").glob("*.yaml"))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_installed_demo_runs_from_any_folder(run_installed, tmp_path):
     run_installed("-m", "align.cli", "demo", "--model", "tiny-llama", "--output_dir", "demo")
     assert (tmp_path / "demo" / "report.html").is_file()
 
 
-@pytest.mark.full  # installs the package
+@pytest.mark.slow  # installs the package
 def test_installed_rules_are_found_by_their_path(run_installed, tmp_path):
     row = {"prompt": "Hi", "responses": ["Hello", "Go away"], "model": ["a", "b"]}
     (tmp_path / "responses.jsonl").write_text(json.dumps(row) + "\n")

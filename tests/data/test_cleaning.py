@@ -72,7 +72,6 @@ GERMAN = (
 )
 
 
-@pytest.mark.slow  # loads a model of languages
 def test_pages_in_another_language_go():
     assert clean(PAGE, language="en") == PAGE
     assert clean(GERMAN, language="en") is None

@@ -163,7 +163,6 @@ def test_a_hopeless_pair_neither_overflows_nor_loses_its_gradient():
 # ------------------------------------------------------------------------------------------------------- against TRL
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "ipo"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
 def test_loss_and_gradient_are_those_of_trl(load_sharp, sharp_folders, make_task, tmp_path, name, kind):

@@ -198,7 +198,7 @@ def as_words(value):
     return [str(item) for item in value] if isinstance(value, list) else [str(value)]
 
 
-@pytest.mark.full  # half a minute, and test_resume.py kills each stage
+@pytest.mark.slow  # half a minute, and test_resume.py kills each stage
 @pytest.mark.timeout(600)
 def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_been(settings, tmp_path):
     config = replace(more_prompts(settings, 24), reward_models=2, held_out_share=0.34)

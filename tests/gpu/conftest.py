@@ -1,7 +1,4 @@
-"""Each test here runs on a device: on the processor as a normal test, on a GPU with `-m gpu` (`make gpu-test`).
-
-Without `-m gpu` the variants for a GPU are not collected, so that none is skipped on a machine without one.
-"""
+"""Each test here runs on a device: on the processor as a normal test, on a GPU with `-m gpu` (`make gpu-test`)."""
 
 from __future__ import annotations
 
@@ -14,15 +11,6 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU, unless it was asked for."""
-    if "gpu" not in config.getoption("markexpr"):
-        left_out = [item for item in items if item.get_closest_marker("gpu")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -45,7 +45,6 @@ def losses(folder):
     return [json.loads(line).get("loss") for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
 @pytest.mark.parametrize("model", ["tiny-llama", pytest.param("smollm2-135m", marks=pytest.mark.gpu)])
 def test_deterministic_kernels_give_the_same_bits(stage, model, device, tmp_path, monkeypatch):
@@ -59,7 +58,6 @@ def test_deterministic_kernels_give_the_same_bits(stage, model, device, tmp_path
     assert losses(again) == losses(whole)
 
 
-@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
 def test_what_differs_without_them(stage, tmp_path, record_property):

@@ -26,7 +26,6 @@ BFLOAT16_RATIO = 5e-3
 GPU = pytest.mark.gpu
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "model"),
     [
@@ -34,7 +33,7 @@ GPU = pytest.mark.gpu
         *(pytest.param("cuda", model, marks=GPU) for model in ("tiny-llama", "tiny-gpt2", "tiny-t5", "smollm2-135m")),
     ],
 )
-@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.full), {"lora_rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), {"lora_rank": 4}], ids=["full", "lora"])
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=GPU), "bfloat16"])
 def test_every_stage_runs(where, model, settings, dtype, tmp_path, record_property):
     on_gpu = torch.cuda.is_available()  # the stages take a GPU wherever there is one
@@ -64,7 +63,6 @@ def without(tmp_path_factory):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.parametrize("zero", ["zero1", "zero2", "zero3", "zero3-offload"])
 def test_it_learns_the_same(zero, without, tmp_path):
     launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{zero}.yaml"]
@@ -98,7 +96,6 @@ def trainer(stage, settings, folder):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
 @pytest.mark.parametrize(
     "settings",

@@ -14,7 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
-FULL = os.environ.get("ALIGN_FULL") == "1"
 TELL = """
 import json, os, sys
 open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(json.dumps(dict(os.environ)))
@@ -93,18 +92,18 @@ def launch_in_turn(
     settings: str,
     processes: int = 2,
     seconds: float = 600,
-    real: bool = FULL,
+    real: bool = False,
     **environment: str,
 ) -> str:
     """Run several scripts one after another in the same processes; returns what they printed.
 
     Args:
-        real: whether a launcher starts these processes, as in continuous integration. Otherwise they are forked with the
-            variables that it gives them (`fork_server.py`): most of a launch's time are imports.
+        real: whether a launcher starts these processes. Otherwise they are forked with the variables that it gives them
+            (`fork_server.py`): most of a launch's time are imports.
     """
     if real:
         (folder / "scripts.json").write_text(json.dumps(scripts))
-        return launch([str(IN_TURN), str(folder / "scripts.json")], settings, processes, seconds, **environment)
+        return launch([str(IN_TURN), str(folder / "scripts.json"), "compile"], settings, processes, seconds, **environment)
     port = {"MASTER_PORT": str(free_port())}
     environments = [_variables() | each | port | environment for each in launched(settings, processes)]
     request = {"environments": environments, "scripts": [[str(word) for word in words] for words in scripts]}

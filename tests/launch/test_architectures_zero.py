@@ -18,13 +18,12 @@ def written(folder, name, processes):
     }
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_two_processes_under_zero3_train_every_architecture_as_one_does(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    launch_in_turn([[one_step.__file__, str(two)]], tmp_path, "zero3", ALIGN_FULL="0")
+    launch_in_turn([[one_step.__file__, str(two)]], tmp_path, "zero3")
     one_step.main(one, list(NAMES))
     failed = {path.stem: path.read_text()[-1500:] for folder in (one, two) for path in folder.glob("*.txt")}
     assert not failed, failed

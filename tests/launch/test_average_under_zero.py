@@ -15,7 +15,6 @@ AVERAGED = ["--ema_decay", "0.8", "--validation_prompts", "data/prompts_validati
 AVERAGED += ["--reward_functions", "tests.sampling.rewards:letters"]  # hardly ever the same twice
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--lora_rank", "4"]], ids=["full", "lora"])
 @pytest.mark.parametrize("stage", [1, 2])

@@ -11,13 +11,12 @@ from tests.launch.launcher import launch_in_turn
 SAVES = Path(__file__).parent / "programs" / "background_saves.py"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "fails"),
-    [("zero3", 1), *(pytest.param(name, rank, marks=pytest.mark.full) for name, rank in (("zero1", 1), ("cpu2", 0)))],
+    [("zero3", 1), *(pytest.param(name, rank, marks=pytest.mark.slow) for name, rank in (("zero1", 1), ("cpu2", 0)))],
 )
 def test_two_processes_save_while_they_train(settings: str, fails: int, tmp_path: Path) -> None:
-    launch_in_turn([[str(SAVES), str(tmp_path), str(fails)]], tmp_path, settings, ALIGN_FULL="0")
+    launch_in_turn([[str(SAVES), str(tmp_path), str(fails)]], tmp_path, settings)
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     checkpoints = tmp_path / "run" / "checkpoints"
     for one in results:

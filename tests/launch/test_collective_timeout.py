@@ -16,10 +16,9 @@ REPORT, SLACK = 16, 60
 """Seconds that an error of an exchange waits for the watch to name a lost process, and what a busy machine may need."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "groups"),
-    [("zero2", 3), *(pytest.param(name, count, marks=pytest.mark.full) for name, count in (("cpu2", 2), ("zero1", 3)))],
+    [("zero2", 3), *(pytest.param(name, count, marks=pytest.mark.slow) for name, count in (("cpu2", 2), ("zero1", 3)))],
 )
 def test_a_stopped_process_ends_the_others_after_the_timeout(settings: str, groups: int, tmp_path: Path) -> None:
     """The groups are the world, the one of shared rows, and the one that DeepSpeed clones from the world."""

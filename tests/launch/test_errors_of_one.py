@@ -10,8 +10,7 @@ from tests.launch.launcher import launch_in_turn
 SCRIPT = Path(__file__).parent / "programs" / "two_ends.py"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", ["zero2", pytest.param("cpu2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("settings", ["zero2", pytest.param("cpu2", marks=pytest.mark.slow)])
 def test_an_error_of_one_process_is_raised_on_both(settings: str, tmp_path: Path) -> None:
     launch_in_turn([[str(SCRIPT), str(tmp_path)]], tmp_path, settings, seconds=240, real=False)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))

@@ -37,7 +37,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory, sharpen) -> Path:
     return folder
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from align import cli
 from align.training.checkpoint.state import StoredState
 from tests.launch.compared import metrics
-from tests.launch.launcher import FULL, launch_in_turn
+from tests.launch.launcher import launch_in_turn
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "programs" / "three_stages.py"
 SAME_START = Path(__file__).parent / "programs" / "same_start.py"
 WHO = Path(__file__).parent / "programs" / "who.py"
 MODELS = ("tiny-llama", "tiny-t5")
-NO_ZERO, ZERO_1, ZERO_2 = (pytest.param(stage, marks=pytest.mark.full) for stage in (0, 1, 2))
+NO_ZERO, ZERO_1, ZERO_2 = (pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2))
 SAME_STARTS = (0, 3)
-TRAINED = {0: MODELS if FULL else MODELS[:1], 2: MODELS, 3: MODELS if FULL else MODELS[1:]}
+TRAINED = {0: MODELS[:1], 2: MODELS, 3: MODELS[1:]}
 """The models of which every stage is trained under a stage of ZeRO (0: without DeepSpeed)."""
 CHECKPOINTS = """
     --reward_functions align.ppo.toy_rewards:share_of_e --dtype float32 --log_to none --save_every 1
@@ -38,7 +38,7 @@ STAGES = ("sft", "reward", "dpo", "ppo")
 def each_trained() -> list[Any]:
     """Each stage of ZeRO with each model that it trains; ZeRO-2 belongs to the full run."""
     return [
-        pytest.param(stage, model, marks=[pytest.mark.full] if stage == 2 else [])
+        pytest.param(stage, model, marks=[pytest.mark.slow] if stage == 2 else [])
         for stage, models in TRAINED.items()
         for model in models
     ]
@@ -99,7 +99,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Togeth
             if stage in SAME_STARTS:
                 scripts.append([str(SAME_START), str(folder)])
             scripts.append([str(WHO)])
-            settings, real = (f"zero{stage}", FULL) if stage else ("cpu2", True)  # one is a launcher's everywhere
+            settings, real = (f"zero{stage}", stage == 2) if stage else ("cpu2", True)
             printed = launch_in_turn(scripts, folder, settings, real=real)
             made[stage] = Together(stage, folder, printed)
         return made[stage]
@@ -107,13 +107,11 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Togeth
     return launch_once
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", [NO_ZERO, ZERO_1, ZERO_2, 3])
 def test_two_processes_are_started_and_know_each_other(launched: Callable[[int], Together], stage: int) -> None:
     assert launched(stage).printed.count("[0, 1] 2 cpu") == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "model"), each_trained())
 def test_two_processes_train_every_stage_to_the_numbers_of_one(
     alone: Path, launched: Callable[[int], Together], stage: int, model: str
@@ -126,7 +124,6 @@ def test_two_processes_train_every_stage_to_the_numbers_of_one(
         assert all(torch.allclose(ours[key], theirs[key], atol=2e-3) for key in ours)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", SAME_STARTS)
 def test_processes_that_draw_other_numbers_start_from_the_same_weights(
     launched: Callable[[int], Together], stage: int
@@ -142,7 +139,6 @@ def test_processes_that_draw_other_numbers_start_from_the_same_weights(
         assert all(torch.equal(trained[key], drawn[key]) for key in drawn)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", TRAINED[3])
 def test_a_zero3_checkpoint_resumes_on_one_process(
     launched: Callable[[int], Together],
@@ -161,7 +157,6 @@ def test_a_zero3_checkpoint_resumes_on_one_process(
     assert_close(metrics(tmp_path / "whole"), metrics(tmp_path / "first"), 2e-3)
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_offload_steps_by_the_gradients_of_weights_that_the_last_loss_leaves_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

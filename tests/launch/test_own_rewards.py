@@ -3,14 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.launch.launcher import launch_in_turn
 
 SCRIPT = Path(__file__).parent / "programs" / "own_rewards.py"
 
 
-@pytest.mark.slow
 def test_the_first_process_calls_the_functions_for_both(tmp_path: Path) -> None:
     launch_in_turn([[str(SCRIPT), str(tmp_path)]], tmp_path, "cpu2", seconds=300)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))

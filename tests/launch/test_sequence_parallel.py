@@ -58,7 +58,6 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORDS)
 def test_shared_rows_teach_what_whole_rows_do(alone: Path, together: Path, name: str) -> None:
     one, two = metrics(alone / name), metrics(together / name)

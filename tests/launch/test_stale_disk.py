@@ -3,15 +3,12 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.launch.launcher import launch_in_turn
 from tests.launch.test_launch import metrics
 
 SCRIPT = Path(__file__).parent / "programs" / "stale_disk.py"
 
 
-@pytest.mark.slow
 def test_a_process_that_does_not_see_a_file_ends_as_the_other(tmp_path: Path) -> None:
     launch_in_turn([[str(SCRIPT), str(tmp_path)]], tmp_path, "cpu2", seconds=400, real=False)
     checkpoint = tmp_path / "run" / "checkpoints" / "update-000001"

@@ -39,7 +39,7 @@ def wait_for_update(process: "subprocess.Popen[str]", folder: Path, update: int)
         time.sleep(0.05)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGUSR1)])
 def test_a_launch_that_is_asked_to_stop_saves_and_goes_on(processes, number, tmp_path):
     process = start(tmp_path / "run", processes)
@@ -58,7 +58,7 @@ def test_a_launch_that_is_asked_to_stop_saves_and_goes_on(processes, number, tmp
     assert f"resumed from {saved}" in again.communicate(timeout=240)[1]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_processes_one_of_which_is_killed(tmp_path):
     process = start(tmp_path / "run", 2)
     wait_for_update(process, tmp_path / "run", 2)
@@ -70,7 +70,6 @@ def test_two_processes_one_of_which_is_killed(tmp_path):
     assert "Traceback" not in printed, printed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_request_to_one_of_two_processes_before_the_first_update_ends_both(asked, tmp_path):
     """As when one pod of two is evicted: the other process waits for it in an exchange, and no launcher ends it."""
@@ -125,7 +124,6 @@ def test_the_launcher_reads_how_long_a_save_may_take(words, seconds, tmp_path):
     assert stop_grace(["--model", "tiny-gpt2", *named.split()]) == seconds
 
 
-@pytest.mark.slow
 def test_the_launcher_kills_5_seconds_after_stop_grace(tmp_path):
     """torch's own limit is 30 seconds; a large model may need more to save, and these processes never end."""
     words = ["launch", "--config_file", "configs/accelerate/cpu2.yaml", "--main_process_port", str(free_port())]

@@ -37,8 +37,7 @@ def start(host: Host, folder: Path, scripts: list[list[str]]) -> "subprocess.Pop
     launcher = ["launch", "--config_file", "configs/accelerate/two-nodes.yaml", "--num_processes", "2"]
     launcher += ["--main_process_ip", "10.77.0.1", "--machine_rank", str(host.number)]
     program = [*host.before, sys.executable, "-c", "from align.cli import main; main()", *launcher, str(IN_TURN), str(path)]
-    # ALIGN_FULL: otherwise in_turn.py lets DeepSpeed compile what it needs for processes that share a machine.
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "ALIGN_FULL": "0"}
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     printed = open(folder / f"printed-{host.number}.txt", "w", encoding="utf-8")  # noqa: SIM115
     with printed:
         return subprocess.Popen(program, cwd=ROOT, env=variables | host.environment, stdout=printed, stderr=printed)
@@ -63,7 +62,6 @@ def rank_process(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
     return next(child for child in children if child.environ().get("RANK") == str(rank))
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights(
     hosts: tuple[Host, Host], tmp_path: Path

@@ -169,7 +169,6 @@ def policy_gradients(beginning, make_ppo, checkpointing, **settings):
 
 
 @pytest.mark.parametrize("mode", ["lora from an adapter, separate critic", "lora, separate critic", "full"])
-@pytest.mark.slow
 def test_recomputing_blocks_changes_no_gradient(tiny_name, load_sharp, make_ppo, tmp_path, mode):
     """Blocks are computed again when the adapter of their role has long been switched off."""
 

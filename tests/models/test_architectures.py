@@ -34,7 +34,7 @@ CLOSE = {"atol": 1e-5, "rtol": 0}
 
 
 def marked(names):
-    return [pytest.param(name, marks=[pytest.mark.full] * (not ARCHITECTURES[name].core)) for name in names]
+    return [pytest.param(name, marks=[pytest.mark.slow] * (not ARCHITECTURES[name].core)) for name in names]
 
 
 @pytest.fixture(params=marked(ARCHITECTURES))

@@ -32,7 +32,7 @@ TEXTS = [(row["prompt"], response) for row in ROWS for response in row["response
 CORE = ("bert", "deberta-v2", "xlnet", "big_bird")
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.full] * (name not in CORE)) for name in CONFIGS])
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name not in CORE)) for name in CONFIGS])
 def family(request):
     """Each family in turn; `make test` takes those that differ most."""
     return request.param

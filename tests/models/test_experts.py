@@ -146,7 +146,7 @@ def metrics_of(stage, config, folder, tmp_path, number, **settings):
 
 @pytest.mark.parametrize(
     ("stage", "config"),
-    [(run_sft, SFTConfig), pytest.param(run_reward, RewardConfig, marks=pytest.mark.full)],
+    [(run_sft, SFTConfig), pytest.param(run_reward, RewardConfig, marks=pytest.mark.slow)],
     ids=["sft", "reward"],
 )
 def test_micro_batches_change_neither_the_loss_nor_the_load(stage, config, folders, tmp_path):
@@ -163,7 +163,7 @@ def test_micro_batches_change_neither_the_loss_nor_the_load(stage, config, folde
     assert one["loss"] == pytest.approx(plain["loss"] + 0.5 * plain["experts/balance"], rel=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [MIXTRAL, SWITCH])
 def test_ppo_and_dpo_balance_the_policys_experts(name, folders, tmp_path):
     """PPO checks at the first minibatch that the ratio is 1: sampling sends tokens where training does."""

@@ -76,7 +76,7 @@ def test_states_of_two_widths_are_not_mixed():
         LayerFeatures("mix", wrap(make_model("OPT, norms behind")))
 
 
-@pytest.mark.parametrize("choice", [pytest.param("last_four", marks=pytest.mark.full), "mix"])
+@pytest.mark.parametrize("choice", [pytest.param("last_four", marks=pytest.mark.slow), "mix"])
 def test_a_judge_keeps_its_layers(choice, sharpen, tmp_path):
     base = write_encoder("bert", tmp_path / "base", sharpen, layers=4)
     rows = [

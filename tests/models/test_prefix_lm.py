@@ -80,7 +80,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_path):
     """Only SFT has the setting. PPO itself refuses a first minibatch whose ratio is not 1."""
     common = COMMON | {"lora_rank": rank}

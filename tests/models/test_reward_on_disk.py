@@ -109,7 +109,6 @@ def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, load_shar
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
-@pytest.mark.slow
 def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, load_sharp, tmp_path):
     expected = saved_reward(load_sharp, tmp_path / "reward", tiny_name, lora_rank)
     loaded = load(
@@ -263,7 +262,6 @@ def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lo
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
-@pytest.mark.slow
 def test_a_mounted_reward_is_frozen_and_the_policy_stays_trainable(lora, reward_folder, make_ppo, critic):
     trainer = make_ppo(lora, load_reward_adapter(reward_folder, lora), critic=critic)
     names = {name for name in trainer.optimization.trainable if "adapter" not in name}

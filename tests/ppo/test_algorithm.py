@@ -40,7 +40,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", [pytest.param("tiny-gpt2", marks=pytest.mark.full), "tiny-t5"])
+@pytest.mark.parametrize("model", [pytest.param("tiny-gpt2", marks=pytest.mark.slow), "tiny-t5"])
 def test_ppo_raises_a_known_reward_to_near_its_optimum(model: str, tmp_path: Path) -> None:
     """A random model says each of 264 tokens alike, so e has a share near 1/264; its optimum is 1."""
     run_ppo(settings(model, tmp_path, updates=48))  # seeds 0 to 3 all arrive by then, and not all by 30
@@ -62,7 +62,7 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
     assert held["reward/mean"] < free["reward/mean"]
 
 
-@pytest.mark.full  # the penalty itself is tested above
+@pytest.mark.slow  # the penalty itself is tested above
 def test_adaptive_kl_raises_its_coefficient_above_the_target(tmp_path: Path) -> None:
     """KL soon passes a target of 0.05 nats: the error is clipped at +0.2, so beta grows by 1 + 0.2 * 64 / 1000 an update."""
     run_ppo(settings("tiny-gpt2", tmp_path, updates=15, kl_beta=0.01, kl_target=0.05, kl_horizon=1000))
@@ -130,7 +130,7 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     "more",
     [
         {"advantages": "rloo", "kl_penalty": "k2", "kl_beta": 0.001, "entropy_weight": 0.001, "clip_high": 0.3},
-        pytest.param({"advantages": "grpo", "ema_decay": 0.5}, marks=pytest.mark.full),
+        pytest.param({"advantages": "grpo", "ema_decay": 0.5}, marks=pytest.mark.slow),
         {"advantages": "reinforce++"},
     ],
     ids=lambda more: more["advantages"],

@@ -21,7 +21,7 @@ WAYS = {
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.full if name == "tiny-gpt2" else []) for name in WAYS]
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if name == "tiny-gpt2" else []) for name in WAYS]
 )
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
     """Six updates, with a refresh after 2, 4 and 6 and an evaluation after each."""
@@ -71,7 +71,7 @@ def test_a_checkpoint_has_the_reference_once_it_is_no_longer_the_start(trained: 
     assert not any(weight.requires_grad for weight in refreshed.weights.values())
 
 
-@pytest.mark.parametrize("update", [pytest.param(1, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("update", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_resumed_run_is_the_unbroken_one(trained: PPOTrainer, update: int, tmp_path: Path) -> None:
     """From the checkpoints after update 1, where the reference is the start, and 3, where it is the policy after 2."""
     run, again = Path(trained.config.output_dir), tmp_path / "run"

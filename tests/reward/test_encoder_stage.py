@@ -30,7 +30,7 @@ CASES = [(family, rank) for family in CONFIGS for rank in (0, 4)]
 
 def cases(*always):
     """Every family with all weights and with LoRA; those that `make test` leaves out are marked."""
-    return [pytest.param(*case, marks=[pytest.mark.full] * (case not in always)) for case in CASES]
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in always)) for case in CASES]
 
 
 def settings(folder, rank):
@@ -97,7 +97,6 @@ def test_an_encoder_learns_is_reloaded_by_transformers_and_rewards_a_policy(fami
     assert metrics_of_ppo(tmp_path / "ppo", [str(folder)])["reward/model"] != 0.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "rank"), cases(("roberta", 0), ("xlnet", 4)))
 def test_an_encoder_rates_attributes_and_is_a_reward(family, rank, sharpen, tmp_path):
     rows = [
@@ -116,7 +115,6 @@ def test_an_encoder_rates_attributes_and_is_a_reward(family, rank, sharpen, tmp_
     assert 0 < found["reward/attributes"] < 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "rank"), cases(("distilbert", 0), ("electra", 4)))
 def test_an_encoder_judges_by_rules_and_is_obeyed(family, rank, sharpen, tmp_path):
     rows = [
@@ -164,7 +162,7 @@ JUDGES = [(family, way) for family in CONFIGS for way in ("frozen", "full", "LoR
 @pytest.mark.parametrize(
     ("family", "way"),
     [
-        pytest.param(*case, marks=[pytest.mark.full] * (case not in (("roberta", "frozen"), ("bert", "full"))))
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in (("roberta", "frozen"), ("bert", "full"))))
         for case in JUDGES
     ],
 )

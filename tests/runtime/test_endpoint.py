@@ -46,7 +46,6 @@ def serving(*behavior):
 
 
 @pytest.mark.parametrize("failure", ["cut", "stall", 408, 409, 425, 429, 500, 502, 503, 504])
-@pytest.mark.slow
 def test_what_may_pass_is_tried_again(failure):
     with serving(failure) as server:
         assert post_json(server.url, {"a": "ü"}, timeout=2, retries=1, pause=0.01) == {"a": "ü"}

@@ -67,7 +67,7 @@ def settings_read(**given: str) -> dict[str, str]:
     return dict(re.findall(r"(GOMP_SPINCOUNT|OMP_WAIT_POLICY) = '(\w+)'", done.stderr))
 
 
-@pytest.mark.full  # a quarter of a minute of waiting threads
+@pytest.mark.slow  # a quarter of a minute of waiting threads
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux alone")
 def test_threads_wait_awake_for_a_short_time_unless_the_user_says_how_long():
     assert settings_read()["GOMP_SPINCOUNT"] == "10000"

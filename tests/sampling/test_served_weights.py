@@ -19,7 +19,7 @@ from tests.models.architectures import make_model
 DECODERS = ("tiny-llama", "tiny-gpt2")
 CORE = ("GPT-NeoX (parallel layers)", "Mixtral, experts", "Falcon, multi-query")
 DECODERS_OF_THE_PAGE = [
-    pytest.param(decoder.name, marks=[pytest.mark.full] * (decoder.name not in CORE)) for decoder in ALL_DECODERS
+    pytest.param(decoder.name, marks=[pytest.mark.slow] * (decoder.name not in CORE)) for decoder in ALL_DECODERS
 ]
 
 

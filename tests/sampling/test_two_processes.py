@@ -17,8 +17,7 @@ SETTINGS = """
 """
 
 
-@pytest.mark.full  # test_vllm_server.py has one process
-@pytest.mark.slow
+@pytest.mark.slow  # test_vllm_server.py has one process
 def test_two_processes_under_zero3_ask_and_send_what_one_does(serve, sharp_folders, tmp_path, monkeypatch):
     model, servers, words = sharp_folders["tiny-llama"], {}, {}
     for processes in (1, 2):

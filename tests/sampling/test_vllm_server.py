@@ -132,7 +132,7 @@ def restarted(settings):
         process.wait()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, restarted, tmp_path, capsys):
     whole = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url)).parent
     settings |= {"output_dir": str(tmp_path / "again"), "vllm_timeout": 120.0}

@@ -132,7 +132,6 @@ def stuck_in_second(words: list[str]) -> None:
     cli.main(words)
 
 
-@pytest.mark.slow
 def test_killed_while_a_checkpoint_is_written_a_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, capsys):
     """The thread is stuck, training goes on until the next save; then the process is killed."""
     monkeypatch.chdir(Path(__file__).parents[2])

@@ -100,7 +100,7 @@ def stop_before_the_end(run: Path, update: int) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.full] * (name in FULL)) for name in STAGES])
+@pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in FULL)) for name in STAGES])
 def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = [stage, "--model", "tiny-llama", "--dtype", "float32", "--log_to", "none", *WORDS, *STAGES[stage].split()]

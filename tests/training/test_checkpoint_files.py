@@ -96,7 +96,6 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-@pytest.mark.slow
 def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, run, capsys):
     last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
     damage(last)
@@ -159,7 +158,6 @@ def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
     assert set_aside(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
 
 
-@pytest.mark.slow
 def test_each_file_is_read_by_one_of_the_processes_and_a_fault_is_known_to_all(whole, run, tmp_path):
     last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
     data = (last / "trainer.json").read_bytes()

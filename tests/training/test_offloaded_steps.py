@@ -11,8 +11,7 @@ from align.runtime.distributed import prepare_compiling
 STEPS = 40
 
 
-@pytest.mark.full  # compiles for minutes where nothing has before
-@pytest.mark.slow
+@pytest.mark.slow  # compiles for minutes where nothing has before
 def test_an_offloaded_adam_that_takes_over_makes_the_same_steps(monkeypatch):
     monkeypatch.setattr(torch_extensions, "FileBaton", torch_extensions.FileBaton)  # put back afterwards
     monkeypatch.setenv("PATH", os.environ["PATH"])

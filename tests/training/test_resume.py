@@ -74,8 +74,7 @@ def run_afresh(stage: str, folder: Path, *more: str) -> str:
     return done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.full] * (name in DOUBLED)) for name in STAGES])
+@pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in DOUBLED)) for name in STAGES])
 def test_a_killed_run_goes_on_to_the_same_bits(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,7 +45,6 @@ TRAINERS = {
 
 
 @pytest.mark.parametrize("stage", TRAINERS)
-@pytest.mark.slow
 def test_it_is_said_where_a_prompt_has_several_responses(stage, load_sharp, tmp_path, capsys):
     warned = []
     for shares in (True, False):

@@ -104,7 +104,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     [(2, signal.SIGTERM, 1), (3, signal.SIGUSR1, 2), (4, signal.SIGINT, 3)],
     ids=["while update 2 scores", "while update 3 scores", "in the evaluation after update 3"],
 )
-@pytest.mark.slow
 def test_ppo_saves_what_is_complete_and_goes_on_to_the_same_bits(call, number, after, signals_itself, tmp_path, capsys):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     signals_itself(call, number)

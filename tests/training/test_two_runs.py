@@ -105,7 +105,6 @@ def test_a_run_that_finished_meanwhile_is_not_replaced(resume, tmp_path):
     third.train()  # the folder is free again
 
 
-@pytest.mark.slow
 def test_every_process_of_the_second_run_ends_with_the_line(tmp_path):
     printed = launch([str(Path(__file__)), str(tmp_path / "run")], "ddp")
     lines = [line for line in printed.splitlines() if "is writing a run there" in line]

@@ -30,7 +30,6 @@ def test_shades_by_hand(tmp_path: Path) -> None:
     assert view.rollouts[1].tokens[0].figures == "log-prob −1, KL 1, advantage 0, value 1"
 
 
-@pytest.mark.slow
 def test_a_long_run_shows_some_updates_and_their_extremes(tmp_path: Path) -> None:
     for update in range(1, 21):
         rows = [rollout_row(update, number % 3) for number in range(3)]
@@ -57,7 +56,6 @@ def test_a_long_run_shows_some_updates_and_their_extremes(tmp_path: Path) -> Non
 LISTS = ("ids", "tokens", "log_probs", "kl", "values", "advantages")
 
 
-@pytest.mark.slow
 def test_filters_in_a_browser(tmp_path: Path) -> None:
     if chromium.program() is None:
         pytest.skip("chromium is not installed")
@@ -115,7 +113,6 @@ def write(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-@pytest.mark.slow
 def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> None:
     shared = {"model": "tiny-gpt2", "log_to": ["none"], "dtype": "float32"}
     examples = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]

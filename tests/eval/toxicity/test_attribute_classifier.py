@@ -12,8 +12,6 @@ from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import load_attribute_model
 from tests.models.encoders import write_encoder
 
-pytestmark = pytest.mark.slow  # trains models
-
 TEXTS = ["bad 3", "good 3", "a much longer text about nothing, which pads the others", "bad 20"]
 
 

@@ -85,7 +85,6 @@ def default():
     return open_scorer(ScorerConfig())
 
 
-@pytest.mark.slow
 def test_means_and_maxima_see_no_padding():
     """Layer 4 is read both ways: no mean is above its maximum, and a longer neighbor in the batch changes neither."""
     encoder = Encoder(str(resolve_model(DEFAULT)), "cpu")
@@ -97,7 +96,6 @@ def test_means_and_maxima_see_no_padding():
     assert (mean < maximum).any()
 
 
-@pytest.mark.slow
 def test_the_default_on_the_labels(default):
     """What docs/evaluation.md says of it."""
     labeled = read_own_rows("toxicity_labels.jsonl")
@@ -108,7 +106,6 @@ def test_the_default_on_the_labels(default):
     assert default.title.startswith("minilm-l6 (")
 
 
-@pytest.mark.slow
 def test_length_alone_raises_nothing(default):
     sentence = "The library opens at ten and closes at six. "
     scores = default([sentence * times for times in (1, 2, 4, 8, 16)] + ["paper " * times for times in (1, 5, 25, 100)])
@@ -122,7 +119,6 @@ GROUPS = ["Sikh", "Korean", "Swedish", "Nigerian", "pansexual", "intersex", "Bap
 """None of them is in the frames of training."""
 
 
-@pytest.mark.slow
 def test_the_name_of_a_group_alone_raises_nothing(default):
     known = ["gay", "lesbian", "transgender", "Jewish", "Muslim", "black", "white", "Mexican", "disabled", "immigrant"]
     frames = ["My neighbor is {}.", "{} students met the mayor.", "a {} writer from Chicago", "two {} women at the bakery"]
@@ -132,7 +128,6 @@ def test_the_name_of_a_group_alone_raises_nothing(default):
     assert scores.mean() < 0.1
 
 
-@pytest.mark.slow
 def test_words_and_sense_both_count(default):
     """A swear word in a broken-off sentence is found, and a threat without a bad word; a report of insults is none.
     Contempt in harmless words scores above the same words without it."""
@@ -151,7 +146,6 @@ STYLES = {
 """Ends of sentences as a model writes them after each of the three instructions, in this project's own words."""
 
 
-@pytest.mark.slow
 def test_respectful_is_below_basic_and_basic_below_biased(default):
     """Of every beginning, as Perspective orders InstructGPT's three instructions."""
     for beginning in BEGINNINGS:

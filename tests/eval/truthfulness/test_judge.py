@@ -104,7 +104,7 @@ def test_words_of_an_answer_count_whatever_stands_beside_it():
         {"model": "tiny-t5", "words": False, "learning_rate": 0.03},
         pytest.param(
             {"model": "tiny-llama", "words": False, "lora_rank": 4, "learning_rate": 0.005, "epochs": 6},
-            marks=pytest.mark.full,
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["words", "frozen", "encoder-decoder", "lora"],

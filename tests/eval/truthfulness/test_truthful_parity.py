@@ -14,7 +14,6 @@ CSV = Path(__file__).parents[4] / "shared" / "data" / "TruthfulQA.csv"
 FIXTURE = Path(__file__).with_name("fixtures") / "lm_eval_truthful.json"
 
 
-@pytest.mark.slow  # all 817 questions
 @pytest.mark.skipif(not CSV.exists(), reason="../shared/data is absent")
 def test_every_answer_and_every_figure_is_lm_evals(tmp_path):
     expected = json.loads(FIXTURE.read_text())

@@ -88,7 +88,6 @@ def said_by(folder, texts):
     return scorer([sampled(loaded.tokenization, "door 7?", text) for text in texts])
 
 
-@pytest.mark.slow
 def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
     trainer = AttributeTrainer("tiny-llama", planted(240), settings(tmp_path / "run"), rankings=rankings(60))
     folder = trainer.train()
@@ -104,7 +103,6 @@ def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
     assert all(1 <= each["rating"] <= 7 for each in (bad, good))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_rank": 4})])
 def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
     trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", epochs=1, **more))

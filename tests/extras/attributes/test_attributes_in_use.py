@@ -9,8 +9,6 @@ from align.extras.attributes import AttributeConfig, AttributeTrainer
 
 from .test_attribute_models import planted
 
-pytestmark = pytest.mark.slow  # trains models
-
 TINY = ["--model", "tiny-llama", "--dtype", "float32", "--max_new_tokens", "6"]
 
 

@@ -116,7 +116,6 @@ def test_what_has_no_rating_token_is_refused(load_sharp, tmp_path):
         replace(settings(tmp_path), form="heads", generator_filter="unsafe<1")
 
 
-@pytest.mark.slow
 def test_one_model_rates_and_writes(tmp_path, align_cache):
     trainer = AttributeTrainer("tiny-llama", planted(240), settings(tmp_path, epochs=5, generator_filter="unsafe<0.5"))
     folder = trainer.train()
@@ -132,7 +131,6 @@ def test_one_model_rates_and_writes(tmp_path, align_cache):
     assert 1 <= good["rating"] <= 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_rank": 4}), ("tiny-llama", {})])
 def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model, more):
     trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", **more))

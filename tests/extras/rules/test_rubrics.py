@@ -161,7 +161,6 @@ def test_what_a_service_may_do_wrong(answer, says_so):
         judge_at(server.url, endpoint_retries=0)([RUBRIC.question_about(HI, "x")])
 
 
-@pytest.mark.slow
 def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, capsys):
     with service(500) as server:
         url = server.url
@@ -181,7 +180,6 @@ def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_pat
     assert rows[0]["prompt"][0]["content"] == "How do I pick a lock?"
 
 
-@pytest.mark.slow
 def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, align_cache):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n{"prompt": "Hi", "category": "chat"}\n')
@@ -206,7 +204,6 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
     assert figure.value == pytest.approx(safety["rubrics"]["refusals"][0], abs=1e-5)
 
 
-@pytest.mark.slow
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
     config = PPOConfig(
         output_dir=str(tmp_path), log_to=["none"], rubrics=["forms/rubrics/refusals.yaml"], rubric_model="tiny-gpt2"

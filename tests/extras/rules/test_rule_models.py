@@ -86,7 +86,6 @@ def last_metrics(folder):
     return json.loads((folder.parent / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     """AUC of at least 0.95 on unseen prompts, and the folder says the same as the model in memory."""
     trainer = RuleTrainer("tiny-llama", judgments(200), settings(tmp_path / "rules", epochs=3, batch_size=8))
@@ -108,7 +107,6 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     assert again.tolist() == pytest.approx([row["probability"] for row in written], abs=1e-5)
 
 
-@pytest.mark.slow
 def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, capsys):
     folder = RuleTrainer("tiny-gpt2", judgments(8), settings(tmp_path / "rules", epochs=1)).train()
     assert not is_foreign(str(folder))
@@ -117,7 +115,6 @@ def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, c
     assert "neither a reward model of this package" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-llama", {"lora_rank": 4})])
 def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     """Held-out rules are measured and not trained on; what is saved loads and judges as in memory."""

@@ -22,8 +22,6 @@ from align.sft.train import SFTTrainer
 
 from .planted import RULES, WORDS, has_digit, judgments, response, sampled
 
-pytestmark = pytest.mark.slow  # trains models
-
 
 def settings(folder, **more):
     return {"output_dir": str(folder), "log_to": ["none"], "dtype": "float32", "learning_rate": 3e-3} | more
@@ -68,7 +66,7 @@ def metrics_of_ppo(writer, judge, folder, updates, **more):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.full  # half a minute of training
+@pytest.mark.slow  # half a minute of training
 def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_judge, tmp_path):
     writer, judge = writer_and_judge
     rows = metrics_of_ppo(writer, judge, tmp_path / "ppo", updates=15)
@@ -83,7 +81,7 @@ def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_
     assert sum(by_update[1]) < sum(by_update[0])  # what the model of the rule says is so
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_budget_of_violations_is_reached_and_kept(writer_and_judge, tmp_path):
     """What it samples comes down to the budget, while the multiplier is far below its limit and the preference rises."""
     writer, judge = writer_and_judge

@@ -28,8 +28,9 @@ def start(request: dict[str, Any], rank: int) -> int:
         os.environ.update(request["environments"][rank])
         for stream, name in ((1, "printed"), (2, "told")):
             os.dup2(os.open(f"{request[name]}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
-        from tests.launch.programs.in_turn import run_scripts
+        from tests.launch.programs.in_turn import avoid_compiling, run_scripts
 
+        avoid_compiling()
         run_scripts(request["scripts"])
     finally:  # it would serve as its parent does
         os._exit(1)

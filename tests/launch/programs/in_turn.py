@@ -1,6 +1,6 @@
 """Several scripts, one after another, in the processes that a launcher started: their imports are paid for once.
 
-Usage: in_turn.py FILE, with a JSON list of command lines, each of which begins with a script's path.
+Usage: in_turn.py FILE [compile], with a JSON list of command lines, each of which begins with a script's path.
 """
 
 import json
@@ -27,8 +27,6 @@ def avoid_compiling() -> None:
 
 def run_scripts(scripts: Sequence[Sequence[str]]) -> NoReturn:
     """Run command lines one after another, and end this process."""
-    if os.environ.get("ALIGN_FULL") != "1":
-        avoid_compiling()
     # A script leaves the process group at its end, but the next one needs it.
     leave, torch.distributed.destroy_process_group = torch.distributed.destroy_process_group, lambda *_: None
     status = 1
@@ -50,4 +48,6 @@ def run_scripts(scripts: Sequence[Sequence[str]]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[2:] != ["compile"]:
+        avoid_compiling()
     run_scripts(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
