@@ -113,7 +113,6 @@ changes an earlier state, or if reading token by token gives other states than r
 
 - A classifier with one label is read with its tokenizer and chat template, to the last token of the turn.
 - A decoder without a chat template reads the policy's token ids, else the text of `chat_template`.
-- ArmoRM's form is computed as in the published code.
 
 Tests use random weights; no published reward model was available.
 """

@@ -36,11 +36,6 @@ class Padded(NamedTuple):
         lengths = self.lengths[index]
         return Padded(self.ids[index, : int(lengths.max())], lengths)
 
-    def with_prefix(self, prefix: Sequence[int]) -> "Padded":
-        """The same rows with `prefix` in front of each."""
-        front = torch.tensor(prefix, dtype=torch.long, device=self.ids.device).expand(len(self.lengths), -1)
-        return Padded(torch.cat([front, self.ids], dim=1), self.lengths + len(prefix))
-
     def tolists(self) -> list[list[int]]:
         """The rows without their padding."""
         return [row[:length] for row, length in zip(self.ids.tolist(), self.lengths.tolist(), strict=True)]

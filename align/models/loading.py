@@ -63,9 +63,7 @@ class LoadedModel:
     start_adapter: str | None = None
 
 
-def load(
-    config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow_reward_model: bool = False, layers: int = 0
-) -> LoadedModel:
+def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow_reward_model: bool = False) -> LoadedModel:
     """Load a model and its tokenizer, with a trainable adapter if the config asks for one.
 
     If the checkpoint is an adapter, a frozen copy of it stays as the start (PPO's reference), and training continues another
@@ -74,7 +72,6 @@ def load(
     Args:
         adapter: name of the trained adapter.
         allow_reward_model: accept encoders and saved reward models, which have no LM head.
-        layers: load only the first `layers` layers; 0: all.
 
     Raises:
         UserError: if the model cannot be loaded, its architecture is not supported, or it is an adapter with other LoRA
@@ -84,7 +81,7 @@ def load(
     base, is_adapter = base_of(source)
     if not allow_reward_model:
         require_language_model(load_config(base), config.model)
-    model = load_weights(base, dtype, layers)
+    model = load_weights(base, dtype)
     if model.get_output_embeddings() is None and not allow_reward_model:
         raise UserError(f"model '{config.model}': it is a reward model without an LM head, so it cannot generate text")
     if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
@@ -264,22 +261,13 @@ def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> Loa
     return loaded
 
 
-def load_weights(source: str, dtype: torch.dtype, layers: int = 0) -> PreTrainedModel:
+def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load a transformers model from safetensors in its class.
 
-    Args:
-        layers: keep the first layers alone, of the encoder where there is one; 0: all.
-
     Raises:
-        UserError: if the weights are missing, broken, or only there as pickle, or have fewer layers.
+        UserError: if the weights are missing, broken, or only there as pickle.
     """
     config = load_config(source)
-    if layers:
-        if layers > config.num_hidden_layers:
-            raise UserError(f"layers is {layers}, but model '{source}' has {config.num_hidden_layers}")
-        config.num_hidden_layers = layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:layers]
     accelerator = loading_accelerator()
     sharder = Sharder(accelerator, dtype) if accelerator else None
     try:

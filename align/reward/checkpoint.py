@@ -24,11 +24,9 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import (
     Backbone,
-    GatedRewardModel,
     classifier_adapter,
     classifier_head,
     is_classifier,
-    is_gated,
     reads_last_token,
     require_classifier,
     save_classifier,
@@ -72,7 +70,7 @@ class LoadedReward:
         has_template: False for a classifier whose tokenizer has no chat template.
     """
 
-    model: RewardModel | GatedRewardModel
+    model: RewardModel
     loaded: LoadedModel
     mean: float
     reads_whole_turns: bool = False
@@ -140,12 +138,11 @@ def is_reward_model(folder: str, kind: ScorerKind = REWARD) -> bool:
 
 
 def is_foreign(source: str) -> bool:
-    """Whether a folder or hub name is a reward model that another library saved: a classifier, or one with a gate."""
+    """Whether a folder or hub name is a classifier that another library saved."""
     if any(is_reward_model(source, kind) for kind in (REWARD, RULE, ATTRIBUTE)):
         return False
     try:
-        config = load_config(source)
-        return is_classifier(config) or is_gated(config)
+        return is_classifier(load_config(source))
     except UserError:
         return False
 
@@ -180,11 +177,9 @@ def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tup
     try:
         tensors = load_file(Path(folder) / HEAD)
         facts = read_json(Path(folder) / kind.facts)
-        weight, mean, layers = tensors["weight"], float(facts["mean"]), facts.get("read_layers", "last")
+        weight, mean = tensors["weight"], float(facts["mean"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} is broken ({first_line(error)}); train it again") from error
-    if layers != "last":  # of an earlier version; a mix of layers is as wide as the last one
-        raise UserError(f"{folder}: its head reads the layers '{layers}', which only a judge's head can; train it again")
     if not (torch.isfinite(weight).all() and math.isfinite(mean)):
         raise UserError(f"{folder}: its {HEAD} or {kind.facts} holds NaN or infinite numbers; train it again")
     width = backbone.hidden_size
@@ -225,9 +220,6 @@ def load_reward_model(
     require_reward_model(folder, kind)
     foreign = kind is REWARD and is_foreign(folder)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
-    if is_gated(loaded.backbone.model.config):
-        gated = GatedRewardModel.from_backbone(loaded.backbone, loaded.tokenization, folder)
-        return LoadedReward(gated.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True)
     if foreign:
         return _foreign_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)

@@ -143,13 +143,6 @@ def test_a_reward_head_with_nan_is_named(tmp_path):
         load_head(str(tmp_path), load(ModelConfig(model="tiny-gpt2"), torch.float32).backbone)
 
 
-def test_a_reward_head_on_other_layers_is_not_read_on_the_last(tmp_path):
-    save_file({"weight": torch.ones(1, 64)}, tmp_path / "reward_head.safetensors")
-    (tmp_path / "reward.json").write_text('{"mean": 0.5, "read_layers": "mix"}')
-    with pytest.raises(UserError, match="its head reads the layers 'mix', which only a judge's head can; train it again"):
-        load_head(str(tmp_path), load(ModelConfig(model="tiny-gpt2"), torch.float32).backbone)
-
-
 def test_a_template_of_this_repository_still_renders():
     template = ROOT / "configs/demo/smollm2-135m/chat.jinja"
     assert load(ModelConfig(model="tiny-gpt2", chat_template=str(template)), torch.float32).tokenization.end_id

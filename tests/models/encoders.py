@@ -19,8 +19,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
-    XLNetConfig,
-    XLNetLMHeadModel,
 )
 
 from align.builtin.tiny import byte_tokenizer
@@ -40,7 +38,6 @@ CONFIGS = {
         **LONG, **DISENTANGLED, position_buckets=8, share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0
     ),
     "distilbert": DistilBertConfig(**IDS, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=256),
-    "xlnet": XLNetConfig(**IDS, d_model=32, n_layer=2, n_head=4, d_inner=48),
     "big_bird": BigBirdConfig(**LONG, block_size=16, num_random_blocks=1),
     "modernbert": ModernBertConfig(**LONG, local_attention=8, global_attn_every_n_layers=2, cls_token_id=2, sep_token_id=1),
 }
@@ -54,18 +51,14 @@ EXAMPLES = {
     "deberta": "DeBERTa | microsoft/deberta-base",
     "deberta-v2": "DeBERTa v2, v3 | microsoft/deberta-v3-base",
     "distilbert": "DistilBERT | distilbert/distilbert-base-uncased",
-    "xlnet": "XLNet | xlnet/xlnet-base-cased",
     "big_bird": "BigBird, read in full | google/bigbird-roberta-base",
     "modernbert": "ModernBERT | answerdotai/ModernBERT-base",
 }
 """Name and a published model, as docs/models.md has them."""
 
 CLS, SEP = ("<bos>", 2), ("<eos>", 1)
-PAIRS = {
-    "roberta": ("<bos> $A <eos>", "<bos> $A <eos> <eos> $B <eos>"),
-    "xlnet": ("$A:0 <eos>:0 <bos>:2", "$A:0 <eos>:0 $B:1 <eos>:1 <bos>:2"),
-}
-"""How a tokenizer joins texts: RoBERTa with two marks between, XLNet with its summary token behind; BERT as most do."""
+PAIRS = {"roberta": ("<bos> $A <eos>", "<bos> $A <eos> <eos> $B <eos>")}
+"""How a tokenizer joins texts: RoBERTa with two marks between; BERT as most do."""
 
 
 def pair_tokenizer(family: str) -> PreTrainedTokenizerFast:
@@ -81,7 +74,6 @@ def pair_tokenizer(family: str) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         cls_token="<bos>",
         sep_token="<eos>",
-        padding_side="left" if family == "xlnet" else "right",
         model_input_names=["input_ids", *kinds, "attention_mask"],
         clean_up_tokenization_spaces=False,
         **named,
@@ -104,10 +96,7 @@ def write_encoder(family: str, folder: Path, sharpen, classifier: bool = False, 
     config.num_hidden_layers = layers
     if family == "modernbert":
         config.layer_types = (config.layer_types * layers)[:layers]
-    if classifier:
-        model = make_classifier(family)
-    else:
-        model = XLNetLMHeadModel(config) if family == "xlnet" else AutoModelForMaskedLM.from_config(config)
+    model = make_classifier(family) if classifier else AutoModelForMaskedLM.from_config(config)
     sharpen(model).save_pretrained(folder)
     pair_tokenizer(family).save_pretrained(folder)
     return str(folder)

@@ -54,13 +54,11 @@ def test_a_prompt_sees_itself_whole_and_a_response_what_stands_before_it(loaded)
 
 
 @torch.no_grad()
-def test_a_text_is_read_alike_behind_a_prefix_and_otherwise_than_causally(loaded, load_sharp):
+def test_a_text_is_read_otherwise_than_causally(loaded, load_sharp):
     """Alone, in batches and step by step: see test_architectures."""
     backbone = loaded.backbone
     prompt, response = Padded.from_lists([PROMPT]), Padded.from_lists([RESPONSE])
     alone = backbone.hidden(prompt, response)
-    behind = backbone.hidden(Padded.from_lists([PROMPT[1:]]), response, torch.tensor([0]), PROMPT[:1])
-    torch.testing.assert_close(behind, alone, atol=1e-5, rtol=0)
     plain = load_sharp(loaded.base.rsplit("/", 1)[-1]).backbone
     assert (alone - plain.hidden(prompt, response)).abs().max() > 0.1
 

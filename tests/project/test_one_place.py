@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "align").rglob("*.py"))
 # These make the built-in models: they name classes, but nothing there depends on what a given model is.
 KNOWS_ARCHITECTURES = {
-    f"align/models/backbone/{name}.py"
-    for name in ("classifier", "decoder", "encoder", "encoder_decoder", "gated", "kinds", "layers")
+    f"align/models/backbone/{name}.py" for name in ("classifier", "decoder", "encoder", "encoder_decoder", "kinds", "layers")
 }
 BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {"align/builtin/tiny.py", "align/builtin/smollm2.py"}
 PURE = (

@@ -1,7 +1,6 @@
 """Reward, rule and attribute models on encoders of every family: learned, saved, reloaded, and used in PPO."""
 
 import json
-import shutil
 from math import log
 
 import pytest
@@ -97,7 +96,7 @@ def test_an_encoder_learns_is_reloaded_by_transformers_and_rewards_a_policy(fami
     assert metrics_of_ppo(tmp_path / "ppo", [str(folder)])["reward/model"] != 0.0
 
 
-@pytest.mark.parametrize(("family", "rank"), cases(("roberta", 0), ("xlnet", 4)))
+@pytest.mark.parametrize(("family", "rank"), cases(("roberta", 0), ("albert", 4)))
 def test_an_encoder_rates_attributes_and_is_a_reward(family, rank, sharpen, tmp_path):
     rows = [
         {"prompt": prompt, "response": response, "attributes": {"vowels": vowels, "length": len(response) % 7 + 1}}
@@ -156,18 +155,18 @@ def logit(probability):
     return log(probability / (1 - probability))
 
 
-JUDGES = [(family, way) for family in CONFIGS for way in ("frozen", "full", "LoRA")]
+JUDGES = [(family, way) for family in CONFIGS for way in ("frozen", "LoRA")]
 
 
 @pytest.mark.parametrize(
     ("family", "way"),
     [
-        pytest.param(*case, marks=[pytest.mark.slow] * (case not in (("roberta", "frozen"), ("bert", "full"))))
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in (("roberta", "frozen"), ("bert", "LoRA"))))
         for case in JUDGES
     ],
 )
 def test_an_encoder_judges_answers(family, way, sharpen, tmp_path):
-    """What is saved says what was measured: on a frozen encoder, on one of which all weights learned, and with LoRA."""
+    """What is saved says what was measured: on a frozen encoder, and with LoRA."""
     base = write_encoder(family, tmp_path / "base", sharpen)
     rows = [
         {"question": f"Question {number}?", "answer": "aeiou aeiou" if number % 2 else "zxcvb", "label": number % 2 == 1}
@@ -181,15 +180,12 @@ def test_an_encoder_judges_answers(family, way, sharpen, tmp_path):
         words=False,
         dtype="float32",
         lora_rank=4 if way == "LoRA" else 0,
-        train_backbone=way == "full",
-        learning_rate=1e-3 if way == "full" else 0.01,
+        learning_rate=0.01,
         held_out=0.3,
     )
     folder = run_train_judge(config)
     figures = json.loads((folder / "judge.json").read_text())["figures"]
     assert figures["auc"] > 0.9
-    if way == "full":  # the base is not needed any more
-        shutil.rmtree(base)
     judge = load_judge(str(folder), "truth", Accelerator(cpu=True))
     held_out = split_by_question(read_labeled_answers(config.data, "truth"), 0.3, config.seed)[1]
     found = judge.probabilities([(row.question, row.answer) for row in held_out], 999, Accelerator(cpu=True))

@@ -28,8 +28,7 @@ from align.core.tensor_ops import Padded
 from align.data.fields import check_text, field_error, required_field
 from align.data.sources import iter_rows
 from align.eval.core.settings import parse_rows
-from align.models.backbone import Backbone, save_body
-from align.models.backbone.layers import LayerFeatures, ReadLayers
+from align.models.backbone import Backbone
 from align.models.checkpoint import finish_folder, save_adapter, weights_of
 from align.models.loading import LoadedModel, load
 from align.models.roles import ScalarHead
@@ -79,17 +78,15 @@ class JudgeModel(nn.Module):
         backbone: None: words alone.
         adapter: the adapter that the backbone computes with; None: the backbone as it is, frozen.
         words: whether the answer's words are used.
-        read_layers: the layers of a frozen backbone that the head reads.
     """
 
     center: Tensor
     scale: Tensor
 
-    def __init__(self, backbone: Backbone | None, adapter: str | None, words: bool, read_layers: ReadLayers) -> None:
+    def __init__(self, backbone: Backbone | None, adapter: str | None, words: bool) -> None:
         super().__init__()
         self.backbone, self.adapter_name = backbone, adapter
-        self.layers = LayerFeatures(read_layers, backbone) if backbone and read_layers != "last" else None
-        width = (backbone.feature_size if backbone else 0) * (self.layers.width if self.layers else 1)
+        width = backbone.feature_size if backbone else 0
         self.head = ScalarHead(width, start_at_zero=True, bias=False) if backbone else None
         self.words = nn.EmbeddingBag(BUCKETS, 1, mode="sum") if words else None
         self.bias = nn.Parameter(torch.zeros(()))
@@ -172,15 +169,11 @@ class AnswerJudge:
 
 
 def save_judge(folder: Path, state: Mapping[str, Tensor], loaded: LoadedModel | None, metadata: Mapping[str, Any]) -> None:
-    """Save a judge atomically: its head, its adapter or backbone where that learned, and `judge.json`."""
+    """Save a judge atomically: its head, its adapter if it has one, and `judge.json`."""
     tensors = {name: value for name, value in state.items() if not name.startswith(WEIGHTS)}
     with new_folder(folder) as temporary:
-        if loaded is not None and (loaded.adapter is not None or metadata["train_backbone"]):
-            weights = weights_of(loaded.backbone, state, WEIGHTS)
-            if loaded.adapter is not None:
-                save_adapter(temporary, loaded, loaded.adapter, weights)
-            else:
-                save_body(loaded.backbone, temporary, weights)
+        if loaded is not None and loaded.adapter is not None:
+            save_adapter(temporary, loaded, loaded.adapter, weights_of(loaded.backbone, state, WEIGHTS))
             finish_folder(temporary, loaded, {"title": "Judge of answers", "stage": "judge", **metadata})
         tensors = {name: value.detach().float().cpu().contiguous() for name, value in tensors.items()}
         save_file(tensors, temporary / HEAD_FILE)
@@ -203,12 +196,12 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
         tensors = load_file(path / HEAD_FILE)
         backbone, tokenization = None, None
         if metadata["model"] != "none":
-            own = any((path / name).exists() for name in ("adapter_config.json", "config.json"))
+            own = (path / "adapter_config.json").exists()
             prefix_lm = bool(metadata.get("prefix_lm", False))
             settings = ModelConfig(model=folder if own else metadata["model"], chat_template="raw", prefix_lm=prefix_lm)
-            loaded = load(settings, compute_dtype(metadata["dtype"]), allow_reward_model=True, layers=metadata["layers"])
+            loaded = load(settings, compute_dtype(metadata["dtype"]), allow_reward_model=True)
             backbone, tokenization = loaded.backbone, loaded.tokenization
-        model = JudgeModel(backbone, None, metadata["words"], metadata["read_layers"])
+        model = JudgeModel(backbone, None, metadata["words"])
         keys = model.load_state_dict(tensors, strict=False)
         wrong = [*keys.unexpected_keys, *(key for key in keys.missing_keys if not key.startswith(WEIGHTS))]
         if wrong:

@@ -8,7 +8,6 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -222,38 +221,34 @@ def answer_log_likelihoods(
 ) -> list[list[float]]:
     """Summed log-probability in nats of each answer of each question; the same on every process.
 
-    Where the model can, the common beginning of all prompts (such as a primer) is read once for all questions of a batch,
-    and each question once for all its answers.
+    Where the model can, each question is read once for all its answers.
 
     Args:
-        budget: padded tokens that are read at once, the primer counted for each question.
+        budget: padded tokens that are read at once.
     """
     costs = [
         backbone.tokens_in_memory(len(question.prompt), [len(answer) for answer in question.responses])
         for question in questions
     ]
-    # A prompt keeps at least one token: the state after it predicts its answers.
-    columns = zip(*(question.prompt[:-1] for question in questions), strict=False)
-    prefix = [ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, columns)]
 
     @torch.no_grad()
     def score_questions(rows: list[int]) -> list[list[float]]:
         batch = [questions[row] for row in rows]
-        sums = iter(_summed_log_probs(backbone, prefix, batch).tolist())
+        sums = iter(_summed_log_probs(backbone, batch).tolist())
         return [[next(sums) for _ in question.responses] for question in batch]
 
     return map_rows(costs, budget, accelerator, score_questions)
 
 
-def _summed_log_probs(backbone: Backbone, prefix: list[int], questions: Sequence[PromptResponses]) -> torch.Tensor:
-    """[R] for the answers of all questions, one after another, whose prompts all begin with `prefix`."""
+def _summed_log_probs(backbone: Backbone, questions: Sequence[PromptResponses]) -> torch.Tensor:
+    """[R] for the answers of all questions, one after another."""
     device = backbone.device
-    prompt = Padded.from_lists([question.prompt[len(prefix) :] for question in questions]).to(device)
+    prompt = Padded.from_lists([question.prompt for question in questions]).to(device)
     response = Padded.from_lists([answer for question in questions for answer in question.responses]).to(device)
     prompt_index = torch.tensor(
         [number for number, question in enumerate(questions) for _ in question.responses], device=device
     )
-    hidden = backbone.hidden(prompt, response, prompt_index, prefix)
+    hidden = backbone.hidden(prompt, response, prompt_index)
     mask = response.mask()
     parts = zip(hidden[:, :-1][mask].split(LOGITS_AT_ONCE), response.ids[mask].split(LOGITS_AT_ONCE), strict=True)
     chosen = torch.cat([log_probs_of(backbone.logits(states), tokens) for states, tokens in parts])

@@ -32,7 +32,6 @@ from align.eval.truthfulness.judge import (
     save_judge,
     split_by_question,
 )
-from align.models.backbone.layers import ReadLayers
 from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, load
 from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
@@ -47,14 +46,12 @@ from align.training.start import make_optimization
 
 @dataclass(kw_only=True)
 class JudgeConfig(ModelConfig, RunConfig):
-    """A judge of answers. Without lora_rank and train_backbone the backbone stays as it is, and only the head learns."""
+    """A judge of answers. Without lora_rank the backbone stays as it is, and only the head learns."""
 
     model: str = option("none", "backbone that reads question and answer; none: the words of the answer alone")
     chat_template: str = option("raw", "not used: a judge reads plain text")
     output_dir: str = option("runs/judge", "folder of the run; the judge is in its folder model")
-    learning_rate: float = option(
-        0.01, "peak learning rate; 0.01 for a head alone, 1e-4 to 3e-4 with LoRA, 1e-5 to 5e-5 with train_backbone"
-    )
+    learning_rate: float = option(0.01, "peak learning rate; 0.01 for a head alone, 1e-4 to 3e-4 with LoRA")
     weight_decay: float = option(0.1, "decoupled weight decay of matrices")
     log_to: list[str] = option(["none"], "trackers in addition to metrics.jsonl: tensorboard, wandb, trackio, none")
     data: str = option(
@@ -62,13 +59,6 @@ class JudgeConfig(ModelConfig, RunConfig):
     )
     asks: Aspect = option("truth", "what the labels say: truth (is it true) or info (is it informative)")
     words: bool = option(True, "use the words of the answer and their pairs in addition to the backbone's states")
-    train_backbone: bool = option(False, "train all weights of the backbone, too; the judge is then saved with them")
-    layers: int = option(0, "read only the first layers of the backbone; 0: all", ge=0)
-    read_layers: ReadLayers = option(
-        "last",
-        "layers of a frozen backbone that the head reads: last, last_four (concatenated, as in BERT's table 7), or mix (all "
-        "of them in learned shares, as in ELMo)",
-    )
     held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them", gt=0, lt=1)
     limit: int = option(0, "train and measure on only this many rows, drawn at random; 0: all", ge=0)
     epochs: int = option(5, "passes over the answers", gt=0)
@@ -78,14 +68,6 @@ class JudgeConfig(ModelConfig, RunConfig):
         super().__post_init__()
         require_setting(self, "words", self.words or self.model != "none", "true where model is none")
         require_setting(self, "lora_rank", not self.lora_rank or self.model != "none", "0 where model is none")
-        require_setting(
-            self,
-            "train_backbone",
-            not self.train_backbone or (self.model != "none" and not self.lora_rank),
-            "false where model is none or lora_rank is given",
-        )
-        frozen = self.model != "none" and not (self.lora_rank or self.train_backbone)
-        require_setting(self, "read_layers", self.read_layers == "last" or frozen, "last unless the backbone is frozen")
 
 
 def run_train_judge(config: JudgeConfig) -> Path:
@@ -97,14 +79,14 @@ def run_train_judge(config: JudgeConfig) -> Path:
     training, held_out = split_by_question(rows, config.held_out, config.seed)
     loaded = None
     if config.model != "none":
-        loaded = judged = load(config, run.dtype, adapter=ADAPTER, allow_reward_model=True, layers=config.layers)
+        loaded = judged = load(config, run.dtype, adapter=ADAPTER, allow_reward_model=True)
         run_on_main(lambda: require_savable(judged), run.accelerator)
-        if loaded.adapter is None and not config.train_backbone:
+        if loaded.adapter is None:
             loaded.backbone.requires_grad_(False)
         freeze_unused_pooler(loaded.backbone)
         freeze_unused_lm_head(loaded.backbone)
     backbone, adapter = (loaded.backbone, loaded.adapter) if loaded else (None, None)
-    model = JudgeModel(backbone, adapter, config.words, config.read_layers)
+    model = JudgeModel(backbone, adapter, config.words)
     epochs = Epochs(config.seed, config.batch_size, [len(training)], digest=examples_digest(training))
     optimization = make_optimization(run, model, epochs.updates(config.epochs))
     run.say(f"judge of {config.asks}: {len(training)} training answers, {len(held_out)} held-out ones to other questions")
@@ -146,19 +128,18 @@ class JudgeTask:
         self.lengths = self.costs[: len(training)]
 
     def _encode(self, loaded: LoadedModel) -> None:
-        """Encode all answers; with a frozen backbone, scale their states, and keep them unless a mix of layers learns."""
+        """Encode all answers; with a frozen backbone, compute, scale and keep their states."""
         tokenization, aspect = loaded.tokenization, self.config.asks
         self.encoded = [encode_answer(tokenization, row.question, row.answer, aspect) for row in self.rows]
         longest = max(self.encoded, key=lambda answer: len(answer.prompt) + len(answer.response))
         loaded.backbone.require_fit(len(longest.prompt), len(longest.response), self.config.data)
-        if loaded.adapter is None and not self.config.train_backbone:
+        if loaded.adapter is None:
             budget, accelerator = self.config.micro_batch_tokens, self.run.accelerator
-            states = answer_states(self.model, self.encoded, budget, accelerator)
-            training = states[: len(self.training)]
+            self.states = answer_states(self.model, self.encoded, budget, accelerator)
+            training = self.states[: len(self.training)]
             with torch.no_grad():
                 self.model.center.copy_(training.mean(0))
                 self.model.scale.copy_(training.std(0).clamp(min=1e-6))
-            self.states = None if self.config.read_layers == "mix" else states  # the shares of a mix learn
 
     def _logits(self, rows: list[int]) -> Tensor:
         device = self.run.accelerator.device
@@ -202,10 +183,9 @@ class JudgeTask:
 
         def write() -> None:
             config = self.config
-            metadata = {"asks": config.asks, "model": config.model, "layers": config.layers, "words": config.words}
-            metadata |= {"read_layers": config.read_layers, "prefix_lm": config.prefix_lm}
+            metadata = {"asks": config.asks, "model": config.model, "words": config.words}
+            metadata |= {"prefix_lm": config.prefix_lm}
             metadata |= {"dtype": config.dtype, "lora_rank": config.lora_rank, "data": config.data, "seed": config.seed}
-            metadata |= {"train_backbone": config.train_backbone}
             metadata |= {"learned_from": len(self.training), "held_out": len(self.held_out), "figures": self.best}
             save_judge(self.folder, state, self.loaded, metadata)
 

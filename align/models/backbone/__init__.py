@@ -6,13 +6,11 @@ from align.models.backbone.classifier import (
     is_classifier,
     reads_last_token,
     require_classifier,
-    save_body,
     save_classifier,
 )
 from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
 from align.models.backbone.decoder import is_prefix_lm
-from align.models.backbone.gated import GatedRewardModel, is_gated
 from align.models.backbone.kinds import (
     adapter_settings,
     attention_kernel,
@@ -31,7 +29,6 @@ from align.models.backbone.verification import disable_dropout, is_dropout_rate,
 
 __all__ = [
     "Backbone",
-    "GatedRewardModel",
     "adapter_settings",
     "attention_kernel",
     "cache_elements_per_token",
@@ -43,7 +40,6 @@ __all__ = [
     "is_classifier",
     "is_dropout_rate",
     "is_encoder",
-    "is_gated",
     "is_prefix_lm",
     "linear_layers",
     "make_prefix_lm",
@@ -54,7 +50,6 @@ __all__ = [
     "require_classifier",
     "require_deterministic",
     "require_language_model",
-    "save_body",
     "save_classifier",
     "weight_depths",
     "with_every_layer",

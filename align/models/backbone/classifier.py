@@ -96,13 +96,3 @@ def classifier_adapter(backbone: Backbone, head: Tensor) -> tuple[dict[str, Any]
         modules, tensors = sorted({*head_modules(backbone.model), last}), classifier_tensors(backbone, head)
     changes = {"task_type": "SEQ_CLS", "modules_to_save": modules}
     return changes, {f"base_model.model.{name}": value for name, value in tensors.items()}
-
-
-def save_body(backbone: Backbone, folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Save the model under a head: an encoder's body, or the language model; `state` as for `save_classifier`."""
-    model: Any = backbone.model
-    if isinstance(backbone, EncoderBackbone):
-        inside = f"{model.base_model_prefix}."
-        state = {key.removeprefix(inside): value for key, value in state.items() if key.startswith(inside)}
-        model = model.base_model
-    model.save_pretrained(folder, state_dict=dict(state))

@@ -133,16 +133,13 @@ class Backbone(nn.Module, ABC):
         """Return the tokens that reading a prompt with its responses holds in memory, by which micro-batches are cut."""
 
     @abstractmethod
-    def hidden(
-        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
-    ) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
         """Return hidden states [R, T+1, H] of R responses.
 
         Args:
             prompt: N prompts; each is read once, however many responses it has, if `shares_prompts`.
             response: R responses.
             prompt_index: [R] the prompt of each response, ascending; None: response i answers prompt i.
-            prefix: token ids before every prompt; read once for all rows where responses share a row.
 
         Returns:
             `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Values past a response's length are

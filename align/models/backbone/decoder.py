@@ -17,26 +17,6 @@ from align.models.backbone.experts import ReadTokens
 from align.models.backbone.layout import BLOCK, PackedRows, pack_rows, packed_mask
 
 
-class PrefixCache(DynamicCache):
-    """Keys and values of one prefix before many rows; the rows themselves are not stored."""
-
-    complete = False
-    """Whether the prefix has been read; what follows are the rows after it."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **settings: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Return keys and values [N, heads, columns, width] of the prefix followed by each row."""
-        if not self.complete:
-            return super().update(key_states, value_states, layer_idx, *args, **settings)
-        layer: Any = self.layers[layer_idx]
-
-        def append_rows(prefix: Tensor, rows: Tensor) -> Tensor:
-            return torch.cat([prefix.expand(len(rows), -1, -1, -1), rows], dim=2)
-
-        return append_rows(layer.keys, key_states), append_rows(layer.values, value_states)
-
-
 class DecoderBackbone(Backbone):
     """GPT style: one row holds a prompt and its responses, padded on the right only.
 
@@ -73,39 +53,30 @@ class DecoderBackbone(Backbone):
         window = attention_window(self.model.config)
         return self.shares_prompts and (window is None or longest <= window)
 
-    def hidden(
-        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
-    ) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
         owner = torch.arange(len(response.lengths), device=self.device) if prompt_index is None else prompt_index
-        if not self.causal:  # a prompt that sees itself whole is not read in two parts
-            prompt, prefix = prompt.with_prefix(prefix), ()
         packed = prompt_index is not None and self.shares_prompts and len(prompt_index) > len(prompt.lengths)
-        packed = packed and self.can_pack(len(prefix) + int((prompt.lengths[prompt_index] + response.lengths).max()))
+        packed = packed and self.can_pack(int((prompt.lengths[prompt_index] + response.lengths).max()))
         if not packed:
-            prompt = (prompt if prompt_index is None else prompt.rows(prompt_index)).with_prefix(prefix)
-            prompt_index, prefix = None, ()
+            prompt, prompt_index = prompt if prompt_index is None else prompt.rows(prompt_index), None
         masked = packed or not self.causal  # otherwise positions are 0..n-1, which every model assumes without position ids
-        blocks = masked and self.block_attention and not prefix
+        blocks = masked and self.block_attention
         rows = pack_rows(prompt, response, prompt_index, BLOCK if blocks else 1)  # fewer lengths to compile a kernel for
         extra: dict[str, Any] = {}
         if masked:
-            extra["position_ids"] = rows.positions + len(prefix)
-            extra["attention_mask"] = self._mask(rows, blocks, len(prefix))
-        if prefix:
-            extra["past_key_values"] = self._read_prefix(prefix)
+            extra = {"position_ids": rows.positions, "attention_mask": self._mask(rows, blocks)}
         with self._reading():
             states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
         if self.routing:
             self.routing.close({"": _read_tokens(prompt, response, rows, owner)}, self.sequence)
         return states[rows.row, rows.column]
 
-    def _mask(self, rows: PackedRows, blocks: bool, before: int) -> Any:
-        """Return the mask of rows after `before` tokens that all of them see."""
+    def _mask(self, rows: PackedRows, blocks: bool) -> Any:
         if blocks:
             from align.models.backbone.block_attention import block_mask
 
             return block_mask(rows.segments, whole_prompt=not self.causal)
-        return pad(packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal), (before, 0))
+        return packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal)
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:
         states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
@@ -119,12 +90,6 @@ class DecoderBackbone(Backbone):
         positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
         own = {"position_ids": sequence.own_tokens(positions), SEQUENCE: sequence}
         return sequence.all_tokens(self._read(sequence.own_tokens(ids), **own))
-
-    def _read_prefix(self, prefix: Sequence[int]) -> PrefixCache:
-        cache = PrefixCache(config=self.model.config)
-        self.model.base_model(torch.tensor([prefix], device=self.device), past_key_values=cache, use_cache=True)
-        cache.complete = True
-        return cache
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         width = prompt.ids.shape[1]

@@ -1,7 +1,7 @@
 """Models of BERT style: they read text in both directions, and cannot generate."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 from peft import PeftModel
@@ -76,15 +76,6 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     ]
 
 
-class EncoderRows(NamedTuple):
-    """Prompts and responses as pairs in rows."""
-
-    inputs: dict[str, Tensor]
-    """What the model takes."""
-    column: Tensor
-    """[R, T] the column of each response token."""
-
-
 class EncoderBackbone(Backbone):
     """BERT style: a row holds a prompt and one response as a pair, with token types where the model has them.
 
@@ -110,7 +101,7 @@ class EncoderBackbone(Backbone):
     @property
     def context_length(self) -> int | None:
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        if not limit or limit < 0:  # XLNet's positions are relative
+        if not limit:
             return None
         tables = (module for name, module in self.model.named_modules() if name.endswith("position_embeddings"))
         first = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)
@@ -123,8 +114,8 @@ class EncoderBackbone(Backbone):
         return len(response_lengths) * (prompt_length + max(response_lengths))
 
     def summary(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        rows = self._rows(prompt if prompt_index is None else prompt.rows(prompt_index), response)
-        states: Tensor = self.model(**rows.inputs).logits
+        inputs, _ = self._rows(prompt if prompt_index is None else prompt.rows(prompt_index), response)
+        states: Tensor = self.model(**inputs).logits
         return states
 
     @property
@@ -133,36 +124,22 @@ class EncoderBackbone(Backbone):
 
     def features(self, prompt: Padded, response: Padded) -> Tensor:
         # Without poolers: of a model that was only pretrained, they may be random.
-        rows = self._rows(prompt, response)
-        hidden = self.model.base_model(**rows.inputs).last_hidden_state.float()
+        inputs, column = self._rows(prompt, response)
+        hidden = self.model.base_model(**inputs).last_hidden_state.float()
         line = torch.arange(len(response.lengths), device=self.device)[:, None]
-        states = hidden[line, rows.column] * response.mask()[..., None]
-        return torch.cat([states.sum(1) / response.lengths[:, None], hidden[:, -1 if self._reads_last_column else 0]], dim=1)
+        states = hidden[line, column] * response.mask()[..., None]
+        return torch.cat([states.sum(1) / response.lengths[:, None], hidden[:, 0]], dim=1)
 
-    @property
-    def _reads_last_column(self) -> bool:
-        return getattr(self.model.config, "summary_type", None) == "last"
-
-    def _rows(self, prompt: Padded, response: Padded) -> EncoderRows:
+    def _rows(self, prompt: Padded, response: Padded) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the model's inputs, pairs in rows, and the column of each response token [R, T]."""
         config, packed = self.model.config, pack_rows(prompt, response, None)
         real, second = packed.segments >= 0, packed.segments == 1
         inputs = {"input_ids": packed.ids.masked_fill(~real, config.pad_token_id or 0), "attention_mask": real.long()}
-        if config.model_type == "xlnet":  # its summary is a token of a third type behind both texts
-            last = torch.arange(real.shape[1], device=self.device) == real.sum(1, keepdim=True) - 1
-            inputs["token_type_ids"] = second.long() + last.long()
-        elif getattr(config, "type_vocab_size", 0) > 1:
+        if getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = second.long()
-        column = packed.column[:, 1:]
-        if self._reads_last_column:  # padding comes first
-            padding = (~real).sum(1, keepdim=True)
-            columns = (torch.arange(real.shape[1], device=self.device)[None, :] - padding) % real.shape[1]
-            inputs = {name: values.gather(1, columns) for name, values in inputs.items()}
-            column = (column + padding).clamp(max=real.shape[1] - 1)
-        return EncoderRows(inputs, column)
+        return inputs, packed.column[:, 1:]
 
-    def hidden(
-        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
-    ) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
         refuse_language_model(self.model.config.model_type)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -86,10 +86,7 @@ class EncoderDecoderBackbone(Backbone):
     def _start_tokens(self, count: int) -> Tensor:
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)
 
-    def hidden(
-        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, prefix: Sequence[int] = ()
-    ) -> Tensor:
-        prompt = prompt.with_prefix(prefix)  # an encoder reads in both directions: states of a prefix depend on the rest
+    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
         with self._reading():
             encoded, mask = self.encode(prompt), prompt.mask().long()
             if prompt_index is not None:

@@ -9,7 +9,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
-    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -24,7 +23,6 @@ from align.models.backbone.decoder import DecoderBackbone, attention_window
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
-from align.models.backbone.gated import GatedLlama, is_gated
 from align.models.backbone.verification import disable_dropout, verify
 from align.runtime.sharding import readable
 
@@ -64,7 +62,7 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
 
 def is_encoder(config: PreTrainedConfig) -> bool:
     """Return whether a model reads text in both directions, according to its config."""
-    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.model_type == "xlnet"
+    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return masked and not config.is_encoder_decoder and not getattr(config, "is_decoder", False)
 
 
@@ -98,8 +96,6 @@ def require_language_model(config: PreTrainedConfig, name: str) -> None:
 
 def model_class(config: PreTrainedConfig) -> Any:
     """Return the class that loads a checkpoint."""
-    if is_gated(config):
-        return GatedLlama
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
     if is_classifier(config) or is_encoder(config):
@@ -109,8 +105,6 @@ def model_class(config: PreTrainedConfig) -> Any:
 
 def attention_kernel(config: PreTrainedConfig) -> str:
     """Return the attention implementation of transformers to load a model with."""
-    if is_gated(config):
-        return best_kernel(LlamaForCausalLM, config)
     mapping = model_class(config)._model_mapping
     return best_kernel(_get_model_class(config, mapping), config) if type(config) in mapping else "eager"
 

@@ -1,20 +1,15 @@
-"""The layers of a model: how many, which weights are in which, a smaller model of some, and a head that reads several."""
+"""The layers of a model: how many, which weights are in which, and a smaller model of some."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from align.core.errors import UserError
-from align.models.backbone.contract import Backbone
-from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 
-ReadLayers = Literal["last", "last_four", "mix"]
-LAST = 4
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 """Names in configs for the number of layers of a decoder, of an encoder, or of each."""
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -135,52 +130,3 @@ def _shorten_config(config: PreTrainedConfig, step: int) -> None:
     for name in LAYER_LISTS:
         if isinstance(stored.get(name), list):
             setattr(config, name, stored[name][::step])
-
-
-class LayerFeatures(nn.Module):
-    """The states of several layers of a frozen backbone, for a judge's head.
-
-    The backbone returns them in place of its last states from now on.
-
-    Args:
-        choice: `last_four` concatenates the last four layers (BERT: Devlin et al. 2018, arXiv 1810.04805, table 7); `mix` is
-            gamma sum_j s_j h_j over all layers and the embeddings, with s a learned softmax (ELMo: Peters et al. 2018,
-            arXiv 1802.05365, equation 1).
-
-    Raises:
-        UserError: if the model has too few layers, or projects its last states to another width.
-    """
-
-    def __init__(self, choice: Literal["last_four", "mix"], backbone: Backbone) -> None:
-        super().__init__()
-        self.choice, layers = choice, layer_count(backbone.model.config, "decoder")
-        if choice == "last_four" and layers < LAST:
-            raise UserError(f"read_layers is last_four, but the model has {layers} layers; choose last or mix")
-        width = backbone.model.config.hidden_size
-        if getattr(backbone.model.config, "word_embed_proj_dim", width) != width:  # OPT-350m
-            raise UserError(f"read_layers is {choice}, but the model projects its last states to another width; choose last")
-        if choice == "mix":
-            self.weights, self.gamma = nn.Parameter(torch.zeros(layers + 1)), nn.Parameter(torch.ones(1))
-        self.to(backbone.device)
-        body: nn.Module = backbone.decoder if isinstance(backbone, EncoderDecoderBackbone) else backbone.model.base_model
-        body.register_forward_pre_hook(
-            lambda _, args, given: (args, given | {"output_hidden_states": True}), with_kwargs=True
-        )
-        body.register_forward_hook(self._replace)
-
-    def _replace(self, body: nn.Module, args: Any, output: Any) -> Any:
-        output.last_hidden_state = self((*output.hidden_states[:-1], output.last_hidden_state))
-        return output
-
-    @property
-    def width(self) -> int:
-        """Its width, as a multiple of a state's."""
-        return LAST if self.choice == "last_four" else 1
-
-    def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """[.., H] of the embeddings and of each layer -> [.., width H]; a mix is float32."""
-        if self.choice == "last_four":
-            return torch.cat(list(states[-LAST:]), dim=-1)
-        shares = torch.softmax(self.weights.float(), 0)
-        mixed = torch.stack([share * state.float() for share, state in zip(shares, states, strict=True)]).sum(0)
-        return self.gamma.float() * mixed

@@ -88,7 +88,7 @@ def test_bad_rows_are_one_clear_line(tmp_path, rows, complaint):
 
 
 def test_words_of_an_answer_count_whatever_stands_beside_it():
-    model = JudgeModel(None, None, words=True, read_layers="last")
+    model = JudgeModel(None, None, words=True)
     torch.nn.init.normal_(model.words.weight)
     texts = ["No, never.", "Yes", ""]
     together = model(None, WordBags.from_answers(texts))
@@ -100,7 +100,7 @@ def test_words_of_an_answer_count_whatever_stands_beside_it():
     "settings",
     [
         {"model": "none", "learning_rate": 0.1},
-        {"model": "tiny-llama", "words": False, "learning_rate": 0.03, "layers": 1},
+        {"model": "tiny-llama", "words": False, "learning_rate": 0.03},
         {"model": "tiny-t5", "words": False, "learning_rate": 0.03},
         pytest.param(
             {"model": "tiny-llama", "words": False, "lora_rank": 4, "learning_rate": 0.005, "epochs": 6},
