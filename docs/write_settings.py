@@ -8,6 +8,7 @@ from typing import Any
 
 from align.cli import stage_configs
 from align.commands.sample import SampleConfig
+from align.core.plugins import import_object
 from align.core.settings import ModelConfig, RunConfig
 from align.eval.tasks import TASKS
 from align.extras.loop_labels import LoopConfig
@@ -44,15 +45,26 @@ def default_of(field: dataclasses.Field) -> str:
 
 
 def rows_of(config_class: type, names: list[str]) -> str:
-    """A table of some settings of a class."""
+    """A table of some settings of a class; those of a block follow it as `block.name`."""
+    lines = ["| setting | type | default | what it is |", "| --- | --- | --- | --- |"]
+    return "\n".join(lines + lines_of(config_class, names))
+
+
+def lines_of(config_class: type, names: list[str], prefix: str = "") -> list[str]:
+    """The lines of some settings of a class in a table."""
     hints = typing.get_type_hints(config_class)
     fields = {field.name: field for field in dataclasses.fields(config_class)}
-    lines = ["| setting | type | default | what it is |", "| --- | --- | --- | --- |"]
+    lines = []
     for name in names:
         field = fields[name]
         help_text = field.metadata.get("help", "").replace("%%", "%").replace("|", "\\|")
-        lines.append(f"| `{name}` | {kind_of(hints[name])} | {default_of(field)} | {help_text} |")
-    return "\n".join(lines)
+        block = field.metadata.get("block")
+        kind, default = ("block", "-") if block else (kind_of(hints[name]), default_of(field))
+        lines.append(f"| `{prefix}{name}` | {kind} | {default} | {help_text} |")
+        if block:
+            block_class = import_object(block)
+            lines += lines_of(block_class, [inner.name for inner in dataclasses.fields(block_class)], f"{name}.")
+    return lines
 
 
 def section(title: str, config_class: type, shared: set[str]) -> str:

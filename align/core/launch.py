@@ -8,13 +8,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from align.core import liveness
 from align.core.errors import OtherProcessError, UserError, first_line, reason, without_secrets
 from align.core.liveness import EXIT_LOST
+from align.core.plugins import import_object
 from align.core.settings import RunConfig
 from align.core.signals import EXIT_STOPPED, Stopped, stopped_by_signals
 
@@ -132,12 +132,7 @@ class Stage(NamedTuple):
 
     def load(self) -> tuple[type[Any], Any]:
         """Import the class of the settings and the function that runs with them."""
-        return _import_object(self.config), _import_object(self.function)
-
-
-def _import_object(path: str) -> Any:
-    module, name = path.split(":")
-    return getattr(import_module(module), name)
+        return import_object(self.config), import_object(self.function)
 
 
 def run_stage(

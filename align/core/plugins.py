@@ -1,4 +1,4 @@
-"""The user's own functions, named in settings as `module:function`: imported, and their scores checked."""
+"""Code that is named by `module:name`: parts of this package that are imported when needed, and the user's own functions."""
 
 import importlib
 import math
@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from align.core.errors import UserError
+
+
+def import_object(path: str) -> Any:
+    """Import a part of this package, named as "module:name"."""
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:

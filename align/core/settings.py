@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from functools import cache
@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import yaml
 
-from align.core.errors import UserError, without_secrets
+from align.core.errors import UserError, nearest_name_hint, without_secrets
+from align.core.plugins import import_object
 from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
@@ -80,6 +81,19 @@ def option(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
+def block(settings: str, help: str) -> Any:
+    """Declare a field that is a block of settings: None unless one of them is given.
+
+    In YAML a block is a mapping (`ptx: {data: x}`), on the command line its settings are `--ptx.data x`, and in Python it is
+    an object of its class or a mapping.
+
+    Args:
+        settings: the dataclass of the block as "module:Class", imported when the block is given.
+        help: the text for `--help`.
+    """
+    return field(default=None, metadata={"help": help.replace("%", "%%"), "block": settings})
+
+
 class Settings:
     """Base of all settings: checks type and limits of a value when it is set.
 
@@ -88,7 +102,9 @@ class Settings:
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
+        if name in (blocks := block_paths(type(self))):  # type: ignore[arg-type]
+            value = _as_block(name, value, blocks[name])
+        elif name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
             hint, limits = declared[name]
             value = _converted(name, value, hint)
             if not limits.allow(value):
@@ -97,6 +113,35 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check settings that depend on each other; a subclass extends this and calls `super()`."""
+
+
+@cache
+def block_paths(settings: type[Any]) -> dict[str, str]:
+    """The blocks of a settings dataclass: the "module:Class" of each by the name of its field."""
+    return {item.name: item.metadata["block"] for item in fields(settings) if "block" in item.metadata}
+
+
+def _as_block(name: str, value: object, path: str) -> object:
+    """The value of a block: None, or an object of its class.
+
+    Raises:
+        UserError: for a value that is neither such an object nor a mapping of its settings.
+    """
+    if value is None:
+        return None
+    block_class = import_object(path)
+    if isinstance(value, block_class):
+        return value
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name} is {value!r}, but must be a block of settings")
+    names = [item.name for item in fields(block_class)]
+    unknown = next((key for key in value if key not in names), None)
+    if unknown is not None:
+        raise UserError(f"unknown setting {name}.{unknown}{nearest_name_hint(str(unknown), names, f'{name}.')}")
+    try:
+        return block_class(**value)
+    except UserError as error:
+        raise UserError(f"{name}.{error}") from error
 
 
 @cache

@@ -2,19 +2,20 @@
 
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import Field, fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
 import yaml
-from transformers.hf_argparser import string_to_bool
-from trl import TrlParser
+from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import resolve_path
+from align.core.plugins import import_object
+from align.core.settings import block_paths
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,17 +24,44 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 YAML_TAG = "tag:yaml.org,2002:"  # the prefix of the tags of YAML's own types
 
 
-class _Parser(TrlParser):
-    """TrlParser that raises a one-line error instead of printing it with the usage of 40 options."""
+class _Parser(HfArgumentParser):
+    """HfArgumentParser with blocks of settings, whose errors are one line instead of the usage of 40 options.
+
+    Args:
+        blocks: names of the blocks whose settings it accepts, as `--block.name`.
+    """
+
+    def __init__(self, config_class: type[Any], program: str | None, blocks: Sequence[str]) -> None:
+        super().__init__(config_class, prog=program, allow_abbrev=False)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse itself takes -1e-5 for an option
+        for action in self._actions:
+            if action.dest == "resume":
+                action.type = _resume
+        hints = get_type_hints(config_class)
+        self.types = {name: hint for name, hint in hints.items() if name not in block_paths(config_class)}
+        for item in fields(config_class):
+            if item.name in blocks:
+                self._add_block(item)
+
+    def _add_block(self, block: Field[Any]) -> None:
+        block_class = import_object(block.metadata["block"])
+        group, hints = self.add_argument_group(block.name, block.metadata["help"]), get_type_hints(block_class)
+        for item in fields(block_class):
+            inner = copy(item)
+            inner.name = f"{block.name}.{item.name}"
+            inner.type = self.types[inner.name] = hints[item.name]
+            self._parse_dataclass_field(group, inner)  # type: ignore[arg-type]
 
     @staticmethod
     def _parse_dataclass_field(parser: ArgumentParser, field: Field[Any]) -> None:
+        if "block" in field.metadata:
+            return
         plain = copy(field)  # whose metadata become arguments of argparse
         plain.metadata = {"help": field.metadata.get("help")}  # type: ignore[assignment]
-        TrlParser._parse_dataclass_field(parser, plain)
+        HfArgumentParser._parse_dataclass_field(parser, plain)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(re.sub(r"^argument --(\w+)(/--[\w-]+)*", r"\1", message))
+        raise UserError(re.sub(r"^argument --([\w.]+)(/--[\w.-]+)*", r"\1", message))
 
 
 def parse(config_class: type[Settings], arguments: Sequence[str], program: str | None = None) -> Settings:
@@ -45,27 +73,56 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     Raises:
         UserError: for a missing or invalid file, an unknown key (with the nearest valid one), or a value of a wrong type.
     """
-    words, names = list(arguments), [item.name for item in fields(config_class)]
-    parser = _Parser(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
-    parser._negative_number_matcher = re.compile(r"-\.?\d")  # argparse itself takes -1e-5 for an option
-    for action in parser._actions:
-        if action.dest == "resume":
-            action.type = _resume
+    words = list(arguments)
+    files = [(path, _read_mapping(path)) for path in _take_config_files(words)]
+    names = [_name(word) for word in words if word.startswith("--")]
+    blocks = _given_blocks(config_class, names, [file for _, file in files])
+    parser = _Parser(config_class, program, blocks)
     from_files: dict[str, list[str]] = {}
-    for path in _take_config_files(words):
-        from_files |= _file_words(path, config_class, parser)
-    for word in words:
-        name = word.split("=", 1)[0]
-        if name.startswith("--") and name != "--help" and name[2:].replace("-", "_") not in names:
-            raise UserError(_unknown_name(f"option {name}", name[2:].replace("-", "_"), names, "--"))
+    for path, file in files:
+        from_files |= _file_words(path, file, config_class, parser)
+    for name in names:
+        if name not in parser.types and name != "help":
+            raise UserError(_unknown_option(name, config_class))
     # No command-line words stand for an empty list.
     parser.set_defaults(**{key: [] for key, values in from_files.items() if not values})
     read = [*chain.from_iterable(from_files.values()), *map(_with_underscores, words)]
-    _, left_over = parser.parse_known_args(read)
+    namespace, left_over = parser.parse_known_args(read)
     if left_over:
         raise UserError(_unexpected_word(left_over[0], words))
-    (config,) = parser.parse_args_and_config(read)
-    return config
+    values: dict[str, Any] = {name: {} for name in blocks}
+    for name, value in vars(namespace).items():
+        block, _, inner = name.partition(".")
+        if inner:
+            values[block][inner] = value
+        else:
+            values[name] = value
+    return config_class(**values)
+
+
+def _given_blocks(config_class: type[Any], names: Sequence[str], files: Sequence[yaml.MappingNode]) -> list[str]:
+    """The blocks that the command line or a file has settings of; `--help` shows all of them."""
+    keys = [(str(key.value), value) for file in files for key, value in file.value]
+    given = {key for key, value in keys if isinstance(value, yaml.MappingNode)}
+    given |= {name.partition(".")[0] for name in (*names, *(key for key, _ in keys)) if "." in name}
+    return [name for name in block_paths(config_class) if name in given or "help" in names]
+
+
+def setting_names(config_class: type[Any]) -> list[str]:
+    """All settings, those of blocks as `block.name`."""
+    names = [item.name for item in fields(config_class)]
+    for block, path in block_paths(config_class).items():
+        names += [f"{block}.{item.name}" for item in fields(import_object(path))]
+    return names
+
+
+def _unknown_option(name: str, config_class: type[Any]) -> str:
+    """The message for an option that does not exist, or that names a whole block."""
+    known = setting_names(config_class)
+    if name in block_paths(config_class):
+        inner = [f"--{other}" for other in known if other.startswith(f"{name}.")]
+        return f"--{name} is a block of settings: give {', '.join(inner)}"
+    return _unknown_name(f"option --{name}", name, known, "--")
 
 
 def _unexpected_word(word: str, words: Sequence[str]) -> str:
@@ -98,33 +155,36 @@ def _take_config_files(words: list[str]) -> list[Path]:
 
 
 def _with_underscores(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return name[:2] + name[2:].replace("-", "_") + equals + value if name.startswith("--") else word
+    _, equals, value = word.partition("=")
+    return f"--{_name(word)}{equals}{value}" if word.startswith("--") else word
+
+
+def _name(word: str) -> str:
+    """The name of a setting in a word that begins with `--`."""
+    return word[2:].partition("=")[0].replace("-", "_")
 
 
 def _unknown_name(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
     return f"unknown {what}" + (nearest_name_hint(name, names, prefix) or "; --help lists the valid names")
 
 
-def _file_words(path: Path, config_class: type[Settings], parser: _Parser) -> dict[str, list[str]]:
+def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], parser: _Parser) -> dict[str, list[str]]:
     """The keys of a YAML file as command-line words (none for an empty list), so that both are checked and converted alike.
 
     Values are taken as they are written: `model: 007` is the text 007, and `output_dir: 2024-01-01` is not a date.
     """
-    types = {item.name: item.type for item in fields(config_class)}
     words: dict[str, list[str]] = {}
-    for name, value in _read_mapping(path).value:
-        key, where = str(name.value), f"{path}:{name.start_mark.line + 1}"
-        if key not in types:
-            raise UserError(f"{where}: " + _unknown_name(f"key '{key}'", key, list(types)))
-        if key in words:
-            raise UserError(f"{where}: key '{key}' occurs twice; remove one")
-        if isinstance(value, yaml.SequenceNode) and get_origin(types[key]) is not list:
+    for key, value, line in _keys_of(path, file, config_class):
+        where = f"{path}:{line}"
+        if key not in parser.types:
+            raise UserError(f"{where}: " + _unknown_name(f"key '{key}'", key, setting_names(config_class)))
+        kind = parser.types[key]
+        if isinstance(value, yaml.SequenceNode) and get_origin(kind) is not list:
             raise UserError(f"{where}: key '{key}' must be one value, not a list")
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if not all(isinstance(item, yaml.ScalarNode) and item.tag.startswith(YAML_TAG) for item in items):
             raise UserError(f"{where}: key '{key}': a nested mapping, a nested list or a tag is not a value")
-        if value.tag == f"{YAML_TAG}bool" and types[key] is bool:  # YAML has more words (on, off) than the command line
+        if value.tag == f"{YAML_TAG}bool" and kind is bool:  # YAML has more words (on, off) than the command line
             words[key] = [f"--{key}={yaml.safe_load(value.value)}"]
         elif isinstance(value, yaml.SequenceNode):
             words[key] = [f"--{key}", *(item.value for item in items)] if items else []
@@ -135,6 +195,28 @@ def _file_words(path: Path, config_class: type[Settings], parser: _Parser) -> di
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
     return words
+
+
+def _keys_of(path: Path, file: yaml.MappingNode, config_class: type[Any]) -> Iterator[tuple[str, yaml.Node, int]]:
+    """Each key of a file with its value and line; those of a block as `block.key`.
+
+    Raises:
+        UserError: for a key that occurs twice, or a block that is not a mapping.
+    """
+    blocks, seen = block_paths(config_class), set()
+    pairs = [("", *pair) for pair in file.value]
+    while pairs:
+        block, name, value = pairs.pop(0)
+        key, line = f"{block}{name.value}", name.start_mark.line + 1
+        if key in seen:
+            raise UserError(f"{path}:{line}: key '{key}' occurs twice; remove one")
+        seen.add(key)
+        if key not in blocks:
+            yield key, value, line
+        elif isinstance(value, yaml.MappingNode):
+            pairs = [(f"{key}.", *pair) for pair in value.value] + pairs
+        elif value.tag != f"{YAML_TAG}null":
+            raise UserError(f"{path}:{line}: key '{key}' must be a mapping of its settings")
 
 
 def _read_mapping(path: Path) -> yaml.MappingNode:

@@ -293,7 +293,7 @@ def test_help_explains_every_field_with_its_default(stage, capsys):
     assert caught.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     for item in fields(stage):
-        assert f"--{item.name}" in shown
+        assert (f"{item.name}: " if "block" in item.metadata else f"--{item.name}") in shown
         text = " ".join(item.metadata["help"].replace("%%", "%").split())
         plain = shown.replace(" ", "").replace("-", "")  # lines may be broken at a hyphen
         assert text.replace(" ", "").replace("-", "") in plain, item.name

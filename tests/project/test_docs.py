@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from align.cli import stage_configs
+from align.core.plugins import import_object
+from align.core.settings import block_paths
 from tests.project.markdown import DOCS, ROOT, code_in, page, section, table
 
 PAGES = ("metrics", "details", "data", "clusters", "evaluation")
@@ -53,10 +55,11 @@ def test_each_detail_has_a_source_and_a_function_that_exists():
 
 def test_each_setting_that_is_named_has_that_default():
     classes = stage_configs()
-    settings = re.findall(r"`(sft|reward|ppo|dpo|distill)\.(\w+): ([^`]+)`", page("details"))
+    settings = re.findall(r"`(sft|reward|ppo|dpo|distill)\.(?:(\w+)\.)?(\w+): ([^`]+)`", page("details"))
     assert len(settings) > 20
-    for stage, key, value in settings:
-        default = {item.name: item.default for item in dataclasses.fields(classes[stage])}[key]
+    for stage, block, key, value in settings:
+        declared = import_object(block_paths(classes[stage])[block]) if block else classes[stage]
+        default = {item.name: item.default for item in dataclasses.fields(declared)}[key]
         documented = yaml.safe_load(value)
         # YAML reads 1e-05 as text.
         assert (float(documented) if isinstance(default, float) else documented) == default, f"{stage}.{key}"

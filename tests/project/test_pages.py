@@ -1,7 +1,6 @@
 """Every page of the site, README included: its commands parse, its code runs, its pictures of the code are true."""
 
 import ast
-import dataclasses
 import json
 import re
 import shlex
@@ -78,10 +77,12 @@ def test_options_in_sentences_exist(words):
     """Commands in a sentence may be parts of one, with words that stand for the reader's own."""
     if words[0] == "COMMAND" or words[:2] == ["eval", "TASK"]:
         return
+    from align.core.settings_parser import setting_names
+
     config_class, rest = settings_of(words)
     if config_class is not None:
         options = {word[2:].split("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
-        assert options <= {field.name for field in dataclasses.fields(config_class)} | {"config", "help"}
+        assert options <= {*setting_names(config_class), "config", "help"}
 
 
 def code():
