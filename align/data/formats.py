@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from align.core.errors import UserError
@@ -11,7 +12,6 @@ from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
-from align.data.transcripts import parse_prompt_transcript
 
 Row = Mapping[str, Any]
 KINDS: dict[str, type[Record]] = {
@@ -25,13 +25,18 @@ KINDS: dict[str, type[Record]] = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One layout of rows: its fields in words, whether a row has it, and its conversion into records."""
+    """One layout of rows: its fields in words, whether a row has it, and its conversion into records.
+
+    Attributes:
+        prompt: returns the fields of a row's `Prompt`; None if the row has a field `prompt`, or is a tree.
+    """
 
     name: str
     kind: type[Record]
     fields: str
     matches: Callable[[Row], bool]
     convert: Callable[[Row], list[Record]]
+    prompt: Callable[[Row], dict[str, Any]] | None = None
 
 
 def _has(*fields: str, without: tuple[str, ...] = ()) -> Callable[[Row], bool]:
@@ -59,11 +64,15 @@ def _demonstrations(row: Row) -> list[Record]:
     return list(Demonstration.all_from_row(row))
 
 
-def _prompt_from_messages(row: Row) -> list[Record]:
+def _prompt_by(prompt: Callable[[Row], dict[str, Any]]) -> Callable[[Row], list[Record]]:
+    return lambda row: [Prompt(**prompt(row))]
+
+
+def _messages_prompt(row: Row) -> dict[str, Any]:
     """All turns up to the user's last one: an answer behind it is not read."""
     turns = check_conversation(row["messages"], "messages")
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
-    return [Prompt(prompt=turns[: last + 1], **layouts.id_and_category(row))]
+    return {"prompt": turns[: last + 1], **layouts.id_and_category(row)}
 
 
 def _prompt_from_ids(row: Row) -> list[Record]:
@@ -76,6 +85,14 @@ def _prompt_from_ids(row: Row) -> list[Record]:
     return [Prompt.from_row(row)]
 
 
+def _instruction_format(name: str, matches: Callable[[Row], bool], extra: str, answer: str) -> Format:
+    convert = partial(layouts.instruction_demonstration, extra=extra, answer=answer)
+    prompt = partial(layouts.instruction_prompt, extra=extra)
+    return Format(name, Demonstration, f"instruction, {extra}, {answer}", matches, convert, prompt)
+
+
+_question = layouts.question_prompt
+_sourced = partial(layouts.instruction_prompt, category="source")
 ATTRIBUTES = "prompt, response, attributes"
 BINARIZED = "instruction, chosen_response, rejected_response"
 _is_ultrafeedback = _has("instruction", "completions")
@@ -89,43 +106,37 @@ _is_judgment = _has_any("verdict", "rule")
 _is_stack_pair = _has("question", "response_j")
 
 # The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
-FORMATS: tuple[Format, ...] = (
+_ANSWERED: tuple[Format, ...] = (
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _demonstrations),
-    Format("messages", Demonstration, "messages", _has("messages"), _demonstrations),
+    Format("messages", Demonstration, "messages", _has("messages"), _demonstrations, _messages_prompt),
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
-    Format("Alpaca", Demonstration, "instruction, input, output", _is_alpaca, layouts.alpaca),
-    Format("Dolly", Demonstration, "instruction, context, response", _is_dolly, layouts.dolly),
+    _instruction_format("Alpaca", _is_alpaca, "input", "output"),
+    _instruction_format("Dolly", _is_dolly, "context", "response"),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
     Format("ranking", Ranking, "prompt, responses, ranks", _has_any("responses", "ranks"), _own(Ranking)),
-    Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair),
+    Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair, layouts.hh_prompt),
     Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), layouts.pair),
-    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback),
-    Format("UltraFeedback pair", Ranking, BINARIZED, _is_ultrafeedback_pair, layouts.ultrafeedback_pair),
-    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, layouts.shp),
-    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, layouts.scored_answers),
-    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, layouts.stack_pair),
-    # Rule judgments
+    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback, _sourced),
+    Format("UltraFeedback pair", Ranking, BINARIZED, _is_ultrafeedback_pair, layouts.ultrafeedback_pair, _sourced),
+    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, layouts.shp, layouts.shp_prompt),
+    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, layouts.scored_answers, _question),
+    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, layouts.stack_pair, _question),
+    # Judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
-    # Attribute judgments
     Format("attribute judgment", AttributeJudgment, ATTRIBUTES, _has("attributes"), _own(AttributeJudgment)),
-    # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
+)
+# Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
+_PROMPTS = (
     Format("token ids", Prompt, "input_ids", _has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
-    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, layouts.pair_prompt),
+    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, _prompt_by(layouts.pair_prompt)),
     Format("prompt", Prompt, "prompt", _has("prompt"), _own(Prompt)),
-    Format("HH-RLHF", Prompt, "chosen (transcript)", _is_hh, layouts.hh_prompt),
-    Format("messages", Prompt, "messages", _has("messages"), _prompt_from_messages),
-    Format("UltraFeedback", Prompt, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback_prompt),
-    Format("UltraFeedback pair", Prompt, BINARIZED, _is_ultrafeedback_pair, layouts.ultrafeedback_prompt),
-    Format("Alpaca", Prompt, "instruction, input, output", _is_alpaca, layouts.alpaca_prompt),
-    Format("Dolly", Prompt, "instruction, context, response", _is_dolly, layouts.dolly_prompt),
-    Format("SHP", Prompt, "history, human_ref_A, human_ref_B", _is_shp, layouts.shp_prompt),
-    Format("scored answers", Prompt, "question, answers", _is_scored, layouts.scored_prompt),
-    Format("StackExchange pair", Prompt, "question, response_j", _is_stack_pair, layouts.scored_prompt),
+    *(replace(known, kind=Prompt, convert=_prompt_by(known.prompt)) for known in _ANSWERED if known.prompt),
 )
+FORMATS = (*_ANSWERED, *_PROMPTS)
 
 
 def kind_name(kind: type[Record]) -> str:
@@ -147,7 +158,7 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
-    row = parse_prompt_transcript(_as_plain_values(check_row(row)))
+    row = layouts.with_parsed_prompt(_as_plain_values(check_row(row)))
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)

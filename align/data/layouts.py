@@ -1,4 +1,7 @@
-"""Layouts of other projects, row by row: pairs, transcripts, instructions with answers, answers with votes, and samples."""
+"""Layouts of other projects, row by row: pairs, transcripts, instructions with answers, answers with votes, and samples.
+
+A function `..._prompt` returns the fields of a `Prompt`; the others return records.
+"""
 
 import math
 import re
@@ -7,6 +10,7 @@ from typing import Any
 
 from align.data.conversation import (
     Conversation,
+    Message,
     check_answer,
     check_continuation,
     check_conversation,
@@ -24,8 +28,7 @@ from align.data.fields import (
     short_repr,
     text_or_none,
 )
-from align.data.records import Demonstration, Prompt, Ranking, Record, evenly_spaced, ranks_from_scores
-from align.data.transcripts import parse_transcript
+from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores
 
 Row = Mapping[str, Any]
 
@@ -86,13 +89,63 @@ def _split_off_answers(chosen: Conversation, rejected: Conversation) -> tuple[Co
     return chosen[:-1], (chosen[-1]["content"], rejected[-1]["content"])
 
 
-def pair_prompt(row: Row) -> list[Record]:
+def pair_prompt(row: Row) -> dict[str, Any]:
     """The prompt of a pair of whole conversations: the turns of `chosen` before the last."""
     turns = check_conversation(required_field(row, "chosen", "a pair has prompt, chosen and rejected"), "chosen")
-    return [Prompt(prompt=turns[:-1], **id_and_category(row))]
+    return {"prompt": turns[:-1], **id_and_category(row)}
 
 
-# --- Pairs of whole transcripts, as in HH-RLHF (Bai et al. 2022) ---
+# --- Transcripts, as in HH-RLHF (Bai et al. 2022): "\\n\\nHuman: ...\\n\\nAssistant: ..." ---
+
+SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+_SPEAKER = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
+"""A name that begins a turn: at the beginning of the text, or after a blank line. Elsewhere it is part of a message."""
+
+
+def _transcript_turns(text: str) -> list[Message] | None:
+    """The turns of a text that begins with a speaker's name, stripped of white space; None for any other text."""
+    before, *parts = _SPEAKER.split(text)
+    if before or not parts:
+        return None
+    return [
+        {"role": SPEAKERS[name], "content": content.strip()} for name, content in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def _joined(turns: Sequence[Message]) -> Conversation:
+    """Join turns of one speaker in a row (a model that wrote "Assistant:" again): roles have to alternate."""
+    joined: list[Message] = []
+    for turn in turns:
+        if joined and joined[-1]["role"] == turn["role"]:
+            text = f"{joined.pop()['content']}\n\n{turn['content']}".strip()
+            turn = {"role": turn["role"], "content": text}
+        joined.append(turn)
+    return tuple(joined)
+
+
+def parse_transcript(text: object, field: str) -> Conversation:
+    """The turns of a transcript; the last may be empty."""
+    turns = _transcript_turns(check_text(text, field))
+    if turns is None:
+        wrong = "is neither a transcript that begins with 'Human:' nor an answer to a 'prompt'"
+        raise field_error(field, wrong, "add the field prompt")
+    return _joined(turns)
+
+
+def with_parsed_prompt(row: Row) -> Row:
+    """The row, with `prompt` parsed if it is a transcript that waits for the assistant, as in Dahoas/rm-static.
+
+    It begins with the user's name and ends with the assistant's name or with a user's turn. Any other text is one message.
+    """
+    prompt = row.get("prompt")
+    turns = _transcript_turns(prompt) if isinstance(prompt, str) else None
+    if turns is None or turns[0]["role"] != "user":
+        return row
+    joined = _joined(turns)
+    if turns[-1] == {"role": "assistant", "content": ""}:
+        return {**row, "prompt": joined if joined[-1]["content"] else joined[:-1]}
+    waits = joined[-1]["role"] == "user" and (len(joined) > 1 or str(prompt).startswith("\n\n"))
+    return {**row, "prompt": joined} if waits else row
 
 
 def hh_pair(row: Row) -> list[Record]:
@@ -103,50 +156,30 @@ def hh_pair(row: Row) -> list[Record]:
     return make_pair_ranking(row, prompt, answers[0], answers[1], ("chosen", "rejected"))
 
 
-def hh_prompt(row: Row) -> list[Record]:
+def hh_prompt(row: Row) -> dict[str, Any]:
     """The turns before the assistant's last one in `chosen`."""
     turns = parse_transcript(required_field(row, "chosen", "write the transcript"), "chosen")
-    prompt = turns[:-1] if turns[-1]["role"] == "assistant" else turns
-    return [Prompt(prompt=prompt, **id_and_category(row))]
+    return {"prompt": turns[:-1] if turns[-1]["role"] == "assistant" else turns, **id_and_category(row)}
 
 
-# --- Instructions: Alpaca and Dolly ---
+# --- Instructions: Alpaca (Taori et al. 2023), Dolly (Conover et al. 2023) ---
 
 
-def _instruction(row: Row, extra: str | None = None) -> Conversation:
-    instruction = check_text(required_field(row, "instruction", "write the task"), "instruction")
+def instruction_prompt(row: Row, extra: str = "", category: str = "category") -> dict[str, Any]:
+    """The instruction, and after an empty line the field `extra`, if there is one; `category` is the field of that name."""
+    text = check_text(required_field(row, "instruction", "write the task"), "instruction")
     addition = check_text(row.get(extra) or "", extra, may_be_empty=True) if extra else ""
-    return user_turn(f"{instruction}\n\n{addition}" if addition.strip() else instruction)
+    prompt = user_turn(f"{text}\n\n{addition}" if addition.strip() else text)
+    return {"prompt": prompt, "category": text_or_none(row.get(category))}
 
 
-def alpaca_prompt(row: Row) -> list[Record]:
-    """Taori et al. 2023: the input, if there is one, follows the instruction after an empty line."""
-    return [Prompt(prompt=_instruction(row, "input"))]
-
-
-def alpaca(row: Row) -> list[Record]:
-    """A row of tatsu-lab/alpaca as a demonstration; its `text`, all three fields in a template, is ignored."""
-    continuation = check_continuation(check_text(row.get("output"), "output"), "output")
-    return [Demonstration(prompt=_instruction(row, "input"), continuation=continuation)]
-
-
-def dolly_prompt(row: Row) -> list[Record]:
-    """databricks-dolly-15k (Conover et al. 2023): the context follows the instruction after an empty line."""
-    return [Prompt(prompt=_instruction(row, "context"), category=text_or_none(row.get("category")))]
-
-
-def dolly(row: Row) -> list[Record]:
-    continuation = check_continuation(check_text(row.get("response"), "response"), "response")
-    category = text_or_none(row.get("category"))
-    return [Demonstration(prompt=_instruction(row, "context"), continuation=continuation, category=category)]
+def instruction_demonstration(row: Row, extra: str, answer: str) -> list[Record]:
+    """A demonstration of the answer in the field `answer`; Alpaca's `text`, all fields in a template, is ignored."""
+    continuation = check_continuation(check_text(row.get(answer), answer), answer)
+    return [Demonstration(**instruction_prompt(row, extra), continuation=continuation)]
 
 
 # --- UltraFeedback (Cui et al. 2023) ---
-
-
-def ultrafeedback_prompt(row: Row) -> list[Record]:
-    """The instruction; `source` becomes the category."""
-    return [Prompt(prompt=_instruction(row), category=text_or_none(row.get("source")))]
 
 
 def ultrafeedback(row: Row) -> list[Record]:
@@ -167,11 +200,10 @@ def ultrafeedback(row: Row) -> list[Record]:
     models = [text_or_none(completion.get("model")) for completion in completions]
     return [
         Ranking(
-            prompt=_instruction(row),
+            **instruction_prompt(row, category="source"),
             responses=tuple(responses),
             ranks=ranks_from_scores(scores),
             model=check_texts(models, "model") if all(models) else None,
-            category=text_or_none(row.get("source")),
         )
     ]
 
@@ -182,14 +214,16 @@ def _is_missing(score: object) -> bool:
 
 def ultrafeedback_pair(row: Row) -> list[Record]:
     """The binarized form: instruction and two named responses (argilla/ultrafeedback-binarized-preferences)."""
-    prompt = _instruction(row)
     names = ("chosen_response", "rejected_response")
+    prompt = instruction_prompt(row)["prompt"]
     return make_pair_ranking(row, prompt, row["chosen_response"], row.get("rejected_response"), names)
 
 
-def shp_prompt(row: Row) -> list[Record]:
+def shp_prompt(row: Row) -> dict[str, Any]:
     """The post is `history`, title and body; its forum, without the split that `domain` ends with, is the category."""
-    return [Prompt(prompt=check_prompt(row.get("history"), "history"), category=_forum(row))]
+    domain = text_or_none(row.get("domain"))
+    forum = re.sub("_(train|validation|test)$", "", domain) if domain else None
+    return {"prompt": check_prompt(row.get("history"), "history"), "category": forum}
 
 
 def shp(row: Row) -> list[Record]:
@@ -199,18 +233,13 @@ def shp(row: Row) -> list[Record]:
     if label not in (0, 1) or isinstance(label, bool):
         raise field_error("labels", f"is {short_repr(label)}", "use 1 where A is preferred, 0 where B is")
     ranks = (1, 2) if label == 1 else (2, 1)
-    prompt = check_prompt(row.get("history"), "history")
     post = text_or_none(row.get("post_id"))
-    return [Ranking(prompt=prompt, responses=tuple(answers), ranks=ranks, id=post, category=_forum(row))]
+    return [Ranking(**shp_prompt(row), responses=tuple(answers), ranks=ranks, id=post)]
 
 
-def _forum(row: Row) -> str | None:
-    domain = text_or_none(row.get("domain"))
-    return re.sub("_(train|validation|test)$", "", domain) if domain else None
-
-
-def scored_prompt(row: Row) -> list[Record]:
-    return [Prompt(prompt=check_prompt(row["question"], "question"), id=_question_id(row))]
+def question_prompt(row: Row) -> dict[str, Any]:
+    question = id_or_none(row.get("qid")) or id_or_none(row.get("id"))
+    return {"prompt": check_prompt(row["question"], "question"), "id": question}
 
 
 def scored_answers(row: Row) -> list[Record]:
@@ -227,9 +256,8 @@ def scored_answers(row: Row) -> list[Record]:
         scores.append(check_score(answer.get(name), f"answers[{i}].{name}"))
     order = sorted(range(len(answers)), key=lambda i: -scores[i])
     kept = sorted(order[i] for i in evenly_spaced(len(order)))
-    prompt = check_prompt(row["question"], "question")
     ranks = ranks_from_scores([scores[i] for i in kept])
-    return [Ranking(prompt=prompt, responses=tuple(texts[i] for i in kept), ranks=ranks, id=_question_id(row))]
+    return [Ranking(**question_prompt(row), responses=tuple(texts[i] for i in kept), ranks=ranks)]
 
 
 def _answer_rows(answers: object) -> Sequence[Row]:
@@ -246,15 +274,11 @@ def _answer_rows(answers: object) -> Sequence[Row]:
     return rows
 
 
-def _question_id(row: Row) -> str | None:
-    return id_or_none(row.get("qid")) or id_or_none(row.get("id"))
-
-
 def stack_pair(row: Row) -> list[Record]:
     """lvwerra/stack-exchange-paired: `response_j` was voted above `response_k`."""
     names = ("response_j", "response_k")
-    prompt = check_prompt(row["question"], "question")
-    return make_pair_ranking({"id": _question_id(row)}, prompt, row["response_j"], row.get("response_k"), names)
+    asked = question_prompt(row)
+    return make_pair_ranking({"id": asked["id"]}, asked["prompt"], row["response_j"], row.get("response_k"), names)
 
 
 def sampled_demonstrations(row: Row) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Transcripts in the spellings of published data, and text that only looks like one."""
+"""Transcripts as in HH-RLHF, and text that only looks like one."""
 
 import pytest
 
@@ -11,25 +11,13 @@ ONE = (user("Name a moon."),)
 THREE = (user("1"), assistant("2"), user("3"))
 WAITING = [
     ("\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:", THREE),  # HH-RLHF, Dahoas/rm-static
-    (" Human: Name a moon. Assistant:", ONE),  # DeepSpeed-Chat, raw_datasets.py
-    ("Human: Name a moon. Assistant:", ONE),  # DeepSpeed-Chat, a data set of local JSON files
-    ("Human: 1 Assistant: 2 Human: 3 Assistant:", THREE),
-    ("Human: Name a moon.\nAssistant:", ONE),
-    ("Human: 1\nAssistant: 2\nHuman: 3\nAssistant: ", THREE),
-    ("Human: 1\r\nAssistant: 2\r\nHuman: 3\r\nAssistant:", THREE),
-    ("Human: 1\nAssistant: 2\nHuman: 3", THREE),
+    ("Human: 1\r\n\r\nAssistant: 2\r\n\r\nHuman: 3\r\n\r\nAssistant:", THREE),
+    ("Human: 1\n\nAssistant: 2\n\nHuman: 3", THREE),
     ("Human: Name a moon.\n\nAssistant:", ONE),
     ("\n\nHuman: Name a moon.", ONE),
-    ("User: 1\nAssistant: 2\nUser: 3\nAssistant:", THREE),
-    ("USER: 1 ASSISTANT: 2 USER: 3 ASSISTANT:", THREE),
-    ("prompter: 1\nassistant: 2\nprompter: 3\nassistant:", THREE),
-    ("Human: Name a moon.\nAI:", ONE),
-    ("### Human: 1### Assistant: 2### Human: 3### Assistant:", THREE),
-    ("### Human: Name a moon.\n### Assistant:", ONE),
-    # a name that does not begin a turn in this spelling is part of a message
+    # a name that does not begin a turn is part of a message
     ("Human: a\nHuman: b\n\nAssistant: c\n\nHuman: d\n\nAssistant:", (user("a\nHuman: b"), assistant("c"), user("d"))),
-    ("Human: What does User: mean?\nAssistant:", (user("What does User: mean?"),)),
-    ("Human: Go on. Human: Hi Assistant: Yo Assistant:", (user("Go on. Human: Hi Assistant: Yo"),)),
+    ("Human: Go on. Human: Hi Assistant: Yo\n\nAssistant:", (user("Go on. Human: Hi Assistant: Yo"),)),
 ]
 
 
@@ -47,9 +35,11 @@ PROSE = [
     "Explain the difference. Human: mortal. Assistant:",
     "Humans: a history. Assistant:",
     "User: the word for a person who uses something. Define it.",
+    "Human: 1\nAssistant: 2\nHuman: 3\nAssistant:",  # without blank lines it may be prose
+    " Human: Name a moon. Assistant:",
     "Human: a species.\nApe: a family.",
     "Human: hi\nAssistant: hello\n\nTranslate this conversation into French.",
-    "Human: 1 Assistant: 2 Human: 3",  # without a line break or an end, it may be prose
+    "Human: 1 Assistant: 2 Human: 3",
     "Assistant: I help.\nHuman: Who are you?",
     "hUMAN: 1 Assistant:",
 ]
@@ -60,17 +50,9 @@ def test_prose_is_one_message(text):
     assert convert_row({"prompt": text}, Prompt)[1] == [Prompt(prompt=(user(text),))]
 
 
-@pytest.mark.parametrize(
-    ("before", "good", "bad"),
-    [
-        ("\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:", " yes", " no"),
-        ("Human: 1\nAssistant: 2\nHuman: 3\nAssistant:", " yes", " no"),
-        (" Human: 1 Assistant: 2 Human: 3 Assistant:", " yes", " no"),
-        ("prompter: 1\nassistant: 2\nprompter: 3\nassistant:", " yes", " no"),
-    ],
-)
-def test_pairs_of_transcripts(before, good, bad):
-    row = {"chosen": before + good, "rejected": before + bad}
+def test_pairs_of_transcripts():
+    before = "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:"
+    row = {"chosen": f"{before} yes", "rejected": f"{before} no"}
     assert convert_row(row, Ranking)[1] == [Ranking(prompt=THREE, responses=("yes", "no"), ranks=(1, 2))]
     assert convert_row(row, Prompt)[1] == [Prompt(prompt=THREE)]
 
