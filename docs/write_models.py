@@ -32,7 +32,7 @@ Every model on this page passed these checks, with all weights and with LoRA on 
 | costs | FLOPs equal torch's count (for experts, of those that a token uses); size of the cache |
 | stages | an update of SFT, reward model and PPO with that reward model, with sampling |
 | export | a decoder's reward model has the score that transformers computes from its folder |
-| ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_architectures_zero.py`, float32, CPU) |
+| ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_every_stage.py`, float32, CPU) |
 
 [1]: {registry}
 """

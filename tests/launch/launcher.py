@@ -14,10 +14,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
+PPO = "align/ppo/train.py"
+CHECKPOINTS = """
+    --reward_functions align.ppo.toy_rewards:share_of_e --dtype float32 --log_to none --save_every 1
+    --max_prompt_tokens 64 --overlong truncate --max_new_tokens 8 --rollout_size 6
+    --schedule constant --learning_rate 1e-3 --missing_eos keep
+"""
 TELL = """
 import json, os, sys
 open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(json.dumps(dict(os.environ)))
 """
+
+
+def ppo_words(model: str, folder: Path, updates: int, *more: str) -> list[str]:
+    """The words after `align ppo` for a run with a checkpoint after every update."""
+    return ["--model", model, "--output_dir", str(folder), "--updates", str(updates), *CHECKPOINTS.split(), *more]
 
 
 def free_port() -> int:

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from align import cli
 from align.builtin.tiny import byte_tokenizer
+from tests.launch.compared import metrics
 from tests.launch.launcher import ROOT, launch_in_turn
-from tests.launch.test_launch import metrics
 from tests.models.architectures import make_model
 
 COMMON = "--model tiny-llama --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from align.builtin.zoo import resolve_model
 from align.core.liveness import EXIT_LOST
-from tests.launch.launcher import IN_TURN, ROOT
-from tests.launch.test_launch import checkpoint_words, metrics
+from tests.launch.compared import metrics
+from tests.launch.launcher import IN_TURN, PPO, ROOT, ppo_words
 from tests.launch.two_hosts import Host, two_hosts
 
 UPDATES = 8
@@ -69,8 +69,8 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     resolve_model("tiny-llama")  # once, not on both machines at the same time
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     more = ["--resume", "auto", "--lost_after", str(LOST_AFTER), "--collective_timeout", "120", "--keep_checkpoints", "0"]
-    of_broken = ["align/ppo/train.py", *checkpoint_words("tiny-llama", broken, UPDATES, *more)]
-    of_whole = ["align/ppo/train.py", *checkpoint_words("tiny-llama", whole, UPDATES, *more)]
+    of_broken = [PPO, *ppo_words("tiny-llama", broken, UPDATES, *more)]
+    of_whole = [PPO, *ppo_words("tiny-llama", whole, UPDATES, *more)]
 
     # A process of the second machine is killed: both launches end within a minute, and the first says which one it lost.
     processes = [start(host, tmp_path, [of_broken]) for host in hosts]

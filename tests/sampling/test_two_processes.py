@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from align import cli
-from tests.launch.launcher import launch_in_turn
-from tests.launch.test_launch import ROOT, assert_close, metrics
+from tests.launch.compared import assert_close, metrics
+from tests.launch.launcher import ROOT, launch_in_turn
 
 SCRIPT = Path(__file__).with_name("align_with_stand_in.py")
 SETTINGS = """

@@ -9,7 +9,7 @@ from align.core.errors import UserError
 from align.core.seeds import Stream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import row_seeds
-from tests.launch.test_launch import metrics
+from tests.launch.compared import metrics
 from tests.sampling.rewards import PROMPTS
 
 

@@ -13,16 +13,13 @@ from torch import nn
 
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
-from align.sft import SFTConfig
 from align.training import checkpoint
-from align.training.run import Run
-from align.training.start import make_optimization
+from tests.launch.programs.small import small_run
 
 folder, fails = Path(sys.argv[1]), int(sys.argv[2])
-run = Run(SFTConfig(output_dir=str(folder / "run"), dtype="float32", log_to=["none"]), "sft")
 torch.manual_seed(0)
-optimization = make_optimization(run, nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), 1)
-rank, sums = run.accelerator.process_index, []
+run, optimization = small_run(folder / "run", nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), 1)
+rank, sums, message = run.accelerator.process_index, [], ""
 run.config.checkpoint_in_background = True
 checkpoint.save(run, optimization, 1, {"sums": []})
 for _ in range(100):  # of the training, while the threads exchange something else
@@ -34,7 +31,6 @@ checkpoint.save(run, optimization, 2, {"sums": []})
 run.config.checkpoint_in_background = True
 if rank == fails:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-message = ""
 try:
     checkpoint.save(run, optimization, 3, {})
     run.background.finish()

@@ -9,12 +9,13 @@ import math
 import sys
 from pathlib import Path
 
+from align.dpo import DPOConfig, run_dpo
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
 
 MODELS = ("tiny-llama", "tiny-t5")
-CASES = [f"{stage}/{model}/{rank}" for model in MODELS for rank in (0, 4) for stage in ("sft", "reward", "ppo")]
+CASES = [f"{stage}/{model}/{rank}" for model in MODELS for rank in (0, 4) for stage in ("sft", "reward", "dpo", "ppo")]
 CASES += ["reward/encoder/0", "reward/encoder/4", "streamed-sft/tiny-llama/0", "ptx/tiny-llama/4"]
 SETTINGS = ("cpu2", "zero1", "zero2", "zero3", "zero3-offload")
 """Files in configs/accelerate: each whole, and what is sharded. cpu2 is DDP's on processors."""
@@ -43,7 +44,9 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
     }
     if stage in ("ppo", "ptx"):
         texts = {"ptx_data": "data/demonstrations_heldout.jsonl"} if stage == "ptx" else {}
-        critic = {"critic": "separate"} if rank == "0" else {}
+        # What follows one number for all processes: the KL coefficient, the scale of the scores, the critic's own rate.
+        followed = {"kl_target": 6.0, "normalize_scores": "scale", "value_learning_rate": 2e-3, "critic_warmup": 1}
+        critic = {"critic": "separate"} if rank == "0" else followed
         run_ppo(
             PPOConfig(
                 **common,
@@ -68,6 +71,7 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
     config, run, data, size, an_epoch = {
         "sft": (SFTConfig, run_sft, "demonstrations_heldout", 6, 4),
         "reward": (RewardConfig, run_reward, "rankings_heldout", 13, 5),
+        "dpo": (DPOConfig, run_dpo, "rankings_heldout", 13, 5),
     }[stage]
     # The last batch of an epoch has 2 of 20 demonstrations, or 8 of 60 rankings.
     data, epochs = f"data/{data}.jsonl", math.ceil(updates / an_epoch)

@@ -1,4 +1,4 @@
-"""An update of every architecture of docs/models.md, in the processes that a launcher started: test_architectures_zero.py.
+"""An update of every architecture of docs/models.md, in the processes that a launcher started: test_every_stage.py.
 
 Usage: one_step.py FOLDER [NAME...]: of each, `NAME.RANK.safetensors` has what a frozen copy says of the rows that a process
 reads, and on the main process all weights after the update; or `NAME.txt` the error. Language models learn responses,

@@ -1,6 +1,6 @@
 """PPO with reward functions that differ from call to call, or fail, in the processes that a launcher started.
 
-Usage: own_rewards.py FOLDER; each process writes what it saw to RANK.json there. See test_own_rewards.py.
+Usage: own_rewards.py FOLDER; each process writes what it saw to RANK.json there. See test_two_processes.py.
 """
 
 import json

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from align import cli
 from align.ppo.setup import REFERENCE_FILE, ReferenceRefresh
-from tests.launch.test_launch import checkpoint_words
+from tests.launch.launcher import ppo_words
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 hidden: set[str] = set()
@@ -34,7 +34,7 @@ ReferenceRefresh.load = load_and_note
 Path.exists = stale
 for updates, resume, names in (("1", "false", set()), ("2", "true", {REFERENCE_FILE}), ("2", "true", {"model"})):
     hidden = names
-    words = checkpoint_words("tiny-gpt2", folder / "run", int(updates), "--resume", resume, *more)
+    words = ppo_words("tiny-gpt2", folder / "run", int(updates), "--resume", resume, *more)
     try:
         with redirect_stderr(told):
             cli.main(["ppo", *words])

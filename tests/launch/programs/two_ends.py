@@ -12,16 +12,13 @@ from torch import nn
 
 from align.core.errors import UserError
 from align.runtime.distributed import run_on_all, run_on_main
-from align.sft import SFTConfig
 from align.training import checkpoint
-from align.training.run import Run
-from align.training.start import make_optimization
 from tests.launch.programs.in_turn import avoid_compiling
+from tests.launch.programs.small import small_run
 
 avoid_compiling()
 folder = Path(sys.argv[1])
-config = SFTConfig(output_dir=str(folder / "run"), dtype="float32", log_to=["none"], collective_timeout=60, lost_after=0)
-run = Run(config, "sft")
+run, optimization = small_run(folder / "run", nn.Linear(4, 4), 1, collective_timeout=60, lost_after=0)
 rank, results = run.accelerator.process_index, {}
 
 
@@ -48,11 +45,10 @@ case("all, a mistake", lambda: run_on_all(fail(UserError("no such file"), 1), ru
 case("all, a bug", lambda: run_on_all(fail(OSError(5, "Input/output error"), 1), run.accelerator))
 case("all, well", lambda: run_on_all(lambda: rank, run.accelerator))
 
-optimization = make_optimization(run, nn.Linear(4, 4), 1)
 limit = run.memory.limit
 run.memory.limit = 1e-6 if rank == 1 else 1e6
 big = nn.Linear(4096, 4100)
-case("memory", lambda: run.memory.check(config, big))
+case("memory", lambda: run.memory.check(run.config, big))
 run.memory.limit = limit
 
 state = optimization.state

@@ -1,0 +1,16 @@
+"""A small run in each process of a launch, for the programs that need no model."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from align.sft import SFTConfig
+from align.training.run import Run
+from align.training.start import make_optimization
+
+
+def small_run(folder: Path, module: nn.Module, updates: int, **settings: Any) -> tuple[Run, Any]:
+    """A run in a folder, and what trains `module` there for so many updates."""
+    run = Run(SFTConfig(output_dir=str(folder), dtype="float32", log_to=["none"], **settings), "sft")
+    return run, make_optimization(run, module, updates)
