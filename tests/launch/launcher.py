@@ -49,13 +49,14 @@ def launch(words: Sequence[str], settings: str, processes: int = 2, seconds: flo
     """
     launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
     launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
-    program, variables = [sys.executable, *launcher, *words], _variables() | environment
-    done = subprocess.run(program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=seconds, check=False)
+    program, env = [sys.executable, *launcher, *words], variables() | environment
+    done = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr[-12000:]
     return done.stdout
 
 
-def _variables() -> dict[str, str]:
+def variables() -> dict[str, str]:
+    """The environment of a launch on the CPU."""
     # Hiding GPUs, for accelerate's own `--cpu` starts one process whatever `--num_processes` says.
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 
@@ -90,9 +91,7 @@ def start_processes(
     port = {"MASTER_PORT": str(free_port())}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return [
-        subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, env=_variables() | each | port | environment, text=True, **pipes
-        )
+        subprocess.Popen([sys.executable, *words], cwd=ROOT, env=variables() | each | port | environment, text=True, **pipes)
         for each in launched(settings, processes)
     ]
 
@@ -116,7 +115,7 @@ def launch_in_turn(
         (folder / "scripts.json").write_text(json.dumps(scripts))
         return launch([str(IN_TURN), str(folder / "scripts.json"), "compile"], settings, processes, seconds, **environment)
     port = {"MASTER_PORT": str(free_port())}
-    environments = [_variables() | each | port | environment for each in launched(settings, processes)]
+    environments = [variables() | each | port | environment for each in launched(settings, processes)]
     request = {"environments": environments, "scripts": [[str(word) for word in words] for words in scripts]}
     printed, told = (folder / name for name in ("printed", "told"))
     codes = _ask(request | {"printed": str(printed), "told": str(told)}, seconds)
@@ -130,7 +129,7 @@ def _fork_server() -> subprocess.Popen[str]:
     """The program that forks; it ends with this one, whose pipe it reads."""
     program = [sys.executable, "-m", "tests.launch.programs.fork_server"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(program, cwd=ROOT, env=_variables(), text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(program, cwd=ROOT, env=variables(), text=True, start_new_session=True, **pipes)
 
 
 def _ask(request: dict[str, object], seconds: float) -> list[int]:

@@ -1,6 +1,5 @@
 """`align launch` ends in order: asked to stop, killed in one process, no traceback, and a code that says which."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -14,23 +13,27 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from align.commands.launch import first_failure, stop_grace
 from align.core.signals import EXIT_STOPPED, GRACE_SECONDS
-from tests.launch.launcher import free_port, start_processes
+from tests.launch.launcher import ROOT, free_port, start_processes, variables
 
-ROOT = Path(__file__).parents[2]
 ONE_SIGNAL, DEAF = (Path(__file__).parent / "programs" / name for name in ("one_signal.py", "deaf.py"))
-WORDS = (
-    "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --epochs 500 --batch_size 6"
-)
-WORDS += " --train_data data/demonstrations_heldout.jsonl --max_response_tokens 16 --learning_rate 1e-3"
+WORDS = """
+    --model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --epochs 500 --batch_size 6
+    --train_data data/demonstrations_heldout.jsonl --max_response_tokens 16 --learning_rate 1e-3
+"""
+
+
+def launch(processes: int, *words: str) -> "subprocess.Popen[str]":
+    """`align launch` of a script, as its user starts it."""
+    settings = "cpu2" if processes == 2 else "one-process"
+    launcher = ["launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
+    launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
+    program = [sys.executable, "-c", "from align.cli import main; main()", *launcher, *words]
+    return subprocess.Popen(program, cwd=ROOT, env=variables(), stderr=subprocess.PIPE, text=True)
 
 
 def start(folder: Path, processes: int, *more: str) -> "subprocess.Popen[str]":
-    launcher = ["launch", "--config_file", f"configs/accelerate/{'cpu2' if processes == 2 else 'one-process'}.yaml"]
-    launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
-    words = [*launcher, "align/sft/train.py", *WORDS.split(), "--output_dir", str(folder), *more]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-c", "from align.cli import main; main()", *words]
-    return subprocess.Popen(program, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)
+    """A long fine-tuning."""
+    return launch(processes, "align/sft/train.py", *WORDS.split(), "--output_dir", str(folder), *more)
 
 
 def wait_for_update(process: "subprocess.Popen[str]", folder: Path, update: int) -> None:
@@ -126,11 +129,7 @@ def test_the_launcher_reads_how_long_a_save_may_take(words, seconds, tmp_path):
 
 def test_the_launcher_kills_5_seconds_after_stop_grace(tmp_path):
     """torch's own limit is 30 seconds; a large model may need more to save, and these processes never end."""
-    words = ["launch", "--config_file", "configs/accelerate/cpu2.yaml", "--main_process_port", str(free_port())]
-    words += [str(DEAF), str(tmp_path), "--stop_grace", "2"]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-c", "from align.cli import main; main()", *words]
-    process = subprocess.Popen(program, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)
+    process = launch(2, str(DEAF), str(tmp_path), "--stop_grace", "2")
     while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)

@@ -1,7 +1,6 @@
 """PPO on two machines, under the shipped file for two nodes: a process is killed, the cable is cut, and nothing is lost."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from align.builtin.zoo import resolve_model
 from align.core.liveness import EXIT_LOST
 from tests.launch.compared import metrics
-from tests.launch.launcher import IN_TURN, PPO, ROOT, ppo_words
+from tests.launch.launcher import IN_TURN, PPO, ROOT, ppo_words, variables
 from tests.launch.two_hosts import Host, two_hosts
 
 UPDATES = 8
@@ -37,10 +36,9 @@ def start(host: Host, folder: Path, scripts: list[list[str]]) -> "subprocess.Pop
     launcher = ["launch", "--config_file", "configs/accelerate/two-nodes.yaml", "--num_processes", "2"]
     launcher += ["--main_process_ip", "10.77.0.1", "--machine_rank", str(host.number)]
     program = [*host.before, sys.executable, "-c", "from align.cli import main; main()", *launcher, str(IN_TURN), str(path)]
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     printed = open(folder / f"printed-{host.number}.txt", "w", encoding="utf-8")  # noqa: SIM115
     with printed:
-        return subprocess.Popen(program, cwd=ROOT, env=variables | host.environment, stdout=printed, stderr=printed)
+        return subprocess.Popen(program, cwd=ROOT, env=variables() | host.environment, stdout=printed, stderr=printed)
 
 
 def wait_for_update(folder: Path, update: int, processes: list["subprocess.Popen[str]"]) -> None:
