@@ -36,13 +36,10 @@ if __name__ == "__main__":
     optimization = make_optimization(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
     found, printed = {}, []
     run.say = printed.append
-    for kind in ("whole", "layers", "auto"):
-        engine = TransformersEngine(optimization, loaded, kind)
-        sampled = [engine.sample(PROMPTS[:count], sampling(count), SEED) for count in COUNTS]
-        found[kind] = [responses.ids for responses in sampled]
-    run.memory.limit = 1e-6  # a kilobyte in which nothing fits
-    engine = TransformersEngine(optimization, loaded, "auto")
-    found["no room"] = [engine.sample(PROMPTS[:1], sampling(1), SEED).ids]
+    for kind, limit in (("whole", run.memory.limit), ("layers", 1e-6)):  # in a kilobyte nothing fits
+        run.memory.limit = limit
+        engine = TransformersEngine(optimization, loaded)
+        found[kind] = [engine.sample(PROMPTS[:count], sampling(count), SEED).ids for count in COUNTS]
     if run.is_main:
         (folder / "sampled.json").write_text(json.dumps({**found, "printed": printed}))
     run.close()
