@@ -23,7 +23,7 @@ from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 from align.ppo.config import PPOConfig
 from align.reward.train import RewardConfig
-from align.sft.train import SFTConfig
+from align.sft import SFTConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {

@@ -251,13 +251,13 @@ def make_ppo(make_run) -> Callable[..., PPOAlgorithm]:
     from align.ppo.rewards import Rewards
     from align.ppo.setup import build_actor_critic, copy_backbone
     from align.sampling.engines import TransformersEngine
-    from align.training.start import make_optimization
+    from align.training.start import build_engine
 
     def make(loaded: LoadedModel, mounted=None, **settings) -> PPOAlgorithm:
         run = make_run(PPOConfig, "ppo", **({"epochs": 1, "updates": 1, "whiten_rewards": False} | settings))
         reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone)).eval().requires_grad_(False)
         module = build_actor_critic(run.config, loaded, [mounted] if mounted else [], mounted)
-        optimization = make_optimization(run, module, 1)
+        optimization = build_engine(run, module, 1)
         shapes = RoleFlopsProfiles(flops_profile(loaded.backbone, loaded.adapter), flops_profile(loaded.backbone, None))
         roles, engine = Roles(optimization.module, reference), TransformersEngine(optimization, loaded)
         return PPOAlgorithm(run, run.config, loaded, optimization, roles, shapes, Rewards([]), [], [], engine)

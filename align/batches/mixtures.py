@@ -36,7 +36,7 @@ class Mixture:
     """Several weighted sources of training data for a trainer.
 
     Attributes:
-        weights: relative frequency of each source's examples (`align.training.epochs.Epochs`).
+        weights: relative frequency of each source's examples (`align.training.data_order.DataOrder`).
     """
 
     sources: Sequence[Data]

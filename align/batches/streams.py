@@ -55,7 +55,7 @@ class ExampleStream(Generic[Item, Example]):
     ) -> None:
         self.source, self.encode, self.arrange, self.block, self.key = source, encode, arrange, block, key
         self.accelerator, self.skip_bad_rows, self.limits = accelerator, skip_bad_rows, limits
-        self.load_state({"start": 0, "number": 0, "place": 0})
+        self.load_state_dict({"start": 0, "number": 0, "place": 0})
         self._read_block()  # so that a mistake in its first rows stops the run before training
         if self.counts:
             self.counts.report(f"{source}: first block", "row")
@@ -75,11 +75,11 @@ class ExampleStream(Generic[Item, Example]):
                 self._read_block()
         return taken
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the position: rows of the pass before the block, the block's number, index within it, digest of it."""
         return {"start": self.start, "number": self.number, "place": self.place, "digest": self.digest}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position.
 
         Raises:
@@ -158,7 +158,6 @@ class StreamedBatches(Generic[Example]):
     """Batches of streamed sources; an example's source is drawn by the weights.
 
     Attributes:
-        current: the examples of the update, by their rows.
         updates_per_epoch: all updates of the run, because the length of a pass is unknown.
     """
 
@@ -172,33 +171,27 @@ class StreamedBatches(Generic[Example]):
     ) -> None:
         self.seed, self.batch_size, self.updates_per_epoch, self.streams = seed, batch_size, updates, streams
         self.shares = [weight / sum(weights) for weight in weights]
-        self.current: dict[int, Example] = {}
 
     def updates(self, epochs: int) -> int:
         """All updates of the run."""
         return self.updates_per_epoch
 
-    def rows(self, update: int) -> list[int]:
-        """Read the examples of an update into `current`; return their rows there."""
+    def batch(self, update: int) -> list[Example]:
+        """Read the examples of an update. Updates are read in their order."""
         random = generator(self.seed, Stream.STREAM_ORDER, update)
         counts = random.multinomial(self.batch_size, self.shares).tolist()
-        taken = [example for stream, count in zip(self.streams, counts, strict=True) for example in stream.take(count)]
-        self.current.clear()
-        self.current |= dict(enumerate(taken))
-        return list(self.current)
+        return [example for stream, count in zip(self.streams, counts, strict=True) for example in stream.take(count)]
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the position in each source, and their shares."""
-        return {"streams": [stream.state() for stream in self.streams], "shares": self.shares}
+        return {"streams": [stream.state_dict() for stream in self.streams], "shares": self.shares}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the position.
 
         Raises:
             UserError: if the checkpoint is of other sources.
         """
-        if not state:
-            return
         positions, shares = state.get("streams", []), state.get("shares", self.shares)
         if len(positions) != len(self.streams) or shares != self.shares:
             now = f"{len(self.streams)} with shares {', '.join(f'{share:.3g}' for share in self.shares)}"
@@ -207,7 +200,7 @@ class StreamedBatches(Generic[Example]):
                 "same ones and the same weights, or give another output_dir"
             )
         for stream, position in zip(self.streams, positions, strict=True):
-            stream.load_state(position)
+            stream.load_state_dict(position)
 
 
 def examples_digest(examples: Iterable[Any]) -> str:

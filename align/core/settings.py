@@ -274,7 +274,7 @@ class RunConfig(Settings):
 
 @dataclass(kw_only=True)
 class MixtureConfig(Settings):
-    """How several sources of training data are mixed, see `align.training.epochs.Epochs`."""
+    """How several sources of training data are mixed, see `align.training.data_order.DataOrder`."""
 
     mixing_cap: int = option(
         0, "examples above which a larger source of train_data gets no larger share (T5's K); 0: none", ge=0

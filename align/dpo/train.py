@@ -34,10 +34,10 @@ from align.reward.rankings import (
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock, forward_flops, training_flops
 from align.tokenization.encoded import EncodedRanking
-from align.training.epochs import EpochConfig
-from align.training.loop import EpochTrainer, ExampleTask, with_data_names
-from align.training.optimization import Sums
-from align.training.start import Model
+from align.training.data_order import EpochConfig
+from align.training.engine import Sums
+from align.training.loop import EpochTrainer, ExampleTask
+from align.training.start import Model, with_data_names
 
 
 @dataclass(kw_only=True)
@@ -99,8 +99,8 @@ class DPOTrainer(EpochTrainer):
         counts = f"{len(mixed.examples)} rankings to learn from, {len(held_out)} held out"
         self.run.say(f"dpo: {counts}; model {self.run.config.model}")
         module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
-        optimization = self.make_optimization(module, mixed, (len(ranking.responses) for ranking in mixed.examples))
-        self.task = DPOTask(self.run, config, self.loaded, optimization, mixed.examples, held_out)
+        engine = self.build_engine(module, mixed, (len(ranking.responses) for ranking in mixed.examples))
+        self.task = DPOTask(self.run, config, self.loaded, engine, mixed.examples, held_out)
 
     def train(self) -> Path:
         """Train from the last checkpoint on; returns the folder of the best policy."""
@@ -142,7 +142,7 @@ class DPOTask(ExampleTask):
     def _log_probs(self, rankings: Sequence[EncodedRanking]) -> Tensor:
         """Log-probs [R] of all responses of some rankings, each summed over its tokens."""
         prompt, response, prompt_index = pack_rankings(rankings, self.run.accelerator.device)
-        log_probs: Tensor = self.optimization.module(prompt, response, None, 1.0, prompt_index)
+        log_probs: Tensor = self.engine.module(prompt, response, None, 1.0, prompt_index)
         return log_probs.sum(dim=1)
 
     def _log_probs_of_all(self, rankings: Sequence[EncodedRanking]) -> list[list[float]]:
@@ -210,7 +210,7 @@ class DPOTask(ExampleTask):
         return {f"validation/{name}": value for name, value in metrics.items()}
 
     def save(self, metrics: dict[str, float]) -> None:
-        state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
+        state = weights_of(self.loaded.backbone, self.engine.model_state(), "backbone.model.")
 
         def write() -> None:
             write_json(self.run.folder / "validation.json", [asdict(item) for item in self.scored])

@@ -18,7 +18,7 @@ from align.ppo.config import PPOConfig
 from align.reward.train import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import PEAKS, peak_flops
-from align.sft.train import SFTConfig
+from align.sft.config import SFTConfig
 from align.training.memory import Sharding, resident_memory
 from align.training.run_folder import read_metrics
 

@@ -26,9 +26,10 @@ from align.reward.train import RewardConfig, predicted_tokens
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import forward_flops
 from align.sampling.generation import Sampling
-from align.sft.train import SFTConfig, encode, example_flops
+from align.sft.config import SFTConfig
+from align.sft.train import encode, example_flops
 from align.tokenization.encoded import EncodedPrompt
-from align.training.epochs import Epochs
+from align.training.data_order import DataOrder
 from align.training.memory import weights_bytes
 
 Example = TypeVar("Example")
@@ -92,12 +93,13 @@ def sft_work(config: SFTConfig) -> StageWork:
             "stream_updates: a plan reads all of the data; plan a streamed run on a part of it, with stream_updates 0"
         )
     loaded = load_shapes(config, compute_dtype(config.dtype))
-    examples, epochs = _mixture(config, partial(encode, config, loaded))
-    held_out = encode(config, loaded, config.validation_data) if config.validation_data else []
+    examples, epochs = _mixture(config, partial(encode, loaded=loaded, config=config))
+    held_out = encode(config.validation_data, loaded, config) if config.validation_data else []
     shape = flops_profile(loaded.backbone, loaded.adapter)
     once = sum(forward_flops(shape, len(e.prompt), [len(e.response)], sum(e.loss_mask)) for e in held_out)
+    learned = [example_flops(shape, example, config.prompt_loss_weight) for example in examples]
     phases = {
-        "learning": config.epochs * _epoch_sum(epochs, [example_flops(config, shape, e) for e in examples]),
+        "learning": config.epochs * _epoch_sum(epochs, learned),
         "validation": once * (1 + _evaluations(config, epochs)),
     }
     roles = {"model": trained_model(loaded.backbone)}
@@ -189,12 +191,14 @@ def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, Loa
     return roles
 
 
-def _mixture(config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]) -> tuple[list[Example], Epochs]:
-    examples, sizes, weights = encode_mixture(config.train_data, read, config.task_prefixes)
-    return examples, Epochs(config.seed, config.batch_size, sizes, weights, config)
+def _mixture(
+    config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]
+) -> tuple[list[Example], DataOrder[Example]]:
+    mixed = encode_mixture(config.train_data, read, config.task_prefixes)
+    return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config)
 
 
-def _epoch_sum(epochs: Epochs, flops: Sequence[float]) -> float:
+def _epoch_sum(epochs: DataOrder[Any], flops: Sequence[float]) -> float:
     """FLOPs of an epoch, in which a source may be over- or undersampled."""
     total, start = 0.0, 0
     for size, count in zip(epochs.sizes, epochs.counts, strict=True):
@@ -203,7 +207,7 @@ def _epoch_sum(epochs: Epochs, flops: Sequence[float]) -> float:
     return total
 
 
-def _evaluations(config: SFTConfig | RewardConfig, epochs: Epochs) -> int:
+def _evaluations(config: SFTConfig | RewardConfig, epochs: DataOrder[Any]) -> int:
     updates = epochs.updates(config.epochs)
     every = config.evaluate_every or epochs.updates_per_epoch
     return updates // every + (updates % every > 0)

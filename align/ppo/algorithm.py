@@ -1,12 +1,9 @@
 """The PPO loop: sample, score, shape, learn, adapt; evaluate on fixed prompts and keep the best policy."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,11 +40,11 @@ from align.runtime.flops import Clock
 from align.sampling.engines import SamplingEngine, sampling_tokens
 from align.sampling.generation import Sampling
 from align.tokenization.encoded import EncodedPrompt
-from align.training import checkpoint
-from align.training.checkpoint import restoring
-from align.training.loop import measure_micro_batch, stop_on_nan
-from align.training.optimization import NotFiniteError, Optimization, Sums
-from align.training.run import Run, StopRequestedError
+from align.training.broken_batch import stop_on_nan
+from align.training.checkpoint import Checkpoint, Stateful
+from align.training.engine import NotFiniteError, Sums, TrainEngine
+from align.training.run import Run
+from align.training.trial import can_try, memory_trial
 
 METRIC_NAMES = {
     "loss": "loss/total",
@@ -58,16 +55,6 @@ METRIC_NAMES = {
     "ptx_loss": "loss/ptx",
 }
 """Sums of the loss that have another name in metrics.jsonl."""
-
-
-class Stateful(Protocol):
-    """State that a checkpoint must hold in addition to the weights and the optimizer's state."""
-
-    def state(self) -> Any:
-        """JSON values."""
-
-    def load_state(self, state: Any) -> None:
-        """Restore what `state` returned."""
 
 
 class PPOAlgorithm:
@@ -85,7 +72,7 @@ class PPOAlgorithm:
         run: Run,
         config: PPOConfig,
         loaded: LoadedModel,
-        optimization: Optimization,
+        optimization: TrainEngine,
         roles: Roles,
         shapes: RoleFlopsProfiles,
         rewards: Rewards,
@@ -116,7 +103,7 @@ class PPOAlgorithm:
         self.evaluation = PolicyEvaluation(
             run, config, loaded.backbone, roles, rewards, self.rules, judge, self.save, self.folder
         )
-        self.stateful: dict[str, Stateful] = {
+        parts: dict[str, Stateful] = {
             "prompts": PromptIdentity(prompts),
             "kl": self.controller,
             "rules": self.rules,
@@ -124,24 +111,23 @@ class PPOAlgorithm:
             "negative_kl": self.negative_kl,
             "evaluation": self.evaluation,
         }
+        if refresh:
+            parts["reference"] = refresh
+        self.checkpoint = Checkpoint(run, optimization, parts)
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; returns the folder of the best policy."""
-        done = self.restore()
-        if done < self.config.updates and self.run.memory.estimate and self.optimization.can_try:
+        done = self.checkpoint.load()
+        if done < self.config.updates and can_try(self.optimization):
             self._try_largest_micro_batch()
         if not done and self.validation:
             self.run.log(0, self.evaluate(0))
         self.run.open()  # holds the folder before anything in it is removed
         self.rollouts.drop_after(done)
-        for update in self.run.updates(done + 1, self.config.updates, self._save_checkpoint):
+        for update in self.run.updates(done + 1, self.config.updates, self.checkpoint):
             if self.evaluation.should_stop:
                 break
-            before = self._progress()
-            try:
-                metrics = self.run_update(update)
-            except StopRequestedError:
-                self.run.end_early(update - 1, partial(self._save_checkpoint, progress=before))
+            metrics = self.run_update(update)
             if self.validation and (update % self.config.evaluate_every == 0 or update == self.config.updates):
                 metrics |= self.evaluate(update)
             self.run.log(update, metrics)
@@ -159,29 +145,8 @@ class PPOAlgorithm:
         found = largest_micro_batch(self.config, self.loaded.backbone, self.prompts, self.run.accelerator)
         device = self.run.accelerator.device
         loss = loss_of_minibatch(self.config, found.experience, found.minibatch, self.roles, device)
-        measure_micro_batch(self.run, self.optimization, loss, found.rows, found.tokens)
-
-    def restore(self) -> int:
-        """Restore the run's checkpoint; returns the update after which it was written, 0 if there is none.
-
-        Raises:
-            UserError: if it is broken, of other models or prompts, or lacks state.
-        """
-        done, progress = checkpoint.load(self.run, self.optimization)
-        with restoring(self.run):
-            for name, state in progress.items():
-                self.stateful[name].load_state(state)
-            if self.refresh:
-                self.refresh.load(self.run.checkpoint, self.run.accelerator)
-        return done
-
-    def _progress(self) -> dict[str, Any]:
-        """A copy of the current state of everything in `stateful`."""
-        return copy.deepcopy({name: part.state() for name, part in self.stateful.items()})
-
-    def _save_checkpoint(self, update: int, progress: dict[str, Any] | None = None) -> None:
-        files = self.refresh.files() if self.refresh else {}
-        checkpoint.save(self.run, self.optimization, update, progress or self._progress(), files)
+        with memory_trial(self.optimization, found.rows, found.tokens):
+            self.optimization.backward(*loss(found.rows))
 
     def run_update(self, update: int) -> dict[str, float]:
         """One update: sample, score, shape, learn, adapt."""
@@ -209,7 +174,7 @@ class PPOAlgorithm:
         prompts = prompts_of_update(self.config, self.prompts, update)
         rollout = self._sample(prompts, (self.config.seed, Stream.ROLLOUT, update))
         self.clock.lap("sample")
-        self.run.leave_untouched_update()
+        self.run.stop_if_requested()
         with save_if_scoring_fails(self.run, rollout, update):
             raw, parts = self.rewards(rollout)
             violations = self.rules.violations(rollout)
@@ -244,12 +209,14 @@ class PPOAlgorithm:
         config, optimization, rollout = self.config, self.optimization, experience.rollout
         plan = plan_minibatch(config, rollout, rows, self.loaded.backbone, optimization.accelerator)
         loss = loss_of_minibatch(config, experience, rows, self.roles, optimization.accelerator.device)
-        sums = optimization.accumulate(plan, loss)
+        for part in optimization.micro_batches(plan):
+            optimization.backward(*loss(part))
+        sums = optimization.sums
         if self.ptx is not None:
-            sums |= self.ptx.accumulate(optimization, self.roles, len(rows), step_key)
+            sums = sums | self.ptx.accumulate(optimization, self.roles, len(rows), step_key)
         if step_key[1:] == (0, 0):
-            self.run.say(check_ratio(float(sums["ratio_error"]), optimization.accelerator.device))
-        return {name: float(value) for name, value in sums.items()}
+            self.run.say(check_ratio(sums["ratio_error"], optimization.accelerator.device))
+        return sums
 
     def _sample(self, prompts: list[EncodedPrompt], key: SeedKey) -> Rollout:
         return sample_rollout(self.engine, self.loaded.tokenization, prompts, self.sampling, key)

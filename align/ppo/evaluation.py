@@ -168,16 +168,16 @@ class PolicyEvaluation:
         total = (outputs.log_probs - (outputs.reference if outputs.start is None else outputs.start)).sum()
         return {"kl": float(total / len(rollout)), "kl_per_token": float(total / rollout.lengths.sum())}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
         candidates = {name: found and asdict(found) for name, found in (("kept", self.kept), ("start", self.start))}
-        return {**candidates, "drift": self.drift.state(), "overoptimization": self.overoptimization.state()}
+        return {**candidates, "drift": self.drift.state_dict(), "overoptimization": self.overoptimization.state_dict()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.kept, self.start = (Candidate(**found) if found else None for found in (state["kept"], state["start"]))
-        self.drift.load_state(state["drift"])
-        self.overoptimization.load_state(state["overoptimization"])
+        self.drift.load_state_dict(state["drift"])
+        self.overoptimization.load_state_dict(state["overoptimization"])
 
 
 def _mean_and_error(name: str, values: Tensor) -> dict[str, float]:

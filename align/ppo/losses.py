@@ -78,12 +78,12 @@ class KLController:
     def __init__(self, beta: float) -> None:
         self.beta = beta
 
-    def state(self) -> float:
+    def state_dict(self) -> float:
         """For the checkpoint."""
         return self.beta
 
-    def load_state(self, state: float) -> None:
-        """Restore what `state` returned."""
+    def load_state_dict(self, state: float) -> None:
+        """Restore what `state_dict` returned."""
         self.beta = state
 
     def adapt(self, kl: float, samples: int) -> None:

@@ -136,12 +136,12 @@ class NegativeKLWatch:
                 "dropout that is on"
             )
 
-    def state(self) -> int:
+    def state_dict(self) -> int:
         """For the checkpoint."""
         return self.count
 
-    def load_state(self, state: int) -> None:
-        """Restore what `state` returned."""
+    def load_state_dict(self, state: int) -> None:
+        """Restore what `state_dict` returned."""
         self.count = state
 
 
@@ -196,12 +196,12 @@ class DriftWatch:
             warnings.append(f"responses that end by themselves went from {first['ended']:.0%} to {metrics['ended']:.0%}")
         return warnings
 
-    def state(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any] | None:
         """For the checkpoint."""
         return self.first
 
-    def load_state(self, state: dict[str, Any] | None) -> None:
-        """Restore what `state` returned."""
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Restore what `state_dict` returned."""
         self.first = state
 
 
@@ -243,12 +243,12 @@ class OveroptimizationWatch:
             f"and the judge fell from {best['judge']:.3g} to {metrics['judge']:.3g}"
         )
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
         return {"count": self.count, "best": self.best}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.count, self.best = state["count"], state["best"]
 
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy
-import torch
-from torch import Tensor
 
 from align.batches import texts
 from align.batches.encoding import Limits, encode_demonstrations
@@ -21,7 +19,7 @@ from align.ppo.config import PPOConfig
 from align.reward.rankings import group_flops, pack_rankings
 from align.sft.loss import demonstration_loss
 from align.tokenization import SpecialTokenError
-from align.training.optimization import Optimization, Sums
+from align.training.engine import TrainEngine
 
 FITTED_EXAMPLES = 16
 """Examples checked at the start for whether they fit the model."""
@@ -104,7 +102,7 @@ class PtxLoss:
         """FLOPs of learning from an example."""
         return group_flops(self.backbone, self.shape, example, predicted=list(map(len, example.responses)))
 
-    def accumulate(self, optimization: Optimization, roles: Roles, count: int, step_key: tuple[int, ...]) -> Sums:
+    def accumulate(self, engine: TrainEngine, roles: Roles, count: int, step_key: tuple[int, ...]) -> dict[str, float]:
         """Add the gradient of ptx_weight times the mean loss of random examples, `ptx_per_response` for each response.
 
         Args:
@@ -113,21 +111,19 @@ class PtxLoss:
         """
         examples = self.draw(count * self.config.ptx_per_response, step_key)
         token_count = sum(example.predicted for example in examples)
-        device = optimization.accelerator.device
+        device = engine.accelerator.device
 
-        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
-            chosen = [examples[row] for row in part]
+        lengths = [self.backbone.tokens_in_memory(len(e.prompt), list(map(len, e.responses))) for e in examples]
+        plan = micro_batches(range(len(examples)), lengths, self.config.micro_batch_tokens, engine.accelerator)
+        for rows in engine.micro_batches(plan):
+            chosen = [examples[row] for row in rows]
             prompt, response, prompt_index = pack_rankings(chosen, device)
             masks = [list(map(int, mask)) for example in chosen for mask in example.masks]
             mask = Padded.from_lists(masks).ids.to(device) > 0
             log_probs = roles.language_model(prompt, response, prompt_index)
-            return self.config.ptx_weight * demonstration_loss(log_probs, mask, ~mask, token_count, 0, 0.0), {}
-
-        lengths = [self.backbone.tokens_in_memory(len(e.prompt), list(map(len, e.responses))) for e in examples]
-        plan = micro_batches(range(len(examples)), lengths, self.config.micro_batch_tokens, optimization.accelerator)
-        loss = optimization.accumulate(plan, loss_of_rows)["loss"] / self.config.ptx_weight
-        flops = torch.tensor(sum(map(self.flops, examples)), dtype=torch.float64)
-        return {"ptx_loss": loss, "ptx_flops": flops}
+            engine.backward(self.config.ptx_weight * demonstration_loss(log_probs, mask, ~mask, token_count, 0, 0.0))
+        loss = engine.sums["loss"] / self.config.ptx_weight
+        return {"ptx_loss": loss, "ptx_flops": sum(map(self.flops, examples))}
 
 
 def _documents(config: PPOConfig, loaded: LoadedModel) -> Iterator[list[int]]:

@@ -91,11 +91,11 @@ class PromptIdentity:
     def __init__(self, prompts: Sequence[EncodedPrompt]) -> None:
         self.values = {"examples": len(prompts), "digest": examples_digest(prompt.ids for prompt in prompts)}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Their number and digest."""
         return self.values
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise a UserError if a checkpoint has other prompts."""
         require_same_examples("the prompts", state, self.values)
 

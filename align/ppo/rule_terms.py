@@ -128,18 +128,18 @@ class RuleTerms:
         """The multipliers of the next rollout; docs/metrics.md defines them."""
         return {f"rule_multiplier/{rule}": value for rule, value in self.multipliers.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        moments = {name: moments.state() for name, moments in self.moments.items()}
+        moments = {name: moments.state_dict() for name, moments in self.moments.items()}
         return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned. Raises: UserError if it was written under other rules."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises: UserError if it was written under other rules."""
         if state["moments"].keys() != self.moments.keys():
             before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
             raise UserError(f"the checkpoint was written under the rules {before}: resume it with those")
         for name, stored in state["moments"].items():
-            self.moments[name].load_state(stored)
+            self.moments[name].load_state_dict(stored)
         self.multipliers |= {rule: value for rule, value in state["multipliers"].items() if rule in self.multipliers}
         self.first = {name: (mean, std) for name, (mean, std) in state["first"].items()}
 

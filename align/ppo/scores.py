@@ -34,12 +34,12 @@ class RunningMoments:
         self.mean += shift * added / total
         self.count = total
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
 
 
@@ -96,13 +96,13 @@ class ScoreShaping:
         figures = {"reward/running_mean": self.moments.mean, "reward/running_std": self.moments.std}
         return figures | ({"reward/length_slope": self.slope} if self.config.length_adjustment else {})
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return self.moments.state()
+        return self.moments.state_dict()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self.moments.load_state(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.moments.load_state_dict(state)
 
 
 def apply_missing_eos_rule(

@@ -2,12 +2,10 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from align.models.adapters import adapter_parameters, copy_adapter
@@ -20,13 +18,12 @@ from align.ppo.rollout import Rollout, prompts_of_update
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import reads_ids_of
-from align.runtime.distributed import run_on_all, run_on_main
 from align.runtime.sharding import is_sharded, sharded_copies, whole_count
 from align.tokenization.encoded import EncodedPrompt
-from align.training.loop import PLANNED_UPDATES
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import RateGroup
 from align.training.run import Run
+from align.training.trial import PLANNED_UPDATES
 
 
 def check_memory(run: Run, config: PPOConfig, loaded: LoadedModel, module: ActorCritic, frozen: Sequence[nn.Module]) -> None:
@@ -165,10 +162,6 @@ def copy_backbone(backbone: Backbone) -> Backbone:
     return copied
 
 
-REFERENCE_FILE = "reference.safetensors"
-"""The file in a checkpoint with the reference's weights, once it is no longer the starting model."""
-
-
 class ReferenceRefresh:
     """Copies the policy's weights over the reference's.
 
@@ -201,12 +194,11 @@ class ReferenceRefresh:
             weight.copy_(sources[name])
         self.moved = True
 
-    def files(self) -> dict[str, dict[str, Tensor]]:
-        """The checkpoint's files of the reference: none while it is the starting model."""
-        return {REFERENCE_FILE: {name: weight.detach() for name, weight in self.weights.items()}} if self.moved else {}
+    def state_dict(self) -> dict[str, Tensor]:
+        """The reference's weights; none while it is the starting model."""
+        return {name: weight.detach() for name, weight in self.weights.items()} if self.moved else {}
 
-    def load(self, checkpoint: Path | None, accelerator: Accelerator) -> None:
-        """Restore the reference of a checkpoint on all processes; None: it is the starting model."""
-        if checkpoint is None or not run_on_main((checkpoint / REFERENCE_FILE).exists, accelerator):
-            return
-        run_on_all(lambda: self._copy(load_file(checkpoint / REFERENCE_FILE)), accelerator)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the reference of a checkpoint."""
+        if state:
+            self._copy(state)

@@ -34,8 +34,8 @@ from align.runtime.sharding import place_frozen_model, sharded_loading
 from align.sampling.engines import make_engine
 from align.tokenization import ConversationError, Tokenization
 from align.tokenization.encoded import EncodedPrompt
-from align.training.optimization import Optimization
-from align.training.start import Model, make_optimization, open_run, say_if_prompts_are_repeated
+from align.training.engine import TrainEngine
+from align.training.start import Model, build_engine, open_run, say_if_prompts_are_repeated
 
 Reward = str | Path | LoadedReward | RewardFunction | WeightedFunction
 """A part of the reward: the folder of a reward model, a loaded one (`align.reward.checkpoint.reward_of_classifier` makes one
@@ -148,7 +148,7 @@ class PPOTrainer:
 
     def _prepare(
         self, module: ActorCritic, scoring: ScoringModels, prompts: list[EncodedPrompt]
-    ) -> tuple[Optimization, Roles, ReferenceRefresh | None]:
+    ) -> tuple[TrainEngine, Roles, ReferenceRefresh | None]:
         """The optimization, all roles and the refresh of the reference, after checking that memory suffices."""
         config, loaded, accelerator = self.config, self.loaded, self.run.accelerator
         if config.reference_refresh and zero_stage(accelerator) == 3:
@@ -161,7 +161,7 @@ class PPOTrainer:
         placed_reference = place_frozen_model(reference, accelerator) if reference else None
         placed_start = place_frozen_model(start, accelerator) if start else None
         steps = config.updates * config.epochs * config.minibatches
-        optimization = make_optimization(self.run, module, steps, rate_groups(config, module), config.ema_decay)
+        optimization = build_engine(self.run, module, steps, rate_groups(config, module), config.ema_decay)
         refresh_every = config.reference_refresh
         roles = Roles(optimization.module, placed_reference, placed_start, reference_moves=refresh_every > 0)
         refresh = ReferenceRefresh(refresh_every, loaded, placed_reference) if refresh_every else None

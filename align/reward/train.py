@@ -39,10 +39,10 @@ from align.reward.rankings import (
 from align.runtime.distributed import run_on_main
 from align.tokenization import encode_demonstration
 from align.tokenization.encoded import EncodedRanking
-from align.training.epochs import EpochConfig
-from align.training.loop import EpochTrainer, ExampleTask, with_data_names
-from align.training.optimization import Sums
-from align.training.start import Model, share_sequences
+from align.training.data_order import EpochConfig
+from align.training.engine import Sums
+from align.training.loop import EpochTrainer, ExampleTask
+from align.training.start import Model, share_sequences, with_data_names
 
 
 @dataclass(kw_only=True)
@@ -114,8 +114,8 @@ class RewardTrainer(HeadTrainer):
         self.run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(held_out)} held out; model {name}")
         head = initial_head(name, self.loaded.backbone)
         module = build_module(config, self.loaded, head)
-        optimization = self.make_optimization(module, mixed, (len(ranking.responses) for ranking in mixed.examples))
-        parts = (self.run, config, self.loaded, optimization, mixed.examples, held_out)
+        engine = self.build_engine(module, mixed, (len(ranking.responses) for ranking in mixed.examples))
+        parts = (self.run, config, self.loaded, engine, mixed.examples, held_out)
         self.task = RewardTask(*parts, demonstrated=demonstrated)
 
 
@@ -201,11 +201,11 @@ class RewardTask(ExampleTask):
         """Rewards [R], and the sum of -log p over the tokens of the best responses, if that is learned."""
         device = self.run.accelerator.device
         if not self.config.lm_loss_weight:
-            return reward_rankings(self.optimization.module, rankings, device), None
+            return reward_rankings(self.engine.module, rankings, device), None
         prompt, response, prompt_index = pack_rankings(rankings, device)
         is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
         mask = response.mask() & is_best[:, None]
-        rewards, log_probs = self.optimization.module(prompt, response, prompt_index, mask)
+        rewards, log_probs = self.engine.module(prompt, response, prompt_index, mask)
         return rewards, -log_probs.sum()
 
     def _flops(self, ranking: EncodedRanking) -> float:
@@ -225,7 +225,7 @@ class RewardTask(ExampleTask):
     def _rewards(self, rankings: Sequence[EncodedRanking]) -> list[list[float]]:
         """Rewards of each ranking's responses, on every process."""
         accelerator = self.run.accelerator
-        read = partial(reward_rankings, self.optimization.module, device=accelerator.device)
+        read = partial(reward_rankings, self.engine.module, device=accelerator.device)
         return score_rankings(read, rankings, self.loaded.backbone, self.config.micro_batch_tokens, accelerator)
 
     def evaluate(self) -> dict[str, float]:
@@ -239,7 +239,7 @@ class RewardTask(ExampleTask):
         if self.demonstrated:
             rewards = self._rewards(self.demonstrated)
             mean = sum(row[0] for row in rewards) / len(rewards)
-        state = self.optimization.model_state()
+        state = self.engine.model_state()
 
         def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")

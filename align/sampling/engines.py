@@ -16,8 +16,8 @@ from align.runtime.distributed import exchange_rows, largest, share_of_process
 from align.runtime.sharding import LayerGathering, is_sharded, whole_bytes, whole_weights, without_engine_hooks
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
+from align.training.engine import TrainEngine
 from align.training.memory import GIB, Memory, cache_bytes
-from align.training.optimization import Optimization
 
 SHARE_OF_FREE_MEMORY = 0.5
 """Of the memory that weights and optimizer leave, the share that sampling uses. While a token is appended to the cache or a
@@ -54,7 +54,7 @@ class SamplingEngine(Protocol):
 class TransformersEngine:
     """Samples with the trained model itself; the rows are divided among the processes."""
 
-    def __init__(self, optimization: Optimization, loaded: LoadedModel) -> None:
+    def __init__(self, optimization: TrainEngine, loaded: LoadedModel) -> None:
         self.optimization, self.loaded = optimization, loaded
         self.sampled_whole: bool | None = None
 
@@ -103,7 +103,7 @@ class TransformersEngine:
         pass
 
 
-def make_engine(config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> SamplingEngine:
+def make_engine(config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> SamplingEngine:
     """The engine that `config.engine` names.
 
     Args:

@@ -30,7 +30,7 @@ from align.runtime.sharding import gathered_weights
 from align.sampling.generation import Responses, Sampling, row_seeds
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
-from align.training.optimization import Optimization
+from align.training.engine import TrainEngine
 
 ROWS_AT_ONCE = 256
 """Most requests to a server at once, and vLLM's `max_num_seqs`, of which it is the default."""
@@ -62,7 +62,7 @@ class VLLMServer:
     client: "Client"
     """Exists only on the main process."""
 
-    def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
+    def __init__(self, config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> None:
         self.url, self.timeout, self.retries = config.vllm_url.rstrip("/"), config.vllm_timeout, config.vllm_retries
         self.optimization, self.loaded, self.longest, self.stale = optimization, loaded, longest, True
         self.accelerator = optimization.accelerator
@@ -319,7 +319,7 @@ class VLLMColocate:
         UserError: if vLLM cannot be started here.
     """
 
-    def __init__(self, config: EngineConfig, optimization: Optimization, loaded: LoadedModel, longest: int) -> None:
+    def __init__(self, config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> None:
         self.optimization, self.loaded = optimization, loaded
         self.stale, self.sleeps, self.processes_per_copy = True, config.vllm_sleep, config.vllm_tensor_parallel
         processes = optimization.accelerator.num_processes

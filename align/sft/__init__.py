@@ -1,5 +1,6 @@
 """Supervised fine-tuning."""
 
-from align.sft.train import SFTConfig, SFTTrainer, run_sft
+from align.sft.config import SFTConfig
+from align.sft.train import SFTTrainer, run_sft
 
 __all__ = ["SFTConfig", "SFTTrainer", "run_sft"]

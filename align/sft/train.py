@@ -4,135 +4,207 @@ Launch it by `accelerate launch align/sft/train.py --config configs/sft/x.yaml`.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_demonstration_row, encode_demonstrations, split_prefix
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import MixedExamples, TrainingData, encode_mixture, mixture_of
+from align.batches.mixtures import TrainingData, encode_mixture, mixture_of
 from align.batches.streams import ExampleStream, StreamedBatches
 from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.core.settings import MixtureConfig, SequenceConfig, option, require_setting
 from align.core.tensor_ops import Padded
+from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel
 from align.models.roles import LanguageModel
 from align.runtime.distributed import run_on_main, sum_across_processes
-from align.runtime.flops import FlopsProfile, training_flops
+from align.runtime.flops import Clock, FlopsProfile, training_flops
+from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
-from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
-from align.training.epochs import EpochConfig
-from align.training.loop import EpochTrainer, ExampleTask, with_data_names
-from align.training.optimization import Sums
-from align.training.start import Model, share_sequences
+from align.tokenization.encoded import EncodedDemonstration
+from align.training.best_model import BestModel
+from align.training.broken_batch import examples_as_text, stop_on_nan
+from align.training.checkpoint import Checkpoint
+from align.training.data_order import DataOrder
+from align.training.engine import NotFiniteError, TrainEngine
+from align.training.run import Run
+from align.training.start import Model, build_engine, open_run, share_sequences, with_data_names
+from align.training.trial import can_try, first_batches, largest_micro_batch, memory_trial
+
+Batches = DataOrder[EncodedDemonstration] | StreamedBatches[EncodedDemonstration]
+"""The examples of each update: all in memory, or read while the model trains."""
 
 
-@dataclass(kw_only=True)
-class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
-    """Supervised fine-tuning on demonstrations."""
+def train(
+    config: SFTConfig,
+    run: Run,
+    loaded: LoadedModel,
+    engine: TrainEngine,
+    batches: Batches,
+    held_out: list[EncodedDemonstration],
+) -> Path:
+    """Fine-tune a model from the last checkpoint on; return the folder of the best model.
 
-    train_data: str = option(
-        "data/demonstrations.jsonl",
-        "demonstrations to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
-        "NAME=WEIGHT",
-    )
-    validation_data: str = option("", "demonstrations to choose the best model by; empty: none")
-    epochs: int = option(1, "passes over the training data (InstructGPT used 16 and chose by the reward model)")
-    batch_size: int = option(32, "examples in one update, over all processes")
-    prompt_loss_weight: float = option(
-        0.0,
-        "weight of a language-model loss on the prompt, added to the loss on the response (GPT-1, section 3.2: 0.5)",
-        ge=0,
-    )
-    max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
-    stream_updates: int = option(
-        0,
-        "updates of a run that reads train_data while it trains, for data larger than memory; 0: all is read before, for "
-        "`epochs` passes",
-        ge=0,
-    )
-    stream_block: int = option(
-        2000, "with stream_updates: rows of each source in memory at once, shuffled among themselves", gt=0
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stream_updates:
-            for name, default in (("mixing_cap", 0), ("mixing_temperature", 1), ("epochs", 1)):
-                wanted = f"{default} with stream_updates"
-                require_setting(self, name, getattr(self, name) == default, wanted)
-
-
-class SFTTrainer(EpochTrainer):
-    """Supervised fine-tuning of a model on demonstrations.
-
-        config = SFTConfig(output_dir="runs/sft")
-        trainer = SFTTrainer("smollm2-135m", [{"prompt": "Hi", "completion": "Hello!"}], config)
-        folder = trainer.train()
-
-    Arguments are those of `EpochTrainer`.
+    Args:
+        engine: of a `LanguageModel`.
+        held_out: demonstrations that choose the best model; may be empty.
     """
+    budget, prompt_weight, device = config.micro_batch_tokens, config.prompt_loss_weight, run.accelerator.device
+    profile = flops_profile(loaded.backbone, loaded.adapter)
+    total, evaluate_every = engine.total_steps, config.evaluate_every or batches.updates_per_epoch
+    folder, best = run.folder / "model", BestModel(run)
+    checkpoint = Checkpoint(run, engine, {"batches": batches, "best": best})
+    done = checkpoint.load()
 
-    def __init__(
-        self,
-        model: Model,
-        train_data: TrainingData,
-        config: SFTConfig,
-        validation_data: Data = (),
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        super().__init__(config, "sft", model, tokenizer)
-        share_sequences(self.run, self.loaded.backbone, config.sequence_parallel)
-        stream: StreamedBatches[EncodedDemonstration] | None = None
-        if config.stream_updates:
-            stream = stream_of(config, self.loaded, train_data, self.run.accelerator)
-            # The first micro-batch that is tried is as large as one can be.
-            longest = [0] * config.max_prompt_tokens, [0] * config.max_response_tokens, [True] * config.max_response_tokens
-            examples = [EncodedDemonstration(*longest)] * config.batch_size
-            stream.current |= dict(enumerate(examples))
-            mixed = MixedExamples(examples, [config.batch_size], [1.0])
-        else:
-            mixed = encode_mixture(train_data, partial(encode, config, self.loaded), config.task_prefixes)
-        held_out = encode(config, self.loaded, validation_data) if validation_data else []
-        number = "a stream of" if stream else len(mixed.examples)
-        counts = f"{number} examples to learn from, {len(held_out)} held out"
-        self.run.say(f"sft: {counts}; model {self.run.config.model}")
-        module = LanguageModel(self.loaded.backbone, self.loaded.adapter)
-        optimization = self.make_optimization(module, mixed, stream=stream)
-        learned = stream.current if stream else mixed.examples
-        self.task = SFTTask(self.run, config, self.loaded, optimization, learned, held_out)
+    if done < total and can_try(engine):
+        planned = [longest_batch(config)] if isinstance(batches, StreamedBatches) else first_batches(batches)
+        batch, rows, tokens = largest_micro_batch(engine, ((batch, token_counts(batch)) for batch in planned))
+        with memory_trial(engine, rows, tokens):
+            examples = [batch[row] for row in rows]
+            engine.backward(batch_loss(engine.module, examples, loss_counts(batch), prompt_weight, device))
+    if not done:
+        run.log(0, evaluate(engine, held_out, budget))
+
+    for update in run.updates(done + 1, total, checkpoint):
+        batch = batches.batch(update)
+        lengths, counts = token_counts(batch), loss_counts(batch)
+        plan = micro_batches(range(len(batch)), lengths, budget, run.accelerator)
+        clock = Clock()
+        try:
+            for rows in engine.micro_batches(plan):
+                examples = [batch[row] for row in rows]
+                loss = batch_loss(engine.module, examples, counts, prompt_weight, device)
+                engine.backward(loss)
+            clock.lap("learn")
+            step = engine.step(update)
+            clock.lap("step")
+        except NotFiniteError as error:
+            stop_on_nan(run, update, error, examples_as_text(batch, loaded.tokenization))
+        flops = sum(example_flops(profile, example, prompt_weight) for example in batch)
+        metrics = {"loss": engine.sums["loss"], "tokens/learned": counts[0], "tokens/read": sum(lengths), **step}
+        metrics |= {"flops": flops} | run.speed(sum(lengths), flops, sum(clock.seconds.values()))
+        if update % evaluate_every == 0 or update == total:
+            metrics |= evaluate(engine, held_out, budget)
+            if best.improves(update, metrics):
+                save(folder, run, loaded, engine, config.train_data, metrics)
+            clock.lap("validate")
+        run.log(update, metrics | clock.shares())
+        run.note(best.note(metrics["loss"]))
+
+    if best.needs_evaluation(done, total):
+        metrics = evaluate(engine, held_out, budget)
+        if best.improves(total, metrics):
+            save(folder, run, loaded, engine, config.train_data, metrics)
+    run.close()
+    return folder
 
 
-def run_sft(config: SFTConfig) -> Path:
-    """Fine-tune `config.model` on `config.train_data`; returns the folder of the best model."""
-    return SFTTrainer(config.model, config.train_data, config, config.validation_data).train()
+# ------------------------------------------------------------------------------------------------------------------ loss
 
 
-def encode(config: SFTConfig, loaded: LoadedModel, data: Data) -> list[EncodedDemonstration]:
-    """Demonstrations as token ids. Raises: see `encode_demonstrations`."""
-    _require_prompt_in_row(config, loaded)
+def batch_loss(
+    model: nn.Module,
+    examples: Sequence[EncodedDemonstration],
+    counts: tuple[int, int],
+    prompt_weight: float,
+    device: torch.device,
+) -> Tensor:
+    """Return a micro-batch's share of the loss.
+
+    Args:
+        model: a `LanguageModel`, or the engine around it.
+        counts: `loss_counts` of the global batch.
+        prompt_weight: weight of the language-model loss on prompts.
+    """
+    log_probs, in_response, in_prompt = read_log_probs(model, examples, prompt_weight > 0, device)
+    return demonstration_loss(log_probs, in_response, in_prompt, *counts, prompt_weight)
+
+
+def read_log_probs(
+    model: nn.Module, examples: Sequence[EncodedDemonstration], with_prompt: bool, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probs [B, T], and two masks [B, T]: the assistant's tokens that count, and the prompt's.
+
+    With the prompt in the loss, all of it but its first token is read as if it were part of the response.
+    """
+    cuts = [1 if with_prompt else len(example.prompt) for example in examples]
+    tails = [example.prompt[cut:] for example, cut in zip(examples, cuts, strict=True)]
+    pairs = list(zip(examples, tails, strict=True))
+    prompt = Padded.from_lists([example.prompt[:cut] for example, cut in zip(examples, cuts, strict=True)])
+    response = Padded.from_lists([tail + example.response for example, tail in pairs])
+    of_prompt = [[1] * len(tail) + [0] * len(example.response) for example, tail in pairs]
+    counted = [[0] * len(tail) + list(map(int, example.loss_mask)) for example, tail in pairs]
+    in_prompt, in_response = (Padded.from_lists(mask).ids.to(device) > 0 for mask in (of_prompt, counted))
+    log_probs = model(prompt.to(device), response.to(device), in_response | in_prompt)
+    return log_probs, in_response, in_prompt
+
+
+def loss_counts(batch: Sequence[EncodedDemonstration]) -> tuple[int, int]:
+    """Return the tokens of a global batch that its loss is a mean over: the assistant's, and the prompts'."""
+    return sum(sum(example.loss_mask) for example in batch), sum(len(example.prompt) - 1 for example in batch)
+
+
+def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
+    """Return the tokens of prompt and response of each example."""
+    return [len(example.prompt) + len(example.response) for example in examples]
+
+
+def example_flops(profile: FlopsProfile, example: EncodedDemonstration, prompt_weight: float) -> float:
+    """Return the FLOPs of learning from an example."""
+    predicted = sum(example.loss_mask) + (len(example.prompt) - 1 if prompt_weight else 0)
+    return training_flops(profile, len(example.prompt), [len(example.response)], predicted)
+
+
+# ---------------------------------------------------------------------------------------------------- evaluation, saving
+
+
+@torch.no_grad()
+def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: int) -> dict[str, float]:
+    """Return the loss on held-out demonstrations, equal on every process; nothing without any."""
+    if not held_out:
+        return {}
+    accelerator = engine.accelerator
+    total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
+        examples = [held_out[row] for row in part.rows]
+        log_probs, mask, _ = read_log_probs(engine.module, examples, False, accelerator.device)
+        total += part.weight * torch.stack([-(log_probs * mask).sum(), mask.sum()]).double()
+    loss, count = sum_across_processes(total, accelerator).tolist()
+    return {"validation/loss": loss / count, "validation/perplexity": math.exp(min(loss / count, 50.0))}
+
+
+def save(folder: Path, run: Run, loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
+    """Save the model as the run's result."""
+    weights = weights_of(loaded.backbone, engine.model_state(), "backbone.model.")
+    card = run.card("Supervised fine-tuned model", data, metrics)
+    run_on_main(lambda: save_model(folder, loaded, weights, card), run.accelerator)
+
+
+# ------------------------------------------------------------------------------------------------------------------ data
+
+
+def encode(data: Data, loaded: LoadedModel, config: SFTConfig) -> list[EncodedDemonstration]:
+    """Return demonstrations as token ids. Raises: see `encode_demonstrations`."""
+    require_prompt_in_row(loaded, config.prompt_loss_weight)
     return encode_demonstrations(data, loaded, config.limits, config.skip_bad_rows)
 
 
-def stream_of(
+def open_stream(
     config: SFTConfig, loaded: LoadedModel, data: TrainingData, accelerator: Accelerator
 ) -> StreamedBatches[EncodedDemonstration]:
-    """The batches of data that are read while they are learned.
+    """Return the batches of data that are read while the model trains.
 
     Raises:
         UserError: for data in memory, or a source that is not there.
     """
-    _require_prompt_in_row(config, loaded)
+    require_prompt_in_row(loaded, config.prompt_loss_weight)
     mixture, streams = mixture_of(data, config.task_prefixes), []
     for number, (source, prefix) in enumerate(map(split_prefix, mixture.sources)):
         if not isinstance(source, str):
@@ -144,95 +216,81 @@ def stream_of(
     return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights)
 
 
-def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
-    """Tokens of prompt and response of each example."""
-    return [len(example.prompt) + len(example.response) for example in examples]
+def longest_batch(config: SFTConfig) -> list[EncodedDemonstration]:
+    """Return a batch whose examples are as long as they may be."""
+    prompt, response = config.max_prompt_tokens, config.max_response_tokens
+    return [EncodedDemonstration([0] * prompt, [0] * response, [True] * response)] * config.batch_size
 
 
-def example_flops(config: SFTConfig, shape: FlopsProfile, example: EncodedDemonstration) -> float:
-    """FLOPs of learning from an example."""
-    predicted = sum(example.loss_mask) + (len(example.prompt) - 1 if config.prompt_loss_weight else 0)
-    return training_flops(shape, len(example.prompt), [len(example.response)], predicted)
-
-
-def _require_prompt_in_row(config: SFTConfig, loaded: LoadedModel) -> None:
-    if config.prompt_loss_weight and not loaded.backbone.causal:
+def require_prompt_in_row(loaded: LoadedModel, prompt_weight: float) -> None:
+    """Raise a UserError if the prompt is to be learned by a model that does not predict it."""
+    if prompt_weight and not loaded.backbone.causal:
         raise UserError(
             "prompt_loss_weight: this model reads its prompt whole (by an encoder, or prefix_lm) and predicts nothing of "
             "it; set it to 0"
         )
 
 
-class SFTTask(ExampleTask):
-    """Loss and evaluation of supervised fine-tuning."""
+# --------------------------------------------------------------------------------------------------------------- running
 
-    config: SFTConfig
-    evaluate_before_training = True
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.lengths = ExampleLengths(self.examples)
+class SFTTrainer:
+    """Supervised fine-tuning of a model on demonstrations.
 
-    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        batch = [self.examples[row] for row in rows]
-        response_count = sum(sum(example.loss_mask) for example in batch)
-        prompt_count = sum(len(example.prompt) - 1 for example in batch)
-        weight = self.config.prompt_loss_weight
+        config = SFTConfig(output_dir="runs/sft")
+        trainer = SFTTrainer("smollm2-135m", [{"prompt": "Hi", "completion": "Hello!"}], config)
+        folder = trainer.train()
 
-        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
-            examples = [self.examples[row] for row in part]
-            log_probs, response_mask, prompt_mask = self._log_probs(examples, bool(weight))
-            loss = demonstration_loss(log_probs, response_mask, prompt_mask, response_count, prompt_count, weight)
-            sums = {
-                "tokens": response_mask.sum(),
-                "read": torch.tensor(float(sum(token_counts(examples)))),
-                "flops": torch.tensor(sum(map(self._flops, examples)), dtype=torch.float64),
-            }
-            return loss, {name: value.to(loss.device) for name, value in sums.items()}
+    Args:
+        model: a name or folder, a transformers model with its `tokenizer`, or a `LoadedModel`.
+        train_data: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`); several are a
+            `Mixture`, or names separated by commas.
+        config: all other settings. Its `model` and its names of data are not read.
+        validation_data: held-out data, by which the best model is chosen.
+        tokenizer: of a transformers model.
 
-        return loss_of_rows
+    Raises:
+        UserError: for a mistake in the settings or the data.
+    """
 
-    def _flops(self, example: EncodedDemonstration) -> float:
-        return example_flops(self.config, self.shape, example)
+    def __init__(
+        self,
+        model: Model,
+        train_data: TrainingData,
+        config: SFTConfig,
+        validation_data: Data = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
+        self.run, self.loaded = run, loaded = open_run(config, "sft", model, tokenizer)
+        share_sequences(run, loaded.backbone, config.sequence_parallel)
+        self.batches: Batches
+        if config.stream_updates:
+            self.batches, number = open_stream(config, loaded, train_data, run.accelerator), "a stream of"
+        else:
+            mixed = encode_mixture(train_data, partial(encode, loaded=loaded, config=config), config.task_prefixes)
+            self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
+            number = str(len(mixed.examples))
+        self.held_out = encode(validation_data, loaded, config) if validation_data else []
+        run.say(f"sft: {number} examples to learn from, {len(self.held_out)} held out; model {run.config.model}")
+        module = LanguageModel(loaded.backbone, loaded.adapter)
+        run.say(run.memory.check(run.config, module))
+        self.engine = build_engine(run, module, self.batches.updates(config.epochs))
 
-    def _log_probs(self, examples: list[EncodedDemonstration], with_prompt: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs [B, T], and two masks [B, T]: the assistant's tokens that count, and the prompt's.
+    def train(self) -> Path:
+        """Train from the last checkpoint on; return the folder of the best model."""
+        return train(self.config, self.run, self.loaded, self.engine, self.batches, self.held_out)
 
-        With the prompt in the loss, all of it but its first token is read as if it were part of the response.
-        """
-        device = self.run.accelerator.device
-        cuts = [1 if with_prompt else len(example.prompt) for example in examples]
-        tails = [example.prompt[cut:] for example, cut in zip(examples, cuts, strict=True)]
-        pairs = list(zip(examples, tails, strict=True))
-        prompt = Padded.from_lists([example.prompt[:cut] for example, cut in zip(examples, cuts, strict=True)])
-        response = Padded.from_lists([tail + example.response for example, tail in pairs])
-        of_prompt = [[1] * len(tail) + [0] * len(example.response) for example, tail in pairs]
-        counted = [[0] * len(tail) + list(map(int, example.loss_mask)) for example, tail in pairs]
-        is_prompt, counts = (Padded.from_lists(mask).ids.to(device) > 0 for mask in (of_prompt, counted))
-        log_probs = self.optimization.module(prompt.to(device), response.to(device), counts | is_prompt)
-        return log_probs, counts, is_prompt
 
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        return {"loss": sums["loss"], "tokens/learned": sums["tokens"], "tokens/read": sums["read"]}
+def run_sft(config: SFTConfig) -> Path:
+    """Fine-tune `config.model` on `config.train_data`; return the folder of the best model."""
+    return SFTTrainer(config.model, config.train_data, config, config.validation_data).train()
 
-    @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        if not self.held_out:
-            return {}
-        total = torch.zeros(2, dtype=torch.float64, device=self.run.accelerator.device)
-        lengths = token_counts(self.held_out)
-        rows = list(range(len(lengths)))
-        for batch in micro_batches(rows, lengths, self.config.micro_batch_tokens, self.run.accelerator):
-            log_probs, mask, _ = self._log_probs([self.held_out[row] for row in batch.rows], False)
-            total += batch.weight * torch.stack([-(log_probs * mask).sum(), mask.sum()]).double()
-        loss, count = sum_across_processes(total, self.run.accelerator).tolist()
-        return {"validation/loss": loss / count, "validation/perplexity": math.exp(min(loss / count, 50.0))}
 
-    def save(self, metrics: dict[str, float]) -> None:
-        state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
-        card = self.card("Supervised fine-tuned model", metrics)
-        run_on_main(lambda: save_model(self.folder, self.loaded, state, card), self.run.accelerator)
+def main() -> None:
+    """Fine-tune with settings from the command line."""
+    run_stage(SFTConfig, run_sft)
 
 
 if __name__ == "__main__":
-    run_stage(SFTConfig, run_sft)
+    main()

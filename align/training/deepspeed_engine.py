@@ -1,4 +1,4 @@
-"""The optimization of `align.training.optimization` on a DeepSpeed engine: ZeRO 1, 2 and 3, with or without offload.
+"""`TrainEngine` on a DeepSpeed engine: ZeRO 1, 2 and 3, with or without offload.
 
 Each process writes and reads its own part of the state, in one format for all stages and numbers of processes.
 """
@@ -23,15 +23,15 @@ from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.sharding import gather_chosen_parts_together, is_sharded, whole_count, whole_shape
 from align.training.checkpoint.state import Part, StoredState
+from align.training.engine import AVERAGE, NotFiniteError, TrainEngine, require_same_weights
 from align.training.expert_load import ExpertLoad
-from align.training.optimization import AVERAGE, NotFiniteError, Optimization, require_same_weights
 from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
 from align.training.run import Run
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class DeepSpeedOptimization(Optimization):
+class DeepSpeedEngine(TrainEngine):
     """Trainable weights under a DeepSpeed engine, which shards the float32 masters. Adafactor's state cannot be sharded."""
 
     module: Any
@@ -40,11 +40,16 @@ class DeepSpeedOptimization(Optimization):
     can_try = False
 
     def __init__(
-        self, run: Run, module: nn.Module, total: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
+        self,
+        run: Run,
+        module: nn.Module,
+        total_steps: int,
+        groups: Sequence[RateGroup] = (),
+        average_decay: float = 0.0,
     ) -> None:
         if run.config.optimizer != "adamw":
             raise UserError(f"optimizer {run.config.optimizer}: not possible under DeepSpeed; use adamw")
-        self.run, self.total, self.accelerator = run, total, run.accelerator
+        self.run, self.total_steps, self.accelerator = run, total_steps, run.accelerator
         if any(map(is_sharded, module.parameters())):  # the engine takes a module that was loaded sharded as it is
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}

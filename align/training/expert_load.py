@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from align.core.errors import UserError
@@ -41,7 +40,9 @@ class ExpertLoad:
             raise UserError(f"router_loss_weight is {weight:g}, but {name} has no experts; set it to 0")
         return None
 
-    def add(self, loss: Tensor, sums: Mapping[str, Tensor], rows: int, all_rows: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def add(
+        self, loss: Tensor, sums: Mapping[str, Tensor | float], rows: int, all_rows: float
+    ) -> tuple[Tensor, dict[str, Tensor | float]]:
         """A micro-batch's loss with its share of the balance, and its sums with what the experts did.
 
         Args:
@@ -55,13 +56,13 @@ class ExpertLoad:
         found = {BALANCE: balance, **{f"{COUNT}{number}": count for number, count in enumerate(counts)}}
         return loss + self.weight * balance if self.weight else loss, {**sums, **found}
 
-    def keep(self, sums: dict[str, Tensor]) -> None:
+    def keep(self, sums: dict[str, float]) -> None:
         """Take the experts' part out of an update's sums and make metrics of it: 1 is what an even load would be."""
         names = [name for name in sums if name.startswith(COUNT)]
-        counts = torch.stack([sums.pop(name) for name in sorted(names, key=lambda name: int(name.removeprefix(COUNT)))])
-        load = (counts * len(counts) / counts.sum()).tolist()
+        counts = [sums.pop(name) for name in sorted(names, key=lambda name: int(name.removeprefix(COUNT)))]
+        load = [count * len(counts) / sum(counts) for count in counts]
         self.metrics = {
-            "experts/balance": float(sums.pop(BALANCE)),
+            "experts/balance": sums.pop(BALANCE),
             "experts/load_max": max(load),
             "experts/load_min": min(load),
             **{f"experts/load/{number}": value for number, value in enumerate(load)},

@@ -1,13 +1,14 @@
 """The memory of a run: arithmetic before it starts, and the peak of its largest micro-batch before its first update.
 
-Weights, gradients and optimizer state follow from shapes. What activations take is measured: `align.training.loop` runs the
+Weights, gradients and optimizer state follow from shapes. What activations take is measured: `align.training.trial` runs the
 largest micro-batch first and drops its gradients.
 """
 
 import gc
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -197,35 +198,40 @@ class Memory:
         run_on_all(lambda: self._require(estimate, config), self.accelerator)  # what is free differs by process
         return estimate.table(self.free())
 
-    def measure(self, config: ModelConfig, try_it: Callable[[], None], size: str, has_optimizer_state: bool) -> str:
-        """Run the largest micro-batch and return its peak as a line. Raise a UserError on all processes if one lacks memory.
+    @contextmanager
+    def measuring(self, config: ModelConfig, size: str, has_optimizer_state: bool) -> Iterator[None]:
+        """Measure the peak of the largest micro-batch, whose forward and backward pass run inside.
 
         Args:
-            try_it: one forward and backward pass.
             size: of the micro-batch, for people.
             has_optimizer_state: whether the optimizer's state is in memory already; otherwise it is added.
+
+        Raises:
+            UserError: on all processes, if one lacks memory.
         """
         assert self.estimate is not None
         to_come = {name: self.estimate.resident.get(name, 0) for name in ("optimizer", "checkpoint")}
         if has_optimizer_state:
             to_come["optimizer"] = 0
+        self.earlier_peak = self.peak()
+        self._reset_peak()
+        error: Exception | None = None
+        try:
+            yield
+        except torch.OutOfMemoryError as full:
+            error = self._does_not_fit(config, size, "more memory than there is")
+            error.__cause__ = full
+        except Exception as other:
+            error = other
 
-        def run_it() -> None:
-            self.earlier_peak = self.peak()
-            self._reset_peak()
-            try:
-                try_it()
-            except torch.OutOfMemoryError as error:
-                raise self._does_not_fit(config, size, "more memory than there is") from error
+        def conclude() -> None:
+            if error:
+                raise error
             self.expected_bytes = self._current_peak() + sum(to_come.values())
             if self.expected_bytes > self.free():
                 raise self._does_not_fit(config, size, f"{self.expected_bytes / GIB:.1f} GiB per process")
 
-        run_on_all(run_it, self.accelerator)
-        return (
-            f"memory, GiB per process: {self.expected_bytes / GIB:.2f} at the peak of the largest micro-batch ({size}), "
-            f"{self.free() / GIB:.2f} free"
-        )
+        run_on_all(conclude, self.accelerator)
 
     def _does_not_fit(self, config: ModelConfig, size: str, needed: str) -> UserError:
         assert isinstance(config, RunConfig)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from align.runtime.distributed import (
 from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
 from align.tokenization import set_template_date
-from align.training.checkpoint import BackgroundWork
+from align.training.checkpoint import BackgroundWork, Checkpoint
 from align.training.checkpoint.files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
@@ -41,8 +41,12 @@ from align.training.run_folder import (
 )
 
 
-class StopRequestedError(Exception):
-    """Raised on every process when a stop was requested before this update modified any weight."""
+class _Restart(NamedTuple):
+    """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
+
+    checkpoint: Checkpoint
+    update: int
+    states: dict[str, Any]
 
 
 class _Results(NamedTuple):
@@ -106,7 +110,8 @@ class Run:
             self.say(f"{self.folder} holds no checkpoint to resume from (see save_every): starting with the first update")
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened = False
-        self.stop, self.untouched = StopRequest(config.stop_grace), True
+        self.stop = StopRequest(config.stop_grace)
+        self._restart: _Restart | None = None
         torch.manual_seed(config.seed)
         self.started = time.monotonic()
 
@@ -186,6 +191,11 @@ class Run:
         with self._naming_disk_errors(self.folder / self.stage):
             self.accelerator.get_tracker("trackio").log({"rollouts": traces}, step=update)
 
+    def card(self, title: str, data: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
+        """Return what the card of a saved model lists."""
+        card = {"title": title, "stage": self.stage, "data": data} | more
+        return card | {name: f"{value:.4g}" for name, value in metrics.items()}
+
     def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
         """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak."""
         accelerator = self.accelerator
@@ -203,14 +213,14 @@ class Run:
         new = [json.dumps({"update": update, **row}, ensure_ascii=False) + "\n" for row in rows]
         write_text(path, "".join(kept + new))
 
-    def updates(self, first: int, total: int, save: Callable[[int], None]) -> Iterator[int]:
+    def updates(self, first: int, total: int, checkpoint: Checkpoint) -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar and the remaining time.
 
         Args:
-            save: writes a checkpoint of the update that has ended, every `save_every` updates and before a stop.
+            checkpoint: is saved after every `save_every` updates and before a stop.
 
         Raises:
-            Stopped: after an update, if a process was asked to stop.
+            Stopped: if a process was asked to stop: after an update, or within one that has changed no weight.
         """
         self.open()
         limit_collectives()  # all engines have been made
@@ -230,7 +240,8 @@ class Run:
             with bar as self.progress, self.stop.listening():
                 self.task = self.progress.add_task(f"{self.stage:>6}", total=total, completed=first - 1, note="")
                 for update in range(first, total + 1):
-                    self.untouched = in_update = True
+                    self._restart = _Restart(checkpoint, update, checkpoint.states())
+                    in_update = True
                     yield update
                     in_update = False
                     self.memory.hold_to_estimate()
@@ -238,28 +249,36 @@ class Run:
                     self.background.check()
                     if self.config.save_every and update % self.config.save_every == 0:
                         with self.stop.saving():
-                            save(update)
+                            checkpoint.save(update)
                         self.saved = update
                     if update < total and self._asked_to_stop():
-                        self.end_early(update, save)
+                        self._save_and_stop(checkpoint, update)
         except Stopped:
             if not in_update:
                 raise
             # The update failed, which is why this ends: its error is told, also if a launcher ends the run meanwhile.
 
-    def end_early(self, update: int, save: Callable[[int], None]) -> NoReturn:
-        """Save the last update that has ended, and raise `Stopped` because a process was asked to stop."""
+    def weights_changed(self) -> None:
+        """Note that the update has changed a weight: a stop waits for its end from here on."""
+        self._restart = None
+
+    def stop_if_requested(self) -> None:
+        """Save the state at the beginning of the update and raise `Stopped`, if any process was asked to stop.
+
+        An update that has changed a weight goes on. All processes must call this.
+        """
+        if self._restart and self._asked_to_stop():
+            checkpoint, update, states = self._restart
+            self._save_and_stop(checkpoint, update - 1, states)
+
+    def _save_and_stop(self, checkpoint: Checkpoint, update: int, states: dict[str, Any] | None = None) -> NoReturn:
+        """Save an update, unless it is saved, and raise `Stopped`."""
         with self.stop.saving():
             if update != self.saved:
-                save(update)
+                checkpoint.save(update, states)
             self.background.finish()
         by = self.stop.signal or "a signal"
         raise Stopped(f"stopped by {by} after update {update}; --resume auto goes on from there", everywhere=True)
-
-    def leave_untouched_update(self) -> None:
-        """Raise `StopRequestedError` on every process if one was asked to stop and the update has changed no weight."""
-        if self.untouched and self._asked_to_stop():
-            raise StopRequestedError
 
     def _asked_to_stop(self) -> bool:
         """Whether any process was asked to stop; the same on all of them."""

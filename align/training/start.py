@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from align.batches.mixtures import TrainingData, data_name
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig, RunConfig
@@ -20,7 +22,7 @@ from align.models.loading import LoadedModel, from_objects, load
 from align.runtime.distributed import broadcast_trainable_weights, run_on_all, run_on_main, zero_stage
 from align.runtime.sequence import share_rows
 from align.runtime.sharding import sharded_loading
-from align.training.optimization import Optimization
+from align.training.engine import TrainEngine
 from align.training.optimizer import RateGroup
 from align.training.run import Run
 
@@ -101,25 +103,33 @@ def say_if_prompts_are_repeated(run: Run, backbone: Backbone, responses: Iterabl
         run.say("the model cannot read several responses in one row: each is read with its prompt, which is slower")
 
 
-def make_optimization(
-    run: Run, module: nn.Module, total: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
-) -> Optimization:
-    """The optimization of a run: plain, or DeepSpeed's where the launcher asked for it; arguments as for `Optimization`.
+def build_engine(
+    run: Run, module: nn.Module, total_steps: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
+) -> TrainEngine:
+    """Build a run's engine: DeepSpeed's where the launcher asked for it. Arguments are those of `TrainEngine`.
 
     Drawn weights (adapters, heads) become those of the first process. Raises a UserError for a mean of weights under ZeRO-3.
     """
     broadcast_trainable_weights(module, run.accelerator)
     if run.accelerator.state.deepspeed_plugin is None:
-        return Optimization(run, module, total, groups, average_decay)
+        return TrainEngine(run, module, total_steps, groups, average_decay)
     if average_decay and zero_stage(run.accelerator) == 3:
         raise UserError("a mean of the weights is not kept under ZeRO-3: set ema_decay to 0, or use ZeRO-1 or 2")
-    from align.training.deepspeed_engine import DeepSpeedOptimization
+    from align.training.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedOptimization(run, module, total, groups, average_decay)
+    return DeepSpeedEngine(run, module, total_steps, groups, average_decay)
 
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """By how much states may differ, as a share of their largest: what another order of sums changes in a few layers."""
+
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def with_data_names(config: Config, **data: TrainingData) -> Config:
+    """Return the settings with the names of the data that a trainer was given: a file's name, or the number of records."""
+    return replace(config, **{name: data_name(given) for name, given in data.items()})  # type: ignore[arg-type]
 
 
 def share_sequences(run: Run, backbone: Backbone, size: int) -> None:

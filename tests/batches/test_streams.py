@@ -55,9 +55,9 @@ def test_a_position_is_enough_to_go_on(write, taken):
     source = write(10)
     first = stream(source)
     first.take(taken)
-    position = json.loads(json.dumps(first.state()))
+    position = json.loads(json.dumps(first.state_dict()))
     again = stream(source)
-    again.load_state(position)
+    again.load_state_dict(position)
     assert again.take(30) == first.take(30)
 
 
@@ -113,13 +113,14 @@ def test_sources_are_drawn_by_their_weights(write):
     batches = StreamedBatches(3, 8, 100, streams, [3.0, 1.0])
     sources = Counter()
     for update in range(1, 101):
-        assert batches.rows(update) == list(range(8))
-        sources.update(n for n, _ in batches.current.values())
+        batch = batches.batch(update)
+        assert len(batch) == 8
+        sources.update(n for n, _ in batch)
     assert abs(sources[0] - 600) < 4 * (800 * 0.75 * 0.25) ** 0.5
     again = StreamedBatches(3, 8, 100, [stream(each.source, key=each.key, encode=each.encode) for each in streams], [3, 1])
-    again.load_state(json.loads(json.dumps(batches.state())))
+    again.load_state_dict(json.loads(json.dumps(batches.state_dict())))
     for update in (101, 102):
-        assert [each.rows(update) and dict(each.current) for each in (batches, again)] == [dict(batches.current)] * 2
+        assert again.batch(update) == batches.batch(update)
 
 
 def test_memory_does_not_grow_with_the_file(write):

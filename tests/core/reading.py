@@ -11,7 +11,7 @@ from align.core.settings_parser import parse
 from align.dpo.train import DPOConfig
 from align.ppo.config import PPOConfig
 from align.reward.train import RewardConfig
-from align.sft.train import SFTConfig
+from align.sft import SFTConfig
 
 STAGES = [SFTConfig, RewardConfig, PPOConfig, DPOConfig]
 NEEDED = {PPOConfig: ["--reward_functions", "a:f"]}

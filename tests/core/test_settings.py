@@ -12,7 +12,7 @@ from align.core.launch import one_line_errors
 from align.core.settings import dump
 from align.core.settings_parser import parse
 from align.ppo.config import PPOConfig
-from align.sft.train import SFTConfig
+from align.sft import SFTConfig
 from tests.core.reading import STAGES, read, refused
 
 ROOT = Path(__file__).parents[2]

@@ -70,7 +70,7 @@ def test_path_objects_are_arguments_of_trainers(tmp_path):
     model = Path(resolve_model("tiny-gpt2"))
     config = SFTConfig(output_dir=tmp_path / "run", log_to="none", dtype="float32")
     trainer = SFTTrainer(model, tmp_path / "d.jsonl", config, validation_data=tmp_path / "d.jsonl")
-    assert len(trainer.task.held_out) == 1
+    assert len(trainer.held_out) == 1
     assert trainer.config.train_data == str(tmp_path / "d.jsonl")
     assert trainer.run.config.model == str(model)
     trainer.run.close()

@@ -14,7 +14,7 @@ from align.dpo.train import DPOTask
 from align.models.loading import load
 from align.models.roles import LanguageModel
 from align.tokenization.encoded import EncodedRanking
-from align.training.start import make_optimization
+from align.training.start import build_engine
 from tests.models.losses import assert_invariant, rankings
 
 
@@ -24,8 +24,8 @@ def make_task(make_run):
 
     def make(loaded, examples, reference=None, held_out=(), **settings):
         run = make_run(DPOConfig, "dpo", **settings)
-        optimization = make_optimization(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
-        task = DPOTask(run, run.config, loaded, optimization, examples, list(held_out))
+        engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
+        task = DPOTask(run, run.config, loaded, engine, examples, list(held_out))
         if reference is None:
             task.read_reference()
         else:
@@ -55,7 +55,7 @@ def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, m
     loaded = load_sharp(tiny_name, lora_rank=lora_rank)
     task = make_task(loaded, rankings(hand_rollout), beta=0.5, **settings)
     task.reference = moved(task.reference)
-    assert_invariant(task.optimization, task.lengths, task.loss)
+    assert_invariant(task.engine, task.lengths, task.loss)
 
 
 def test_the_loss_is_equation_7_over_all_untied_pairs(tiny_name, load_sharp, make_task, hand_rollout):

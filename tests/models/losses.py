@@ -9,6 +9,7 @@ from align.batches.micro_batches import micro_batches
 from align.ppo.algorithm import loss_of_minibatch
 from align.ppo.experience import compute_role_outputs, minibatches
 from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
+from tests.training.toy_modules import accumulate
 
 
 def role_outputs(trainer, rollout):
@@ -28,7 +29,7 @@ def totals(optimization, lengths, rows, budget, loss):
     """Loss, metrics and gradients of a global batch, computed in micro-batches of at most `budget` tokens."""
     plan = micro_batches(rows, [lengths[row] for row in rows], budget, optimization.accelerator)
     optimization.optimizer.zero_grad(set_to_none=True)
-    sums = {name: float(value) for name, value in optimization.accumulate(plan, loss).items()}
+    sums = {name: float(value) for name, value in accumulate(optimization, plan, loss).items()}
     gradients = {name: w.grad.clone() for name, w in optimization.trainable.items() if w.grad is not None}
     return len(plan), sums, gradients
 

@@ -10,8 +10,9 @@ from align.core.tensor_ops import Padded
 from align.models.roles import LanguageModel, ScalarHead
 from align.ppo.experience import build_experience, pack_rollout, plan_minibatch
 from align.reward.train import RewardConfig, RewardTask, build_module
-from align.sft.train import SFTConfig, SFTTask
-from align.training.start import make_optimization
+from align.sft import SFTConfig
+from align.sft.train import batch_loss, loss_counts, token_counts
+from align.training.start import build_engine
 from tests.models.losses import (
     assert_invariant,
     hand_turns,
@@ -21,6 +22,7 @@ from tests.models.losses import (
     role_outputs,
     totals,
 )
+from tests.training.toy_modules import accumulate
 
 ADAPTER = pytest.param(4, marks=pytest.mark.slow)  # the rank of one; whole models are tested at every save
 
@@ -32,27 +34,33 @@ def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, weight, lor
         weight = 0.0  # an encoder predicts nothing: refused by `encode`
     loaded = load_sharp(tiny_name, lora_rank=lora_rank)
     run = make_run(SFTConfig, "sft", prompt_loss_weight=weight)
-    optimization = make_optimization(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
-    task = SFTTask(run, run.config, loaded, optimization, hand_turns(hand_rollout), [])
-    assert_invariant(optimization, task.lengths, task.loss)
+    engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
+    turns = hand_turns(hand_rollout)
+
+    def loss_of(batch):
+        counts = loss_counts([turns[row] for row in batch])
+        return lambda rows: (
+            batch_loss(engine.module, [turns[row] for row in rows], counts, weight, loaded.backbone.device),
+            {},
+        )
+
+    assert_invariant(engine, token_counts(turns), loss_of)
 
 
 @torch.no_grad()
 def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp, make_run, hand_rollout):
     loaded = load_sharp(tiny_name)
-    run = make_run(SFTConfig, "sft")
-    task = SFTTask(run, run.config, loaded, make_optimization(run, LanguageModel(loaded.backbone, None), 1), [], [])
-    task.examples = hand_turns(hand_rollout)
-    sums, count = 0.0, 0
-    for turn in task.examples:
+    engine = build_engine(make_run(SFTConfig, "sft"), LanguageModel(loaded.backbone, None), 1)
+    turns, sums, count = hand_turns(hand_rollout), 0.0, 0
+    for turn in turns:
         hidden = loaded.backbone.hidden(Padded.from_lists([turn.prompt]), Padded.from_lists([turn.response]))
         every = torch.log_softmax(loaded.backbone.logits(hidden[0, :-1]), -1)
         for place, (token, learn) in enumerate(zip(turn.response, turn.loss_mask, strict=True)):
             sums, count = sums - learn * float(every[place, token]), count + learn
     # Lengths 9, 1, 4, 7, 3, 6 lose 3, 0, 1, 2, 1, 2 tokens: 30 - 9 = 21 are learned.
     assert count == 21
-    rows = list(range(6))
-    assert float(task.loss(rows)(rows)[0]) == pytest.approx(sums / 21, abs=1e-5)
+    loss = batch_loss(engine.module, turns, loss_counts(turns), 0.0, loaded.backbone.device)
+    assert float(loss) == pytest.approx(sums / 21, abs=1e-5)
 
 
 @pytest.mark.parametrize("lora_rank", [0, ADAPTER])
@@ -62,7 +70,7 @@ def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_ran
     run = make_run(RewardConfig, "reward", **terms)
     torch.manual_seed(2)
     model = build_module(run.config, loaded, ScalarHead(loaded.backbone.hidden_size, bias=False))
-    optimization = make_optimization(run, model, 1)
+    optimization = build_engine(run, model, 1)
     task = RewardTask(run, run.config, loaded, optimization, rankings(hand_rollout), [])
     assert_invariant(optimization, task.lengths, task.loss)
 
@@ -75,7 +83,7 @@ def test_the_language_model_loss_beside_rewards_by_hand(tiny_name, load_sharp, m
         run = make_run(RewardConfig, "reward", lm_loss_weight=weight)
         torch.manual_seed(2)
         model = build_module(run.config, loaded, ScalarHead(loaded.backbone.hidden_size, bias=False))
-        task = RewardTask(run, run.config, loaded, make_optimization(run, model, 1), rankings(hand_rollout), [])
+        task = RewardTask(run, run.config, loaded, build_engine(run, model, 1), rankings(hand_rollout), [])
         found[weight] = task.loss([0, 1])([0, 1])
     prompts, responses = [prompt.ids for prompt in hand_rollout.prompts], hand_rollout.responses
     best, total, count = [(prompts[0], responses[1]), (prompts[1], responses[1])], 0.0, 0
@@ -140,7 +148,7 @@ def test_several_responses_to_a_prompt_cost_it_once_and_change_nothing(
         roles = role_outputs(trainer, rollout)
         experience = build_experience(config, rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles, 0.05)
         trainer.optimization.optimizer.zero_grad(set_to_none=True)
-        sums = trainer.optimization.accumulate(plan, minibatch_loss(trainer, experience, rows))
+        sums = accumulate(trainer.optimization, plan, minibatch_loss(trainer, experience, rows))
         gradients = {name: w.grad.clone() for name, w in trainer.optimization.trainable.items() if w.grad is not None}
         found.append((roles, {name: float(value) for name, value in sums.items()}, gradients))
     (shared, sums, gradients), (plain, expected, their_gradients) = found

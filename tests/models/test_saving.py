@@ -14,7 +14,7 @@ from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_shapes
 from align.sampling.generation import Sampling, row_uniforms, sample
-from align.sft.train import SFTConfig, SFTTrainer
+from align.sft import SFTConfig, SFTTrainer
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
 CARD = {"title": "A model", "stage": "sft"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from align.sft.train import SFTConfig
+from align.sft import SFTConfig
 from align.training.run import Run
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from align.batches.micro_batches import MicroBatch
-from align.training.optimization import NotFiniteError, Optimization
-from tests.training.toy_modules import Weights, regression, step, vector
+from align.training.engine import NotFiniteError, TrainEngine
+from tests.training.toy_modules import Weights, accumulate, regression, step, vector
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
@@ -17,14 +17,14 @@ def test_micro_batches_change_no_gradient_and_no_metric(toy_run, dtype, toleranc
     found = []
     for name, cut in (("whole", [12]), ("cut", sizes)):
         module, loss = regression(dtype)
-        optimization = Optimization(toy_run(name), module, 10)
+        engine = TrainEngine(toy_run(name), module, 10)
         bounds = [sum(cut[:i]) for i in range(len(cut) + 1)]
         plan = [MicroBatch(list(range(a, b)), 1.0) for a, b in pairwise(bounds)]
         if name == "cut":
             plan.append(MicroBatch([0], 0.0))  # a filler, which must not count
-        sums = optimization.accumulate(plan, loss)
-        gradients = [master.grad.clone() for master in optimization.masters.values()]
-        found.append((sums, gradients, optimization.step(1)["gradient_norm"]))
+        sums = accumulate(engine, plan, loss)
+        gradients = [master.grad.clone() for master in engine.masters.values()]
+        found.append((sums, gradients, engine.step(1)["gradient_norm"]))
     (one, gradients_one, norm_one), (two, gradients_two, norm_two) = found
     assert float(one["rows"]) == float(two["rows"]) == 12.0
     assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=max(tolerance, 1e-6))
@@ -34,35 +34,35 @@ def test_micro_batches_change_no_gradient_and_no_metric(toy_run, dtype, toleranc
 
 
 def test_two_losses_add_up_before_one_step(toy_run):
-    optimization = Optimization(toy_run(adam_epsilon=1.0), Weights(vector(0.0)), 10)
-    weight = optimization.module.w[0]
-    first = optimization.accumulate([MicroBatch([0], 1.0)], lambda rows: (2 * weight.sum() + 5, {}))
-    second = optimization.accumulate([MicroBatch([0], 1.0)], lambda rows: (weight.sum() + 7, {}))
+    engine = TrainEngine(toy_run(adam_epsilon=1.0), Weights(vector(0.0)), 10)
+    weight = engine.module.w[0]
+    first = accumulate(engine, [MicroBatch([0], 1.0)], lambda rows: (2 * weight.sum() + 5, {}))
+    second = accumulate(engine, [MicroBatch([0], 1.0)], lambda rows: (weight.sum() + 7, {}))
     assert (float(first["loss"]), float(second["loss"])) == (5.0, 7.0)
-    assert optimization.step(1)["gradient_norm"] == 3.0
+    assert engine.step(1)["gradient_norm"] == 3.0
     assert weight.item() == pytest.approx(-0.1 * 3 / 4, abs=1e-7)
-    assert step(optimization, vector(1.0), update=2)["gradient_norm"] == 1.0, "gradients start from nothing again"
+    assert step(engine, vector(1.0), update=2)["gradient_norm"] == 1.0, "gradients start from nothing again"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_updates_nothing(toy_run, dtype, bad):
-    optimization = Optimization(toy_run(), Weights(vector(1.0, dtype=dtype)), 10)
+    engine = TrainEngine(toy_run(), Weights(vector(1.0, dtype=dtype)), 10)
     losses = [vector(1.0), vector(bad)]
     plan = [MicroBatch([0], 1.0), MicroBatch([1], 1.0)]
     with pytest.raises(NotFiniteError, match="loss is not a finite number"):
-        optimization.accumulate(plan, lambda rows: (optimization.module.w[0].float().sum() * losses[rows[0]].sum(), {}))
-    assert optimization.module.w[0].item() == optimization.masters["w.0"].item() == 1.0
+        accumulate(engine, plan, lambda rows: (engine.module.w[0].float().sum() * losses[rows[0]].sum(), {}))
+    assert engine.module.w[0].item() == engine.masters["w.0"].item() == 1.0
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0])
 def test_a_gradient_that_is_no_number_updates_nothing(toy_run, limit):
-    optimization = Optimization(toy_run(max_grad_norm=limit), Weights(vector(0.0), vector(1.0)), 10)
+    engine = TrainEngine(toy_run(max_grad_norm=limit), Weights(vector(0.0), vector(1.0)), 10)
 
     def loss(_):  # the loss is sqrt(0) = 0, its slope there is infinite
-        return optimization.module.w[0].sqrt().sum() + optimization.module.w[1].sum(), {}
+        return engine.module.w[0].sqrt().sum() + engine.module.w[1].sum(), {}
 
-    optimization.accumulate([MicroBatch([0], 1.0)], loss)
+    accumulate(engine, [MicroBatch([0], 1.0)], loss)
     with pytest.raises(NotFiniteError, match="gradient is not a finite number"):
-        optimization.step(1)
-    assert [weight.item() for weight in optimization.module.w] == [0.0, 1.0]
+        engine.step(1)
+    assert [weight.item() for weight in engine.module.w] == [0.0, 1.0]

@@ -5,7 +5,9 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +18,14 @@ from align.core.errors import UserError
 from align.core.signals import Stopped
 from align.sft import SFTConfig
 from align.training import checkpoint, memory
+from align.training.checkpoint import Checkpoint
 from align.training.checkpoint.files import fault_of
-from align.training.optimization import Optimization
+from align.training.engine import TrainEngine
 from align.training.run import Run
 from tests.forked import forked
 from tests.launch.compared import metrics
 from tests.training.test_resume import options
+from tests.training.toy_modules import Kept
 
 
 @pytest.fixture
@@ -37,44 +41,46 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return ready
 
 
-def run_in(folder: Path, **settings: object) -> tuple[Run, Optimization]:
+def run_in(folder: Path, **settings: object) -> tuple[Run, TrainEngine]:
     """A run of 65,536 weights that saves in the background: 786 kB a checkpoint."""
     given = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "dtype": "float32", "log_to": ["none"]}
     config = SFTConfig(output_dir=str(folder), checkpoint_in_background=True, **(given | settings))  # type: ignore[arg-type]
     torch.manual_seed(0)
     run = Run(config, "sft")
-    return run, Optimization(run, nn.Linear(2**16, 1, bias=False), 9)
+    return run, TrainEngine(run, nn.Linear(2**16, 1, bias=False), 9)
 
 
-def step(optimization: Optimization) -> None:
-    for weight in optimization.trainable.values():
+def step(engine: TrainEngine) -> None:
+    for weight in engine.trainable.values():
         weight.grad = torch.ones_like(weight)
-    optimization.step(1)
+    engine.step(1)
 
 
 def test_training_goes_on_and_the_checkpoint_holds_what_was(tmp_path, disk):
-    run, optimization = run_in(tmp_path)
-    step(optimization)
-    saved = {name: value.clone() for name, value in optimization.state()[0].items()}
-    progress = {"beta": [0.1]}
-    checkpoint.save(run, optimization, 1, progress)
-    step(optimization)
-    progress["beta"].append(0.2)
+    run, engine = run_in(tmp_path)
+    step(engine)
+    saved = {name: value.clone() for name, value in engine.state()[0].items()}
+    kl = Kept({"beta": [0.1]})
+    Checkpoint(run, engine, {"kl": kl}).save(1)
+    step(engine)
+    kl.state["beta"].append(0.2)
     run.background.check()  # does not wait
     assert not list(tmp_path.glob("checkpoints/update-*"))
     disk.set()
     run.close()
     again, resumed = run_in(tmp_path, resume=True)
-    assert checkpoint.load(again, resumed) == (1, {"beta": [0.1]})
+    restored = Kept()
+    assert Checkpoint(again, resumed, {"kl": restored}).load() == 1
+    assert restored.state == {"beta": [0.1]}
     found = resumed.state()[0]
     assert all(torch.equal(found[name], value) for name, value in saved.items())
-    assert not torch.equal(optimization.state()[0]["master/weight"], saved["master/weight"])
+    assert not torch.equal(engine.state()[0]["master/weight"], saved["master/weight"])
 
 
 def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(tmp_path, disk):
-    run, optimization = run_in(tmp_path)
+    run, engine = run_in(tmp_path)
     threading.Timer(0.3, disk.set).start()
-    updates = run.updates(1, 5, lambda update: checkpoint.save(run, optimization, update, {}))
+    updates = run.updates(1, 5, Checkpoint(run, engine, {}))
     assert next(updates) == 1
     run.stop.signal = "SIGTERM"
     with pytest.raises(Stopped, match="after update 1"):
@@ -83,27 +89,28 @@ def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(tmp_path, disk):
 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path, disk):
-    run, optimization = run_in(tmp_path, keep_checkpoints=0)
-    checkpoint.save(run, optimization, 1, {})
+    run, engine = run_in(tmp_path, keep_checkpoints=0)
+    Checkpoint(run, engine, {}).save(1)
     assert not list(tmp_path.glob("checkpoints/update-*"))
     threading.Timer(0.3, disk.set).start()
-    checkpoint.save(run, optimization, 2, {})
+    Checkpoint(run, engine, {}).save(2)
     assert (tmp_path / "checkpoints" / "update-000001").exists()
     run.background.finish()
     assert [fault_of(path) for path in sorted(tmp_path.glob("checkpoints/*"))] == ["", ""]
 
 
 def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tmp_path):
-    run, optimization = run_in(tmp_path, save_every=1)
+    run, engine = run_in(tmp_path, save_every=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def save(update: int) -> None:
-        checkpoint.save(run, optimization, update, {})
-        if update == 1:
-            run.background.finish()
-            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    class Limited(Checkpoint):
+        def save(self, update: int, states: Mapping[str, Any] | None = None) -> None:
+            super().save(update, states)
+            if update == 1:
+                run.background.finish()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
 
-    updates = run.updates(1, 10**6, save)
+    updates = run.updates(1, 10**6, Limited(run, engine, {}))
     try:
         assert [next(updates) for _ in range(3)] == [1, 2, 3]
         run.config.save_every = 0

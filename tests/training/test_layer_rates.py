@@ -4,22 +4,22 @@ import pytest
 
 from align.core.errors import UserError
 from align.models.roles import LanguageModel, RewardModel, ScalarHead
-from align.sft.train import SFTConfig
+from align.sft import SFTConfig
 from align.training.optimizer import RateGroup
-from align.training.start import make_optimization
+from align.training.start import build_engine
 
 
-def rates(optimization):
+def rates(engine):
     """The rate of each weight after a step, by its name."""
-    names = {id(master): name for name, master in optimization.masters.items()}
-    return {names[id(w)]: group["lr"] for group in optimization.optimizer.param_groups for w in group["params"]}
+    names = {id(master): name for name, master in engine.masters.items()}
+    return {names[id(w)]: group["lr"] for group in engine.optimizer.param_groups for w in group["params"]}
 
 
 def step(module, run, **more):
-    optimization = make_optimization(run, module, 10, **more)
-    for master in optimization.masters.values():
+    engine = build_engine(run, module, 10, **more)
+    for master in engine.masters.values():
         master.grad = master.detach().clone()
-    return optimization, optimization.step(1)
+    return engine, engine.step(1)
 
 
 def test_each_weight_of_a_decoder_by_hand(load_sharp, make_run):
@@ -27,8 +27,8 @@ def test_each_weight_of_a_decoder_by_hand(load_sharp, make_run):
     loaded = load_sharp("tiny-llama")
     run = make_run(SFTConfig, "sft", layer_decay=0.5, learning_rate=0.8, warmup=0.0)
     head = ScalarHead(loaded.backbone.hidden_size)
-    optimization, metrics = step(RewardModel(loaded.backbone, head), run)
-    found = rates(optimization)
+    engine, metrics = step(RewardModel(loaded.backbone, head), run)
+    found = rates(engine)
     expected = {"embed_tokens": 0.1, "layers.0.": 0.2, "layers.1.": 0.4, "model.norm": 0.8, "lm_head": 0.8}
     for name, rate in found.items():
         wanted = next((value for part, value in expected.items() if part in name), 0.8)
@@ -36,7 +36,7 @@ def test_each_weight_of_a_decoder_by_hand(load_sharp, make_run):
     assert {part for part in expected if any(part in name for name in found)} == set(expected)
     assert found["head.linear.weight"] == 0.8
     assert metrics["learning_rate"] == 0.8
-    decay = {group["scale"]: group["weight_decay"] for group in optimization.optimizer.param_groups}
+    decay = {group["scale"]: group["weight_decay"] for group in engine.optimizer.param_groups}
     assert len(decay) == 4
 
 
@@ -64,7 +64,7 @@ def test_adapters_and_groups_are_scaled_too(load_sharp, make_run):
 
 def test_without_decay_nothing_is_split(load_sharp, make_run):
     loaded = load_sharp("tiny-llama")
-    optimization, _ = step(LanguageModel(loaded.backbone), make_run(SFTConfig, "sft"))
-    assert [group["scale"] for group in optimization.optimizer.param_groups] == [1.0, 1.0]
+    engine, _ = step(LanguageModel(loaded.backbone), make_run(SFTConfig, "sft"))
+    assert [group["scale"] for group in engine.optimizer.param_groups] == [1.0, 1.0]
     with pytest.raises(UserError, match=r"layer_decay is 1\.5, but must be above 0 and at most 1"):
         SFTConfig(layer_decay=1.5)

@@ -14,8 +14,8 @@ from align.core.errors import UserError
 from align.models.backbone.decoder import DecoderBackbone
 from align.sft import SFTConfig, run_sft
 from align.training import memory
+from align.training.engine import TrainEngine
 from align.training.memory import GIB, MemoryEstimate, Sharding, cache_bytes, resident_memory, suggestions, weights_bytes
-from align.training.optimization import Optimization
 from tests.launch.compared import metrics
 from tests.training.test_resume import options
 
@@ -159,22 +159,20 @@ def test_the_largest_micro_batch_is_known_before_the_first_update(stage, tokens_
 
 
 def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
-    optimization = Optimization(toy_run(), nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1).bfloat16()), 5)
+    engine = TrainEngine(toy_run(), nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1).bfloat16()), 5)
     before = torch.get_rng_state()
     held = []
 
-    def loss(rows):
-        held.extend(master.grad is not None for master in optimization.masters.values())
-        return optimization.module(torch.ones(len(rows), 4, dtype=torch.bfloat16)).float().sum(), {}
-
     routed = []
-    optimization.expert_load = SimpleNamespace(add=lambda value, sums, *counts: routed.append(counts) or (value, sums))
-    optimization.try_micro_batch(loss, [0, 1])
+    engine.expert_load = SimpleNamespace(add=lambda value, sums, *counts: routed.append(counts) or (value, sums))
+    with engine.trial([0, 1]):
+        held.extend(master.grad is not None for master in engine.masters.values())
+        engine.backward(engine.module(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum())
     assert routed == [(2, 2)], "the routing of these rows is not that of the first micro-batch"
     assert held == [True, True], "gradients of earlier micro-batches would be there"
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(tensor.grad is None for tensor in (*optimization.masters.values(), *optimization.module.parameters()))
-    assert not optimization.has_state
+    assert all(tensor.grad is None for tensor in (*engine.masters.values(), *engine.module.parameters()))
+    assert not engine.has_state
 
 
 @pytest.mark.parametrize(("stage", "more"), [("sft", []), ("ppo", ["--gradient_checkpointing", "true"])])

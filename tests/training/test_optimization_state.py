@@ -1,4 +1,4 @@
-"""An optimization that is restored from a checkpoint goes on to the same bits; the state of other weights is refused."""
+"""An engine that is restored from a checkpoint goes on to the same bits; the state of other weights is refused."""
 
 import math
 
@@ -7,35 +7,38 @@ import torch
 
 from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
-from align.training import checkpoint
-from align.training.optimization import Optimization
-from tests.training.toy_modules import Weights, regression, vector
+from align.training.checkpoint import Checkpoint
+from align.training.engine import TrainEngine
+from tests.training.toy_modules import Kept, Weights, accumulate, regression, vector
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_a_resumed_optimization_goes_on_to_the_bit(toy_run, dtype, optimizer):
-    def go(optimization, loss, first, last):
+    def go(engine, loss, first, last):
         for update in range(first, last + 1):
-            optimization.accumulate([MicroBatch(list(range(update, 12)), 1.0)], loss)
-            optimization.step(update)
+            accumulate(engine, [MicroBatch(list(range(update, 12)), 1.0)], loss)
+            engine.step(update)
 
     settled = {"optimizer": optimizer, "schedule": "cosine", "warmup": 0.3, "weight_decay": 0.1}
     module, loss = regression(dtype)
-    through = Optimization(toy_run("through", **settled), module, 8)
+    through = TrainEngine(toy_run("through", **settled), module, 8)
     go(through, loss, 1, 8)
 
     module, loss = regression(dtype)
     run = toy_run("broken", **settled)
-    broken = Optimization(run, module, 8)
+    broken = TrainEngine(run, module, 8)
     go(broken, loss, 1, 3)
-    checkpoint.save(run, broken, 3, {"beta": 0.1, "best": math.inf})
+    parts = {"kl": Kept({"beta": 0.1}), "best": Kept(math.inf)}
+    Checkpoint(run, broken, parts).save(3)
     go(broken, loss, 4, 5)  # lost
 
     module, loss = regression(dtype)
     run = toy_run("broken", **settled, resume=True)
-    resumed = Optimization(run, module, 8)
-    assert checkpoint.load(run, resumed) == (3, {"beta": 0.1, "best": math.inf})
+    resumed = TrainEngine(run, module, 8)
+    restored = {"kl": Kept(), "best": Kept()}
+    assert Checkpoint(run, resumed, restored).load() == 3
+    assert {name: part.state for name, part in restored.items()} == {"kl": {"beta": 0.1}, "best": math.inf}
     go(resumed, loss, 4, 8)
     for name, weight in through.trainable.items():
         assert torch.equal(resumed.trainable[name], weight)
@@ -49,29 +52,31 @@ def test_a_resumed_optimization_goes_on_to_the_bit(toy_run, dtype, optimizer):
 
 def test_without_a_checkpoint_a_run_starts_from_nothing(toy_run):
     run = toy_run(resume=True)
-    assert checkpoint.load(run, Optimization(run, Weights(vector(1.0)), 5)) == (0, {})
+    part = Kept()
+    assert Checkpoint(run, TrainEngine(run, Weights(vector(1.0)), 5), {"part": part}).load() == 0
+    assert part.state is None
 
 
 def test_only_the_last_checkpoint_stays(toy_run):
     run = toy_run(keep_checkpoints=1)
-    optimization = Optimization(run, Weights(vector(1.0)), 5)
+    engine = TrainEngine(run, Weights(vector(1.0)), 5)
     for update in (1, 2, 10):
-        checkpoint.save(run, optimization, update, {})
+        Checkpoint(run, engine, {}).save(update)
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["update-000010"]
 
 
 @pytest.mark.parametrize("other", [(vector(1.0),), (vector(1.0), vector(1.0), vector(1.0))])
 def test_the_state_of_other_weights_is_refused(toy_run, other):
-    optimization = Optimization(toy_run(), Weights(vector(1.0), vector(2.0)), 5)
-    state = Optimization(toy_run("other"), Weights(*other), 5).state()
+    engine = TrainEngine(toy_run(), Weights(vector(1.0), vector(2.0)), 5)
+    state = TrainEngine(toy_run("other"), Weights(*other), 5).state()
     with pytest.raises(UserError, match="another model or other settings"):
-        optimization.load_state(*state)
-    assert [weight.item() for weight in optimization.module.w] == [1.0, 2.0]
+        engine.load_state(*state)
+    assert [weight.item() for weight in engine.module.w] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("shape", [(3,), (1,)])
 def test_the_state_of_weights_of_another_shape_is_refused(toy_run, shape):
-    optimization = Optimization(toy_run(), Weights(vector(1.0, 2.0)), 5)
-    state = Optimization(toy_run("other"), Weights(torch.zeros(shape)), 5).state()
+    engine = TrainEngine(toy_run(), Weights(vector(1.0, 2.0)), 5)
+    state = TrainEngine(toy_run("other"), Weights(torch.zeros(shape)), 5).state()
     with pytest.raises(UserError):
-        optimization.load_state(*state)
+        engine.load_state(*state)

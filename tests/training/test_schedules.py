@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.batches.micro_batches import MicroBatch, micro_batches
-from align.sft.train import SFTConfig
+from align.sft import SFTConfig
 from align.training.optimizer import RateGroup, learning_rate
 
 QUICK = settings(deadline=None, max_examples=40)

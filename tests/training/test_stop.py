@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from align import cli
 from align.core.signals import EXIT_STOPPED, Stopped
 from align.sft import SFTConfig
+from align.training.checkpoint import Checkpoint
+from align.training.engine import TrainEngine
 from tests.launch.compared import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +68,7 @@ def test_a_signal_at_the_end_of_a_failed_update_hides_no_error(fails, make_run, 
     monkeypatch.setattr(run.stop, "listening", stopped_meanwhile)
 
     def train():
-        for _ in run.updates(1, 2, lambda _: None):
+        for _ in run.updates(1, 2, Checkpoint(run, TrainEngine(run, nn.Linear(1, 1), 2), {})):
             if fails:
                 raise ValueError
 
@@ -177,11 +180,15 @@ def test_a_save_that_takes_longer_than_the_grace_is_told_as_that(asked_to_save, 
         settings = {"dtype": "float32", "log_to": ["none"], "stop_grace": 1.0, "save_every": every}
         run = Run(SFTConfig(output_dir=sys.argv[1], **settings), "sft")
 
-        def save(update):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            time.sleep(60)
+        class Slow:
+            def states(self):
+                return {}
 
-        for update in run.updates(1, 2, save):
+            def save(self, update, states=None):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                time.sleep(60)
+
+        for update in run.updates(1, 2, Slow()):
             if not every:
                 os.kill(os.getpid(), signal.SIGUSR1)
     """

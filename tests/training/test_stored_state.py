@@ -1,4 +1,4 @@
-"""The state of an optimization on disk: any run of a tensor, from whole files and from parts of any number of processes."""
+"""The state of an engine on disk: any run of a tensor, from whole files and from parts of any number of processes."""
 
 import math
 from pathlib import Path

@@ -10,7 +10,7 @@ from align import cli
 from align.builtin.tiny import byte_tokenizer
 from align.core.errors import UserError
 from align.core.settings_parser import parse
-from align.sft.train import SFTConfig
+from align.sft import SFTConfig
 from align.training import run_folder
 
 DATED = "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}"

@@ -1,74 +1,74 @@
-"""The optimization over float32 masters, on modules small enough to work out by hand."""
+"""The engine over float32 masters, on modules small enough to work out by hand."""
 
 import pytest
 import torch
 
 from align.batches.micro_batches import MicroBatch
-from align.training.optimization import Optimization
+from align.training.engine import TrainEngine
 from align.training.optimizer import RateGroup
-from tests.training.toy_modules import Weights, step, vector
+from tests.training.toy_modules import Weights, accumulate, step, vector
 
 # ---------------------------------------------------------------------------------------------------- optimizers by hand
 
 
 def test_adamw_by_hand(toy_run):
-    optimization = Optimization(toy_run(), Weights(vector(1.0)), 10)
-    weight = optimization.module.w[0]
-    step(optimization, vector(2.0), update=1)
+    engine = TrainEngine(toy_run(), Weights(vector(1.0)), 10)
+    weight = engine.module.w[0]
+    step(engine, vector(2.0), update=1)
     assert weight.item() == pytest.approx(0.9, abs=1e-7)  # the first step is rate x sign
-    step(optimization, vector(1.0), update=2)
+    step(engine, vector(1.0), update=2)
     # m = .9 x .2 + .1 x 1 = .28, corrected by 1 - .81: 1.4736842; v = .999 x .004 + .001 = .004996, corrected by
     # 1 - .998001: 2.4992496, its root 1.5809015; .9 - .1 x 1.4736842 / 1.5809015
     assert weight.item() == pytest.approx(0.8067820, abs=1e-6)
 
 
 def test_betas_of_adamw_by_hand(toy_run):
-    optimization = Optimization(toy_run(adam_beta1=0.5, adam_beta2=0.75), Weights(vector(1.0)), 10)
-    step(optimization, vector(2.0), update=1)
-    step(optimization, vector(1.0), update=2)
+    engine = TrainEngine(toy_run(adam_beta1=0.5, adam_beta2=0.75), Weights(vector(1.0)), 10)
+    step(engine, vector(2.0), update=1)
+    step(engine, vector(1.0), update=2)
     # m = .5 x 1 + .5 x 1 = 1, corrected by 1 - .25: 4/3; v = .75 x 1 + .25 = 1, corrected by 1 - .5625: 2.2857143, its
     # root 1.5118579; 1 - .1 - .1 x 1.3333333 / 1.5118579
-    assert optimization.module.w[0].item() == pytest.approx(0.8118084, abs=1e-6)
+    assert engine.module.w[0].item() == pytest.approx(0.8118084, abs=1e-6)
 
 
 def test_groups_have_rates_of_their_own_and_one_rests(toy_run):
     module = Weights(vector(0.0), vector(0.0), vector(0.0))
     groups = [RateGroup("value", frozenset({"w.1"}), 0.3), RateGroup("late", frozenset({"w.2"}), 0.2, rest=1)]
-    optimization = Optimization(toy_run(), module, 10, groups)
-    assert [group.weights for group in optimization.groups] == [{"w.0"}, {"w.1"}, {"w.2"}]
-    metrics = step(optimization, *[vector(1.0)] * 3, update=1)
+    engine = TrainEngine(toy_run(), module, 10, groups)
+    assert [group.weights for group in engine.groups] == [{"w.0"}, {"w.1"}, {"w.2"}]
+    metrics = step(engine, *[vector(1.0)] * 3, update=1)
     rates = {"learning_rate": 0.1, "learning_rate/value": 0.3, "learning_rate/late": 0.0}
     assert {name: value for name, value in metrics.items() if name in rates} == rates
     assert [weight.item() for weight in module.w] == pytest.approx([-0.1, -0.3, 0.0], abs=1e-7)
-    step(optimization, *[vector(1.0)] * 3, update=2)
+    step(engine, *[vector(1.0)] * 3, update=2)
     # Of equal gradients each step is rate x sign: the moments of the resting weight followed them too.
     assert [weight.item() for weight in module.w] == pytest.approx([-0.2, -0.6, -0.2], abs=1e-6)
 
 
 def test_weight_decay_is_decoupled_and_for_matrices_only(toy_run):
-    optimization = Optimization(toy_run(weight_decay=0.5), Weights(vector(1.0), vector(1.0)[None]), 10)
-    step(optimization, vector(0.0), vector(0.0)[None])
-    assert optimization.module.w[0].item() == 1.0
-    assert optimization.module.w[1].item() == pytest.approx(0.95, abs=1e-7)  # 1 - .1 x .5
+    engine = TrainEngine(toy_run(weight_decay=0.5), Weights(vector(1.0), vector(1.0)[None]), 10)
+    step(engine, vector(0.0), vector(0.0)[None])
+    assert engine.module.w[0].item() == 1.0
+    assert engine.module.w[1].item() == pytest.approx(0.95, abs=1e-7)  # 1 - .1 x .5
 
 
 def test_adafactor_of_a_vector_by_hand(toy_run):
-    optimization = Optimization(toy_run(optimizer="adafactor"), Weights(vector(1.0)), 10)
-    step(optimization, vector(2.0), update=1)
-    assert optimization.module.w[0].item() == pytest.approx(0.9, abs=1e-6)  # decay 1 - 1^-.8 = 0: the step is rate x sign
-    step(optimization, vector(1.0), update=2)
+    engine = TrainEngine(toy_run(optimizer="adafactor"), Weights(vector(1.0)), 10)
+    step(engine, vector(2.0), update=1)
+    assert engine.module.w[0].item() == pytest.approx(0.9, abs=1e-6)  # decay 1 - 1^-.8 = 0: the step is rate x sign
+    step(engine, vector(1.0), update=2)
     # Decay 1 - 2^-.8 = .4256508: v = .4256508 x 4 + .5743492 x 1 = 2.2769524, its root 1.5089574; .9 - .1 / 1.5089574
-    assert optimization.module.w[0].item() == pytest.approx(0.8337291, abs=1e-6)
+    assert engine.module.w[0].item() == pytest.approx(0.8337291, abs=1e-6)
 
 
 def test_adafactor_of_a_matrix_by_hand(toy_run):
-    optimization = Optimization(toy_run(optimizer="adafactor"), Weights(torch.zeros(2, 2)), 10)
-    step(optimization, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    engine = TrainEngine(toy_run(optimizer="adafactor"), Weights(torch.zeros(2, 2)), 10)
+    step(engine, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     # Mean squares of rows 2.5, 12.5 and of columns 5, 10, of all 7.5: v = rows x columns / 7.5 = 5/3, 10/3, 25/3, 50/3.
     # Steps 1 / sqrt(5/3) = .7745967, 2 / sqrt(10/3) = 1.0954451, 3 / sqrt(25/3) = 1.0392305, 4 / sqrt(50/3) = .9797959;
     # their root mean square sqrt(.96) is below 1, so none is scaled down.
     expected = [-0.07745967, -0.10954451, -0.10392305, -0.09797959]
-    assert optimization.module.w[0].flatten().tolist() == pytest.approx(expected, abs=1e-7)
+    assert engine.module.w[0].flatten().tolist() == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -81,55 +81,55 @@ def test_adafactor_of_a_matrix_by_hand(toy_run):
     ],
 )
 def test_clipping_by_the_global_norm(toy_run, limit, expected):
-    optimization = Optimization(toy_run(adam_epsilon=1.0, max_grad_norm=limit), Weights(vector(0.0), vector(0.0)), 10)
-    metrics = step(optimization, vector(3.0), vector(4.0))
+    engine = TrainEngine(toy_run(adam_epsilon=1.0, max_grad_norm=limit), Weights(vector(0.0), vector(0.0)), 10)
+    metrics = step(engine, vector(3.0), vector(4.0))
     assert metrics == pytest.approx({"learning_rate": 0.1, "gradient_norm": 5.0})
-    assert [weight.item() for weight in optimization.module.w] == pytest.approx(expected, abs=1e-6)
+    assert [weight.item() for weight in engine.module.w] == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_schedule_sets_the_rate_of_each_update(toy_run):
-    optimization = Optimization(toy_run(schedule="linear", warmup=0.5), Weights(vector(0.0)), 4)
-    rates = [step(optimization, vector(1.0), update=update)["learning_rate"] for update in (1, 2, 3, 4)]
+    engine = TrainEngine(toy_run(schedule="linear", warmup=0.5), Weights(vector(0.0)), 4)
+    rates = [step(engine, vector(1.0), update=update)["learning_rate"] for update in (1, 2, 3, 4)]
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])
-    assert optimization.module.w[0].item() == pytest.approx(-sum(rates), abs=1e-6)  # each step is rate x sign
+    assert engine.module.w[0].item() == pytest.approx(-sum(rates), abs=1e-6)  # each step is rate x sign
 
 
 def test_only_what_requires_a_gradient_is_trained(toy_run):
     module = Weights(vector(1.0), vector(1.0))
     module.w[0].requires_grad_(False)
-    optimization = Optimization(toy_run(), module, 10)
-    step(optimization, vector(1.0), vector(1.0))
+    engine = TrainEngine(toy_run(), module, 10)
+    step(engine, vector(1.0), vector(1.0))
     assert [weight.item() for weight in module.w] == pytest.approx([1.0, 0.9])
-    assert set(optimization.masters) == {"w.1"}
+    assert set(engine.masters) == {"w.1"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_mean_of_the_weights_by_hand(toy_run, dtype):
-    optimization = Optimization(toy_run(), Weights(vector(1.0, dtype=dtype)), 10, average_decay=0.75)
-    weight = optimization.module.w[0]
+    engine = TrainEngine(toy_run(), Weights(vector(1.0, dtype=dtype)), 10, average_decay=0.75)
+    weight = engine.module.w[0]
     for update in (1, 2):
-        step(optimization, vector(1.0), update=update)
-    assert optimization.masters["w.0"].item() == pytest.approx(0.8, abs=1e-6)
-    with optimization.averaged_weights():
+        step(engine, vector(1.0), update=update)
+    assert engine.masters["w.0"].item() == pytest.approx(0.8, abs=1e-6)
+    with engine.averaged_weights():
         # Steps of .1: .75 x 1 + .25 x .9 = .975; .75 x .975 + .25 x .8 = .93125
         assert weight.item() == pytest.approx(0.93125, abs=1e-6 if dtype is torch.float32 else 4e-3)
     assert weight.item() == pytest.approx(0.8, abs=1e-6 if dtype is torch.float32 else 4e-3)
-    other = Optimization(toy_run("other"), Weights(vector(1.0, dtype=dtype)), 10, average_decay=0.75)
-    other.load_state(*optimization.state())
-    for each in (optimization, other):
+    other = TrainEngine(toy_run("other"), Weights(vector(1.0, dtype=dtype)), 10, average_decay=0.75)
+    other.load_state(*engine.state())
+    for each in (engine, other):
         step(each, vector(1.0), update=3)
-    assert torch.equal(other.average.values["w.0"], optimization.average.values["w.0"])
-    assert torch.equal(other.masters["w.0"], optimization.masters["w.0"])
+    assert torch.equal(other.average.values["w.0"], engine.average.values["w.0"])
+    assert torch.equal(other.masters["w.0"], engine.masters["w.0"])
 
 
 # ---------------------------------------------------------------------------------------------------- bfloat16 masters
 
 
 def test_masters_keep_updates_that_bfloat16_would_round_away(toy_run):
-    optimization = Optimization(toy_run(learning_rate=1e-6), Weights(vector(1.0, dtype=torch.bfloat16)), 1000)
+    engine = TrainEngine(toy_run(learning_rate=1e-6), Weights(vector(1.0, dtype=torch.bfloat16)), 1000)
     for update in range(1, 11):
-        step(optimization, vector(1.0), update=update)
-    master, weight = optimization.masters["w.0"], optimization.module.w[0]
+        step(engine, vector(1.0), update=update)
+    master, weight = engine.masters["w.0"], engine.module.w[0]
     # Ten steps of 1e-6; each is rounded to float32, whose spacing below 1 is 6e-8.
     assert 1.0 - master.item() == pytest.approx(1e-5, abs=6e-7)
     assert weight.dtype == torch.bfloat16
@@ -137,17 +137,17 @@ def test_masters_keep_updates_that_bfloat16_would_round_away(toy_run):
 
 
 def test_small_updates_add_up_until_the_weight_moves(toy_run):
-    optimization = Optimization(toy_run(learning_rate=1e-4), Weights(vector(1.0, dtype=torch.bfloat16)), 1000)
+    engine = TrainEngine(toy_run(learning_rate=1e-4), Weights(vector(1.0, dtype=torch.bfloat16)), 1000)
     # Below 1 bfloat16 has steps of 2^-8 = .00391; the weight moves once the master is past half of that, .00195.
     for update in range(1, 31):
-        step(optimization, vector(1.0), update=update)
-        assert optimization.module.w[0].item() == (1.0 if update < 20 else 1.0 - 2**-8)
+        step(engine, vector(1.0), update=update)
+        assert engine.module.w[0].item() == (1.0 if update < 20 else 1.0 - 2**-8)
 
 
 def test_gradients_add_up_in_float32(toy_run):
-    optimization = Optimization(toy_run(), Weights(vector(1.0, dtype=torch.bfloat16)), 10)
+    engine = TrainEngine(toy_run(), Weights(vector(1.0, dtype=torch.bfloat16)), 10)
     sizes = [1.0] + [2.0**-9] * 4  # in bfloat16, 1 + 2^-9 is 1
     plan = [MicroBatch([row], 1.0) for row in range(5)]
-    optimization.accumulate(plan, lambda rows: (optimization.module.w[0].sum() * sizes[rows[0]], {}))
-    assert optimization.masters["w.0"].grad.item() == 1.0 + 4 * 2.0**-9
-    assert optimization.module.w[0].grad is None, "the bfloat16 gradient is dropped as soon as it was added"
+    accumulate(engine, plan, lambda rows: (engine.module.w[0].sum() * sizes[rows[0]], {}))
+    assert engine.masters["w.0"].grad.item() == 1.0 + 4 * 2.0**-9
+    assert engine.module.w[0].grad is None, "the bfloat16 gradient is dropped as soon as it was added"

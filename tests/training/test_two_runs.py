@@ -11,7 +11,7 @@ from align import cli
 from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.trainer import make_trainer
-from align.sft.train import SFTConfig, SFTTrainer
+from align.sft import SFTConfig, SFTTrainer
 from align.training.run import Run
 from align.training.run_folder import refuse_other_run, release_lock, take_lock
 from tests.bad_input.conftest import TINY, snapshot, write_rows

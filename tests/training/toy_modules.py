@@ -20,15 +20,35 @@ def vector(*numbers, dtype=torch.float32):
     return torch.tensor(numbers, dtype=dtype)
 
 
-def step(optimization, *gradients, update=1):
+def accumulate(engine, plan, loss):
+    """Add up the gradients of a loss over micro-batches; returns the sums."""
+    for rows in engine.micro_batches(plan):
+        engine.backward(*loss(rows))
+    return engine.sums
+
+
+class Kept:
+    """A part of checkpoints whose state is what it is given."""
+
+    def __init__(self, state=None):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def step(engine, *gradients, update=1):
     """One update with the given gradients: the loss is the product of weights and gradients."""
 
     def loss(_):
-        weights = optimization.module.w
+        weights = engine.module.w
         return sum((w.float() * g).sum() for w, g in zip(weights, gradients, strict=True)), {}
 
-    optimization.accumulate([MicroBatch([0], 1.0)], loss)
-    return optimization.step(update)
+    accumulate(engine, [MicroBatch([0], 1.0)], loss)
+    return engine.step(update)
 
 
 def regression(dtype):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from align.batches.micro_batches import map_rows
-from align.batches.streams import examples_digest
+from align.batches.mixtures import MixedExamples
 from align.core.launch import run_stage
 from align.core.seeds import Stream, generator
 from align.core.settings import ModelConfig, RunConfig, option, require_setting
@@ -37,11 +37,11 @@ from align.models.loading import LoadedModel, load
 from align.models.roles import freeze_unused_lm_head, freeze_unused_pooler
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import PromptResponse
-from align.training.epochs import Epochs
+from align.training.data_order import DataOrder
+from align.training.engine import Sums, TrainEngine
 from align.training.loop import train
-from align.training.optimization import Optimization, Sums
 from align.training.run import Run
-from align.training.start import make_optimization
+from align.training.start import build_engine
 
 
 @dataclass(kw_only=True)
@@ -87,11 +87,11 @@ def run_train_judge(config: JudgeConfig) -> Path:
         freeze_unused_lm_head(loaded.backbone)
     backbone, adapter = (loaded.backbone, loaded.adapter) if loaded else (None, None)
     model = JudgeModel(backbone, adapter, config.words)
-    epochs = Epochs(config.seed, config.batch_size, [len(training)], digest=examples_digest(training))
-    optimization = make_optimization(run, model, epochs.updates(config.epochs))
+    epochs = DataOrder(MixedExamples(training, [len(training)], [1.0]), config.seed, config.batch_size)
+    engine = build_engine(run, model, epochs.updates(config.epochs))
     run.say(f"judge of {config.asks}: {len(training)} training answers, {len(held_out)} held-out ones to other questions")
-    task = JudgeTask(run, config, loaded, optimization, model, training, held_out)
-    train(run, optimization, task, epochs, 0)
+    task = JudgeTask(run, config, loaded, engine, model, training, held_out)
+    train(run, engine, task, epochs, 0)
     figures = ", ".join(f"{name} {value:.3f}" for name, value in task.best.items())
     run.say(f"held out: {figures}; the judge is in {task.folder}")
     run.close()
@@ -108,12 +108,12 @@ class JudgeTask:
         run: Run,
         config: JudgeConfig,
         loaded: LoadedModel | None,
-        optimization: Optimization,
+        engine: TrainEngine,
         model: JudgeModel,
         training: list[LabeledAnswer],
         held_out: list[LabeledAnswer],
     ) -> None:
-        self.run, self.config, self.loaded, self.optimization, self.model = run, config, loaded, optimization, model
+        self.run, self.config, self.loaded, self.engine, self.model = run, config, loaded, engine, model
         self.training, self.held_out, self.rows = training, held_out, [*training, *held_out]
         self.labels = torch.tensor([row.label for row in self.rows])
         self.folder = run.folder / "model"
@@ -149,7 +149,7 @@ class JudgeTask:
         elif self.encoded:
             states = pad_answers([self.encoded[row] for row in rows], device)
         words = WordBags.from_answers([self.rows[row].answer for row in rows]).to(device) if self.config.words else None
-        logits: Tensor = self.optimization.module(states, words)
+        logits: Tensor = self.engine.module(states, words)
         return logits
 
     def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
@@ -179,7 +179,7 @@ class JudgeTask:
         self.best = {
             name.removeprefix("validation/"): value for name, value in figures.items() if name.startswith("validation/")
         }
-        state = self.optimization.model_state()
+        state = self.engine.model_state()
 
         def write() -> None:
             config = self.config

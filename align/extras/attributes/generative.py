@@ -27,7 +27,7 @@ from align.models.roles import LanguageModel, response_log_probs
 from align.reward.rankings import group_flops, group_sizes, pack_rankings
 from align.tokenization import Tokenization
 from align.tokenization.encoded import TokenIds
-from align.training.optimization import Sums
+from align.training.engine import Sums
 
 RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
 """The numbers that may follow the name of an attribute, by its kind; each has to be one token."""
@@ -212,7 +212,7 @@ class GenerativeTask(AttributeTask):
         device = self.run.accelerator.device
         prompt, response, prompt_index = pack_rankings(parts, device)
         mask = Padded.from_lists([list(map(int, row)) for part in parts for row in part.generated]).ids.to(device) > 0
-        answers, log_probs = self.optimization.module(prompt, response, prompt_index, mask)
+        answers, log_probs = self.engine.module(prompt, response, prompt_index, mask)
         is_question = torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)
         answers = answers[is_question]
         shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)

@@ -23,9 +23,9 @@ from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
 from align.reward.loss import Pairs, pairs_of, ranking_loss
 from align.reward.rankings import group_flops, group_sizes, reward_rankings
 from align.runtime.distributed import run_on_main
-from align.training.epochs import JudgmentConfig
+from align.training.data_order import JudgmentConfig
+from align.training.engine import Sums
 from align.training.loop import ExampleTask
-from align.training.optimization import Sums
 
 
 @dataclass(kw_only=True)
@@ -122,7 +122,7 @@ class AttributeTask(ExampleTask, ABC):
         return metrics
 
     def save(self, metrics: dict[str, float]) -> None:
-        state = self.optimization.model_state()
+        state = self.engine.model_state()
 
         def write() -> None:
             data = ", ".join(name for name in (self.config.train_data, self.config.rankings) if name)
@@ -188,7 +188,7 @@ class HeadTask(AttributeTask):
 
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
             examples = [self.examples[row] for row in part]
-            outputs = reward_rankings(self.optimization.module, examples, self.run.accelerator.device)
+            outputs = reward_rankings(self.engine.module, examples, self.run.accelerator.device)
             device = outputs.device
             losses = head_losses(outputs, self._targets(examples).to(device), self.binary.to(device))
             if self.ranking is not None:
@@ -209,7 +209,7 @@ class HeadTask(AttributeTask):
     def judge(self, examples: Sequence[EncodedTask]) -> tuple[Tensor, Tensor, dict[str, float]]:
         def score_rows(rows: list[int]) -> list[list[float]]:
             part, device = [examples[row] for row in rows], self.run.accelerator.device
-            outputs: list[list[float]] = reward_rankings(self.optimization.module, part, device).tolist()
+            outputs: list[list[float]] = reward_rankings(self.engine.module, part, device).tolist()
             return outputs
 
         sizes = self.sizes(self.loaded, examples)

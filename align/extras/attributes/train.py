@@ -17,8 +17,8 @@ from align.extras.attributes.generative import GenerativeTask
 from align.extras.attributes.judgments import choose_heads, encode_preferences, read_ratings
 from align.extras.attributes.tasks import AttributeConfig, HeadTask
 from align.extras.rules.judgments import split_judgments
-from align.training.loop import EpochTrainer, with_data_names
-from align.training.start import Model
+from align.training.loop import EpochTrainer
+from align.training.start import Model, with_data_names
 
 
 class AttributeTrainer(EpochTrainer):
@@ -67,8 +67,8 @@ class AttributeTrainer(EpochTrainer):
         validation = form.encode(config, held_out, module, loaded, limits)
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
         self.run.say(f"attributes: {len(mixed.examples)} examples, {len(validation)} held out; {config.form}: {listed}")
-        optimization = self.make_optimization(module, mixed)
-        self.task = form(self.run, config, loaded, optimization, mixed.examples, validation, heads=heads)
+        engine = self.build_engine(module, mixed)
+        self.task = form(self.run, config, loaded, engine, mixed.examples, validation, heads=heads)
 
 
 def run_attribute_model(config: AttributeConfig) -> Path:

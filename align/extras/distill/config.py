@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from align.core.settings import MixtureConfig, option, require_setting
-from align.training.epochs import EpochConfig
+from align.training.data_order import EpochConfig
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from align.models.backbone import Backbone, with_every_layer, wrap
 from align.models.loading import LoadedModel, load
 from align.sampling.generation import Sampling, row_uniforms, sample
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.epochs import Epochs
+from align.training.data_order import DataOrder
 
 
 class Predictor(nn.Module):
@@ -77,7 +77,7 @@ class WrittenBatches:
     def __init__(
         self,
         config: DistillConfig,
-        epochs: Epochs,
+        epochs: DataOrder[EncodedDemonstration],
         examples: Sequence[EncodedDemonstration],
         teacher: LoadedModel,
         student: LoadedModel,
@@ -131,10 +131,10 @@ class WrittenBatches:
             for row, prompt, ids in zip(rows, prompts, responses, strict=True)
         }
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The state of the prompts' order; the responses follow from the update and the weights."""
-        return self.epochs.state()
+        return self.epochs.state_dict()
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check that the prompts are those of a checkpoint. Raises: UserError."""
-        self.epochs.load_state(state)
+        self.epochs.load_state_dict(state)

@@ -28,9 +28,9 @@ from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedDemonstration, ExampleLengths
-from align.training.loop import EpochTrainer, ExampleTask, with_data_names
-from align.training.optimization import Sums
-from align.training.start import Model
+from align.training.engine import Sums
+from align.training.loop import EpochTrainer, ExampleTask
+from align.training.start import Model, with_data_names
 
 
 class DistillTrainer(EpochTrainer):
@@ -65,12 +65,12 @@ class DistillTrainer(EpochTrainer):
         self._report(len(mixed.examples), len(held_out))
         place_frozen_model(self.teacher.backbone, self.run.accelerator)
         frozen = [self.teacher.backbone]
-        optimization = self.make_optimization(Predictor(self.loaded.backbone), mixed, frozen=frozen)
+        engine = self.build_engine(Predictor(self.loaded.backbone), mixed, frozen=frozen)
         models = (self.teacher, self.loaded, self.run.accelerator)
         responses = WrittenBatches(config, self.epochs, mixed.examples, *models)
         responses.current |= {row: longest(config, example) for row, example in enumerate(mixed.examples)}
         self.batches = responses
-        parts = (self.run, config, self.loaded, optimization, responses.current, held_out)
+        parts = (self.run, config, self.loaded, engine, responses.current, held_out)
         self.task = DistillTask(*parts, teacher=self.teacher, responses=responses)
 
     def _report(self, examples: int, held_out: int) -> None:
@@ -133,7 +133,7 @@ class DistillTask(ExampleTask):
 
     def _loss(
         self, batch: list[EncodedDemonstration], in_data: Sequence[bool], counts: tuple[int, int]
-    ) -> tuple[Tensor, Sums]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """A micro-batch's share of the loss over `counts` tokens, and sums over its own tokens.
 
         Args:
@@ -146,7 +146,7 @@ class DistillTask(ExampleTask):
         is_from_data = torch.tensor(in_data, device=device)[:, None].expand_as(mask)[mask]
         with torch.no_grad():
             teacher_logits, teacher_states = self.predictor(prompt, response, mask)
-        logits, states = self.optimization.module(prompt, response, mask)
+        logits, states = self.engine.module(prompt, response, mask)
         ce = soft_cross_entropy(logits, teacher_logits, config.temperature)
         nll = -log_probs_of(logits, response.ids[mask])[is_from_data]
         distances = cosine_distance(states, teacher_states) if config.cosine_weight else ce.new_zeros(0)
@@ -198,7 +198,7 @@ class DistillTask(ExampleTask):
         return {f"validation/{name}": value for name, value in parts.items()}
 
     def save(self, metrics: dict[str, float]) -> None:
-        state = weights_of(self.loaded.backbone, self.optimization.model_state(), "backbone.model.")
+        state = weights_of(self.loaded.backbone, self.engine.model_state(), "backbone.model.")
         sizes = [parameter_count(each.backbone) for each in (self.loaded, self.teacher)]
         made = {"teacher": self.run.config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
         card = self.card("Distilled model", metrics, **made)

@@ -36,10 +36,10 @@ from align.reward.rankings import group_flops, group_sizes, reward_rankings, sco
 from align.reward.train import HeadTrainer
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import EncodedJudgments
-from align.training.epochs import JudgmentConfig
-from align.training.loop import ExampleTask, with_data_names
-from align.training.optimization import Sums
-from align.training.start import Model
+from align.training.data_order import JudgmentConfig
+from align.training.engine import Sums
+from align.training.loop import ExampleTask
+from align.training.start import Model, with_data_names
 
 
 @dataclass(kw_only=True)
@@ -112,9 +112,9 @@ class RuleTrainer(HeadTrainer):
         freeze_unused_lm_head(loaded.backbone)
         module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone, RULE), loaded.adapter)
         mixed = MixedExamples(encoded[0], [counts[0]], [1.0])
-        optimization = self.make_optimization(module, mixed, (len(example.responses) for example in mixed.examples))
+        engine = self.build_engine(module, mixed, (len(example.responses) for example in mixed.examples))
         texts = {rule: rules[rule] for rule in trained}
-        parts = (self.run, config, loaded, optimization, *encoded[:2])
+        parts = (self.run, config, loaded, engine, *encoded[:2])
         self.task = RuleTask(*parts, unseen=encoded[2], rules=texts)
 
 
@@ -167,7 +167,7 @@ class RuleTask(ExampleTask):
 
         def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
             judged, backbone = [self.examples[row] for row in part], self.loaded.backbone
-            logits = reward_rankings(self.optimization.module, judged, self.run.accelerator.device)
+            logits = reward_rankings(self.engine.module, judged, self.run.accelerator.device)
             targets = torch.tensor([target for item in judged for target in item.targets], device=logits.device)
             loss = judgment_loss(logits, targets) / count
             decided = targets != 0.5
@@ -196,7 +196,7 @@ class RuleTask(ExampleTask):
         accelerator = self.run.accelerator
 
         def read(part: Sequence[EncodedJudgments]) -> Tensor:
-            return torch.sigmoid(reward_rankings(self.optimization.module, part, accelerator.device).double())
+            return torch.sigmoid(reward_rankings(self.engine.module, part, accelerator.device).double())
 
         predicted = score_rankings(read, judged, self.loaded.backbone, self.config.micro_batch_tokens, accelerator)
         return [
@@ -215,7 +215,7 @@ class RuleTask(ExampleTask):
         return metrics
 
     def save(self, metrics: dict[str, float]) -> None:
-        state = self.optimization.model_state()
+        state = self.engine.model_state()
 
         def write() -> None:
             weights = weights_of(self.loaded.backbone, state, "backbone.model.")

@@ -1,7 +1,13 @@
-"""Checkpoints to resume from: float32 master weights, the optimizer's state and a stage's own progress.
+"""Checkpoints to resume from: float32 master weights, the optimizer's state and the state of a stage's other parts.
 
-`save` and `load` are called by every process. `files` has checksums and retention, `state` the tensors on disk,
-`consolidation` the way from a checkpoint to a model folder.
+A checkpoint is the folder `checkpoints/update-NNNNNN` of a run:
+
+    state.safetensors        masters and optimizer state, or state-RANK-of-COUNT.safetensors: each process's shards
+    trainer.json             update, numbers of the optimizer's state, and the parts' states as JSON
+    <part>.safetensors       tensors in the state of a part, if it has any
+    checksums.json           size and SHA-256 of each file
+
+`files` has checksums and retention, `state` the engine's tensors on disk, `consolidation` the conversion to a model folder.
 """
 
 import copy
@@ -10,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -27,7 +33,7 @@ from align.training.checkpoint.files import checksum, forget_cached, keep_newest
 from align.training.checkpoint.state import WHOLE, Part, StoredState, part_file, tensors_of_parts
 
 if TYPE_CHECKING:
-    from align.training.optimization import Optimization
+    from align.training.engine import TrainEngine
     from align.training.run import Run
 
 Item = TypeVar("Item")
@@ -53,44 +59,110 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def save(
-    run: "Run",
-    optimization: "Optimization",
-    update: int,
-    progress: Mapping[str, Any],
-    files: Mapping[str, dict[str, Tensor]] | None = None,
-) -> None:
-    """Write a checkpoint under a temporary name and rename it. Each process writes its part of a sharded state.
+class Stateful(Protocol):
+    """A part of a stage whose state a checkpoint must hold in addition to the engine's."""
 
-    All files are read back from the disk and compared. Only then are checkpoints beyond `keep_checkpoints` removed. With
-    `checkpoint_in_background` this returns as soon as the state is copied.
+    def state_dict(self) -> Any:
+        """Return JSON values, or a dict whose values are JSON values and tensors that are the same on every process."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore what `state_dict` returned. Every process calls this."""
+
+
+class Checkpoint:
+    """Saves and restores the engine and the other stateful parts of a run. Every process calls all methods.
 
     Args:
-        progress: the stage's own state (KL coefficient, best evaluation) as JSON values.
-        files: further tensors by file name, the same on every process; no tensor name occurs in two files.
+        parts: by the names of their states in the checkpoint.
     """
-    run.background.finish()  # before there is a second copy
-    target = run.folder / "checkpoints" / f"update-{update:06d}"
-    in_background = run.config.checkpoint_in_background
 
-    def collect() -> _Contents:
-        state, numbers = optimization.state()
+    def __init__(self, run: "Run", engine: "TrainEngine", parts: Mapping[str, Stateful]) -> None:
+        self.run, self.engine, self.parts = run, engine, parts
+
+    def states(self) -> dict[str, Any]:
+        """Return the parts' current states. JSON values are copied; tensors are not, because only a step changes them."""
+        found = {name: part.state_dict() for name, part in self.parts.items()}
+        kept = {id(tensor): tensor for state in found.values() for tensor in _tensors_in(state).values()}
+        return copy.deepcopy(found, kept)
+
+    def save(self, update: int, states: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint under a temporary name and rename it. Each process writes its part of a sharded state.
+
+        All files are read back from the disk and compared. Only then are checkpoints beyond `keep_checkpoints` removed. With
+        `checkpoint_in_background` this returns as soon as the state is copied.
+
+        Args:
+            states: of the parts, if not the current ones.
+        """
+        run = self.run
+        run.background.finish()  # before there is a second copy
+        target = run.folder / "checkpoints" / f"update-{update:06d}"
+        in_background = run.config.checkpoint_in_background
+        collected: list[_Contents] = []
+
+        def collect() -> None:
+            found = self._contents(update, self.states() if states is None else states)
+            collected.append(found.copied() if in_background else found)
+
+        _on_all(collect, run, target, None)
+        if in_background:
+            group = run.background.group()
+            run.background.start(lambda: _write(run, target, collected[0], group))
+        else:
+            _write(run, target, collected[0], None)
+
+    def _contents(self, update: int, states: Mapping[str, Any]) -> _Contents:
+        state, numbers = self.engine.state()
         parts = {name: value for name, value in state.items() if isinstance(value, Part)}
-        whole = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-        found = _Contents(
-            parts if optimization.keeps_parts else None,
-            {WHOLE: whole, **(files or {})} if run.is_main else {},
-            {"update": update, "numbers": numbers, "progress": dict(progress)},
+        files = {WHOLE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
+        progress = dict(states)
+        for name, values in states.items():
+            if tensors := _tensors_in(values):
+                files[f"{name}.safetensors"] = tensors
+                progress[name] = {key: value for key, value in values.items() if key not in tensors}
+        return _Contents(
+            parts if self.engine.keeps_parts else None,
+            files if self.run.is_main else {},
+            {"update": update, "numbers": numbers, "progress": progress, "with_tensors": sorted(files.keys() - {WHOLE})},
         )
-        return found.copied() if in_background else found
 
-    collected: list[_Contents] = []
-    _on_all(lambda: collected.append(collect()), run, target, None)
-    if in_background:
-        group = run.background.group()
-        run.background.start(lambda: _write(run, target, collected[0], group))
-    else:
-        _write(run, target, collected[0], None)
+    def load(self) -> int:
+        """Restore the run's last complete checkpoint; return the update after which it was written, 0 if there is none.
+
+        Raises:
+            UserError: on every process, if one of them cannot load it, or it belongs to another model or other data.
+        """
+        run, folder = self.run, self.run.checkpoint
+        if folder is None:
+            return 0
+        tensors: dict[str, dict[str, Tensor]] = {}
+
+        def read() -> dict[str, Any]:
+            with restoring(run):
+                stored: dict[str, Any] = read_json(folder / "trainer.json")
+                self.engine.load_state(StoredState(folder), stored["numbers"])
+                tensors.update({file: load_file(folder / file) for file in stored["with_tensors"]})
+            return stored
+
+        stored = run_on_all(read, run.accelerator)[0]
+        self.engine.compute_with_masters()
+        with restoring(run):
+            for name, state in stored["progress"].items():
+                if name not in self.parts:
+                    raise UserError(
+                        f"it holds the state of '{name}', which these settings do not use; resume with those of the run"
+                    )
+                more = tensors.get(f"{name}.safetensors")
+                self.parts[name].load_state_dict({**state, **more} if more else state)
+        for name in self.parts.keys() - stored["progress"].keys():
+            run.say(f"{folder} has no state of '{name}', which begins anew")
+        run.say(f"resumed from {folder}")
+        return int(stored["update"])
+
+
+def _tensors_in(state: Any) -> dict[str, Tensor]:
+    """The tensors in a part's state."""
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
 
 
 def _write(run: "Run", target: Path, contents: _Contents, group: ProcessGroup | None) -> None:
@@ -141,31 +213,6 @@ def _write_own(run: "Run", folder: Path, contents: _Contents) -> dict[str, dict[
         forget_cached(folder / name)
         require_equal_file(folder / name, tensors)
     return {name: checksum(folder / name) for name in files}
-
-
-def load(run: "Run", optimization: "Optimization") -> tuple[int, dict[str, Any]]:
-    """Restore the run's last complete checkpoint.
-
-    Returns:
-        The update after which it was written (0 if there is none), and the stage's progress.
-
-    Raises:
-        UserError: on every process, if one of them cannot load it, or it belongs to another model.
-    """
-    folder = run.checkpoint
-    if folder is None:
-        return 0, {}
-
-    def read() -> tuple[int, dict[str, Any]]:
-        with restoring(run):
-            stored = read_json(folder / "trainer.json")
-            optimization.load_state(StoredState(folder), stored["numbers"])
-            return stored["update"], stored["progress"]
-
-    update, progress = run_on_all(read, run.accelerator)[0]
-    optimization.compute_with_masters()
-    run.say(f"resumed from {folder}")
-    return update, progress
 
 
 @contextmanager

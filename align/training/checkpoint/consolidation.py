@@ -12,7 +12,7 @@ from align.models.loading import load
 from align.runtime.distributed import compute_dtype
 from align.training.checkpoint.files import fault_of, last_whole_checkpoint
 from align.training.checkpoint.state import StoredState
-from align.training.optimization import AVERAGE
+from align.training.engine import AVERAGE
 from align.training.run_folder import read_settings
 
 PLACE = "backbone.model."

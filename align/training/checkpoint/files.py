@@ -14,8 +14,8 @@ from align.core.files import PARTIAL, numbered_paths, read_json, sync, write_jso
 from align.runtime.distributed import gather_rows, run_on_main, share_of_process
 
 CHECKSUMS = "checksums.json"
-FORMAT, READABLE = 2, (1, 2)
-"""The number in `checksums.json` changes when a checkpoint's files do: in 1, there were no parts of a state."""
+FORMAT = 3
+"""The number in `checksums.json`; it changes when a checkpoint's files do."""
 
 
 def write_checksums(folder: Path, known: Mapping[str, dict[str, Any]] | None = None) -> None:
@@ -61,7 +61,7 @@ def _stored_files(folder: Path) -> tuple[list[tuple[str, str]], str]:
         return [], f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
         stored = read_json(folder / CHECKSUMS)
-        if stored["format"] not in READABLE:
+        if stored["format"] != FORMAT:
             return [], f"another version of this package wrote it (format {stored['format']}, here {FORMAT})"
         by_size = sorted(stored["files"].items(), key=lambda item: (-item[1]["bytes"], item[0]))
         for name, expected in by_size:

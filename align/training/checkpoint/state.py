@@ -1,4 +1,4 @@
-"""The state of an optimization on disk: whole, or one file for each process with its parts.
+"""The state of an engine on disk: whole, or one file for each process with its parts.
 
 A part is a contiguous run of a flattened tensor; the file's header names the run. Any number of processes, under any ZeRO
 stage or none, reads only what it needs. `torch.distributed.checkpoint` with its `HuggingFaceStorageWriter` would be longer:

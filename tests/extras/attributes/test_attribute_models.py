@@ -111,7 +111,7 @@ def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
     with torch.no_grad():
         memory, disk = (
             reward_rankings(module, trainer.task.held_out, torch.device("cpu"))
-            for module in (trainer.task.optimization.module, loaded)
+            for module in (trainer.task.engine.module, loaded)
         )
     assert memory.shape[1] == 2
     assert torch.allclose(memory, disk, atol=1e-5)

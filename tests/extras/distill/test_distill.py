@@ -16,8 +16,8 @@ from align.extras.distill.students import WrittenBatches, make_student, paramete
 from align.extras.distill.train import DistillTask, Predictor
 from align.models.loading import load
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.epochs import Epochs
-from align.training.start import make_optimization
+from align.training.data_order import Epochs
+from align.training.start import build_engine
 from tests.models.losses import assert_invariant
 
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]
@@ -70,10 +70,10 @@ def make_task(make_run):
     def make(teacher, student, examples, **settings):
         run = make_run(DistillConfig, "distill", **{"max_response_tokens": 8, **settings})
         teacher.backbone.eval().requires_grad_(False)
-        optimization = make_optimization(run, Predictor(student.backbone), 1)
+        engine = build_engine(run, Predictor(student.backbone), 1)
         responses = WrittenBatches(run.config, Epochs(0, 64, [len(examples)]), examples, teacher, student, run.accelerator)
         responses.rows(1)
-        parts = (run, run.config, student, optimization, responses.current, list(examples))
+        parts = (run, run.config, student, engine, responses.current, list(examples))
         return DistillTask(*parts, teacher=teacher, responses=responses)
 
     return make
@@ -93,7 +93,7 @@ def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, m
     student = make_student(DistillConfig(), teacher)
     task = make_task(teacher, student, examples_of(hand_rollout), **settings)
     lengths = [task.lengths[row] for row in range(len(task.lengths))]
-    assert_invariant(task.optimization, lengths, task.loss)
+    assert_invariant(task.engine, lengths, task.loss)
 
 
 def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_name, load_sharp, make_task, hand_rollout):

@@ -129,8 +129,8 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     loaded = load_reward_model(str(folder), "float32", kind=RULE)
     device = torch.device("cpu")
     with torch.no_grad():
-        in_memory = reward_rankings(trainer.task.optimization.module, trainer.task.held_out, device)
-        of_unseen = reward_rankings(trainer.task.optimization.module, trainer.task.unseen, device)
+        in_memory = reward_rankings(trainer.task.engine.module, trainer.task.held_out, device)
+        of_unseen = reward_rankings(trainer.task.engine.module, trainer.task.unseen, device)
     violated = [target for item in trainer.task.unseen for target in item.targets]
     assert 0 < sum(violated) < 48
     assert metrics["unseen/rule/no-digits/violated"] == pytest.approx(sum(violated) / 48, abs=1e-6)

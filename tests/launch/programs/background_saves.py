@@ -13,26 +13,28 @@ from torch import nn
 
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
-from align.training import checkpoint
+from align.training.checkpoint import Checkpoint
 from tests.launch.programs.small import small_run
+from tests.training.toy_modules import Kept
 
 folder, fails = Path(sys.argv[1]), int(sys.argv[2])
 torch.manual_seed(0)
-run, optimization = small_run(folder / "run", nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), 1)
+run, engine = small_run(folder / "run", nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), 1)
 rank, sums, message = run.accelerator.process_index, [], ""
+checkpoint = Checkpoint(run, engine, {"sums": Kept([])})
 run.config.checkpoint_in_background = True
-checkpoint.save(run, optimization, 1, {"sums": []})
+checkpoint.save(1)
 for _ in range(100):  # of the training, while the threads exchange something else
     sums.append(float(sum_across_processes(torch.tensor(float(rank + 1)), run.accelerator)))
     run.background.check()
 run.background.finish()
 run.config.checkpoint_in_background = False
-checkpoint.save(run, optimization, 2, {"sums": []})
+checkpoint.save(2)
 run.config.checkpoint_in_background = True
 if rank == fails:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 try:
-    checkpoint.save(run, optimization, 3, {})
+    checkpoint.save(3)
     run.background.finish()
 except UserError as error:
     message = str(error)

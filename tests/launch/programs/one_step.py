@@ -27,9 +27,10 @@ from align.reward.rankings import pack_rankings
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedRanking
 from align.training.run import Run
-from align.training.start import make_optimization
+from align.training.start import build_engine
 from tests.models.architectures import ARCHITECTURES, make_model
 from tests.models.encoders import CONFIGS, make_classifier, pair_tokenizer
+from tests.training.toy_modules import accumulate
 
 # Two processes read two each. Tokens differ, so that processes send theirs to other experts.
 ROWS = [
@@ -62,7 +63,7 @@ def one_step(name: str, folder: Path) -> tuple[dict[str, Tensor], int]:
     torch.manual_seed(3)
     role = role_of(name, config)
     names, is_judge, frozen = [name for name, _ in role.named_parameters()], isinstance(role, RewardModel), copy_of(role)
-    optimization = make_optimization(run, role, 1)
+    engine = build_engine(run, role, 1)
     frozen = place_frozen_model(frozen, run.accelerator)
 
     def outputs(module: nn.Module, rows: list[int]) -> Tensor:
@@ -70,16 +71,16 @@ def one_step(name: str, folder: Path) -> tuple[dict[str, Tensor], int]:
         return module(prompt, response, index) if is_judge else module(prompt, response, None, 1.0, index)
 
     def loss(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        predicted = outputs(optimization.module, rows)
+        predicted = outputs(engine.module, rows)
         pairs = pairs_of([ROWS[row].ranks for row in rows], [0.0] * len(rows))
         return (ranking_loss(predicted, pairs) if is_judge else -predicted.sum()) / len(ROWS), {}
 
     own = range(run.accelerator.process_index, len(ROWS), run.accelerator.num_processes)
     with torch.no_grad():
         found = {f"output {row}": outputs(frozen, [row]).float().clone() for row in own}
-    optimization.accumulate([MicroBatch([row], 1.0) for row in own], loss)
-    optimization.step(1)
-    state = optimization.model_state()
+    accumulate(engine, [MicroBatch([row], 1.0) for row in own], loss)
+    engine.step(1)
+    state = engine.model_state()
     found |= {name: state[name].detach().float().clone() for name in names if name in state}
     return found, run.accelerator.process_index
 

@@ -1,6 +1,6 @@
 """A reward model with an adapter, drawn with another seed on each rank: writes its trainable weights before training.
 
-Usage: same_start.py FOLDER: writes `drawn-RANK.safetensors` (before) and `RANK.safetensors` (under the optimization).
+Usage: same_start.py FOLDER: writes `drawn-RANK.safetensors` (before) and `RANK.safetensors` (under the engine).
 """
 
 import sys
@@ -13,7 +13,7 @@ from align.models.loading import load
 from align.models.roles import RewardModel, ScalarHead
 from align.reward import RewardConfig
 from align.training.run import Run
-from align.training.start import make_optimization
+from align.training.start import build_engine
 
 folder = Path(sys.argv[1])
 config = RewardConfig(model="tiny-llama", lora_rank=4, dtype="float32", log_to=["none"], output_dir=str(folder / "run"))
@@ -24,7 +24,7 @@ loaded = load(config, torch.float32, adapter="reward")
 model = RewardModel(loaded.backbone, ScalarHead(loaded.backbone.hidden_size), loaded.adapter)
 drawn = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 save_file(drawn, folder / f"drawn-{rank}.safetensors")
-trained = make_optimization(run, model, total=1).trainable
+trained = build_engine(run, model, total=1).trainable
 if run.accelerator.state.deepspeed_plugin is not None:
     from deepspeed.utils import safe_get_full_fp32_param
 

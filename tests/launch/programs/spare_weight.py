@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from align.batches.micro_batches import MicroBatch
-from align.training import checkpoint
+from align.training.checkpoint import Checkpoint
 from tests.launch.programs.small import small_run
+from tests.training.toy_modules import accumulate
 
 RATES = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.5, "max_grad_norm": 0.0}
 
@@ -21,16 +22,17 @@ def train(folder: Path, updates: int, resume: bool) -> None:
     module = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in ("used", "spare")})
     for weight in module.parameters():
         nn.init.ones_(weight)
-    run, optimization = small_run(folder, module, updates, resume=resume, **RATES)
-    computing = getattr(optimization.module, "module", optimization.module)
+    run, engine = small_run(folder, module, updates, resume=resume, **RATES)
+    computing = getattr(engine.module, "module", engine.module)
     rows, share = torch.arange(8.0).reshape(2, 4) / 8, 1 / run.accelerator.num_processes
-    done, _ = checkpoint.load(run, optimization)
+    checkpoint = Checkpoint(run, engine, {})
+    done = checkpoint.load()
     for update in range(done + 1, updates + 1):
-        optimization.accumulate(
+        accumulate(engine, 
             [MicroBatch([0], 1.0)], lambda _: (computing["used"](rows).tanh().square().sum() * share, {})
         )
-        optimization.step(update)
-    checkpoint.save(run, optimization, updates, {})
+        engine.step(update)
+    checkpoint.save(updates)
     run.close()
 
 

@@ -18,11 +18,12 @@ from align.core.launch import one_line_errors
 from align.runtime.sequence import share_rows
 from tests.launch.programs.in_turn import avoid_compiling
 from tests.launch.programs.small import small_run
+from tests.training.toy_modules import accumulate
 
 avoid_compiling()
 folder = Path(sys.argv[1])
 with one_line_errors():
-    run, optimization = small_run(folder / "run", nn.Linear(4, 4), 2, collective_timeout=float(sys.argv[2]))
+    run, engine = small_run(folder / "run", nn.Linear(4, 4), 2, collective_timeout=float(sys.argv[2]))
     share_rows(run.accelerator, 2)
     rows, rank = torch.ones(2, 4), run.accelerator.process_index
     for update in (1, 2):
@@ -32,5 +33,5 @@ with one_line_errors():
             (folder / f"{rank}.part").rename(folder / f"{rank}.json")
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
-        optimization.accumulate([MicroBatch([0], 1.0)], lambda _: (optimization.module(rows).square().sum(), {}))
-        optimization.step(update)
+        accumulate(engine, [MicroBatch([0], 1.0)], lambda _: (engine.module(rows).square().sum(), {}))
+        engine.step(update)

@@ -12,13 +12,13 @@ from torch import nn
 
 from align.core.errors import UserError
 from align.runtime.distributed import run_on_all, run_on_main
-from align.training import checkpoint
+from align.training.checkpoint import Checkpoint
 from tests.launch.programs.in_turn import avoid_compiling
 from tests.launch.programs.small import small_run
 
 avoid_compiling()
 folder = Path(sys.argv[1])
-run, optimization = small_run(folder / "run", nn.Linear(4, 4), 1, collective_timeout=60, lost_after=0)
+run, engine = small_run(folder / "run", nn.Linear(4, 4), 1, collective_timeout=60, lost_after=0)
 rank, results = run.accelerator.process_index, {}
 
 
@@ -51,19 +51,19 @@ big = nn.Linear(4096, 4100)
 case("memory", lambda: run.memory.check(run.config, big))
 run.memory.limit = limit
 
-state = optimization.state
+checkpoint, state = Checkpoint(run, engine, {}), engine.state
 if rank == 1:
-    optimization.state = fail(MemoryError("no room for the copy"), 1)
-case("save", lambda: checkpoint.save(run, optimization, 1, {}))
-optimization.state = state
-checkpoint.save(run, optimization, 1, {})
+    engine.state = fail(MemoryError("no room for the copy"), 1)
+case("save", lambda: checkpoint.save(1))
+engine.state = state
+checkpoint.save(1)
 run.checkpoint = run.folder / "checkpoints" / "update-000001"
 if rank == 1:
-    optimization.load_state = lambda *_: fail(OSError(5, "Input/output error"), 1)()
-case("load", lambda: checkpoint.load(run, optimization))
-del optimization.state
+    engine.load_state = lambda *_: fail(OSError(5, "Input/output error"), 1)()
+case("load", checkpoint.load)
+del engine.state
 if rank == 1:
-    del optimization.load_state
-case("load again", lambda: list(checkpoint.load(run, optimization)))
+    del engine.load_state
+case("load again", checkpoint.load)
 (folder / f"{rank}.json").write_text(json.dumps(results))
 run.close()

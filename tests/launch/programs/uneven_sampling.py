@@ -14,7 +14,7 @@ from align.models.roles import LanguageModel
 from align.sampling.engines import TransformersEngine
 from align.sampling.generation import Sampling
 from align.sft import SFTConfig
-from align.training.start import make_optimization, open_run
+from align.training.start import build_engine, open_run
 
 PROMPTS = [[20, 30, 40], [50, 60, 70, 80, 90, 100], [21, 31], [51, 61, 71]]
 COUNTS = (1, 3, 4)  # a process without a row, one with twice the rows of the other, as many on each
@@ -33,13 +33,13 @@ if __name__ == "__main__":
     config = SFTConfig(model=model, output_dir=str(folder / "run"), log_to=["none"], dtype="float32")
     run, loaded = open_run(config, "sft", model)
     loaded.tokenization.end_ids |= ENDS
-    optimization = make_optimization(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
+    engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
     found, printed = {}, []
     run.say = printed.append
     for kind, limit in (("whole", run.memory.limit), ("layers", 1e-6)):  # in a kilobyte nothing fits
         run.memory.limit = limit
-        engine = TransformersEngine(optimization, loaded)
-        found[kind] = [engine.sample(PROMPTS[:count], sampling(count), SEED).ids for count in COUNTS]
+        sampler = TransformersEngine(engine, loaded)
+        found[kind] = [sampler.sample(PROMPTS[:count], sampling(count), SEED).ids for count in COUNTS]
     if run.is_main:
         (folder / "sampled.json").write_text(json.dumps({**found, "printed": printed}))
     run.close()

@@ -1,25 +1,33 @@
 """Passes over training data: one source as ever, several by T5's rates, each example of a source as often as any other."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.batches.mixtures import Mixture, encode_mixture
+from align.batches.mixtures import MixedExamples, Mixture, encode_mixture
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.settings import MixtureConfig
-from align.training.epochs import Epochs
+from align.training.data_order import DataOrder
 
 
-def epoch_of(epochs: Epochs, number: int) -> list[int]:
+def order_of(
+    seed: int, batch_size: int, sizes: list[int], weights: Sequence[float] = (1.0,), mixing: MixtureConfig | None = None
+) -> DataOrder[int]:
+    """The order of as many numbers as the sources have examples."""
+    return DataOrder(MixedExamples(list(range(sum(sizes))), sizes, list(weights)), seed, batch_size, mixing)
+
+
+def epoch_of(epochs: DataOrder[int], number: int) -> list[int]:
     count = epochs.updates_per_epoch
     return [row for update in range(number * count + 1, (number + 1) * count + 1) for row in epochs.rows(update)]
 
 
 def test_an_epoch_of_one_source_is_one_permutation_cut_into_batches():
-    epochs = Epochs(7, 4, [10])
+    epochs = order_of(7, 4, [10])
     assert epochs.updates_per_epoch == 3
     for number in range(3):
         assert epoch_of(epochs, number) == generator(7, Stream.DATA_ORDER, number).permutation(10).tolist()
@@ -27,7 +35,7 @@ def test_an_epoch_of_one_source_is_one_permutation_cut_into_batches():
 
 
 def test_two_sources_without_rates_are_one_that_is_as_long_as_both():
-    apart, together = Epochs(3, 8, [5, 12], [1.0, 1.0]), Epochs(3, 8, [17])
+    apart, together = order_of(3, 8, [5, 12], [1.0, 1.0]), order_of(3, 8, [17])
     assert [apart.rows(update) for update in range(1, 10)] == [together.rows(update) for update in range(1, 10)]
 
 
@@ -44,7 +52,7 @@ def test_two_sources_without_rates_are_one_that_is_as_long_as_both():
 )
 def test_rates_by_hand(sizes, weights, cap, temperature, counts):
     mixing = MixtureConfig(mixing_cap=cap, mixing_temperature=temperature)
-    assert Epochs(0, 8, sizes, weights, mixing).counts == counts
+    assert order_of(0, 8, sizes, weights, mixing).counts == counts
 
 
 @settings(deadline=None, max_examples=60)
@@ -57,7 +65,7 @@ def test_rates_by_hand(sizes, weights, cap, temperature, counts):
 def test_a_source_is_seen_evenly_over_any_number_of_epochs(sizes, weight, cap, epochs):
     weights = [weight] + [1.0] * (len(sizes) - 1)
     try:
-        order = Epochs(1, 7, sizes, weights, MixtureConfig(mixing_cap=cap))
+        order = order_of(1, 7, sizes, weights, MixtureConfig(mixing_cap=cap))
     except UserError:
         return  # a source without an example
     assert sum(order.counts) == sum(sizes)
@@ -72,7 +80,7 @@ def test_a_source_is_seen_evenly_over_any_number_of_epochs(sizes, weight, cap, e
 
 def test_a_source_that_would_never_be_seen_is_refused():
     with pytest.raises(UserError, match=r"source 1 of the training data would have none of an epoch's 1001 examples"):
-        Epochs(0, 8, [1, 1000], [0.01, 1.0])
+        order_of(0, 8, [1, 1000], [0.01, 1.0])
 
 
 def test_names_in_one_setting_and_sources_in_memory_are_the_same_mixture(tmp_path):

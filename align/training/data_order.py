@@ -1,17 +1,20 @@
-"""Which examples each update learns from: passes over one set of examples, or over a mixture of several."""
+"""The examples of each update: passes over one set of examples, or over a mixture of several."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import numpy
 
 from align.batches.encoding import Limits
-from align.batches.streams import require_same_examples
+from align.batches.mixtures import MixedExamples
+from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
 from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option
+
+Example = TypeVar("Example")
 
 
 @dataclass(kw_only=True)
@@ -30,24 +33,6 @@ class EpochConfig(ModelConfig, RunConfig):
         return Limits(self.max_prompt_tokens, self.max_response_tokens, self.overlong)
 
 
-class Batches(Protocol):
-    """The examples of each update. `rows` is called once for each update in their order, which are counted from 1."""
-
-    updates_per_epoch: int
-
-    def updates(self, epochs: int) -> int:
-        """The number of updates in `epochs` epochs."""
-
-    def rows(self, update: int) -> list[int]:
-        """The examples of an update."""
-
-    def state(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON values."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned, or from {} (earlier versions). Raises a UserError for other examples."""
-
-
 @dataclass(kw_only=True)
 class JudgmentConfig(EpochConfig):
     """Settings of the stages that learn from judgments of single responses."""
@@ -60,8 +45,8 @@ class JudgmentConfig(EpochConfig):
     )
 
 
-class Epochs:
-    """The order of training examples.
+class DataOrder(Generic[Example]):
+    """The order of training examples; a part of checkpoints.
 
     An epoch has as many examples as the sources have together. A source's share of it is its rate, as in T5 (Raffel et
     al. 2020, section 3.5.2): weight x min(examples, cap), to the power 1 / temperature, divided by the sum over the
@@ -69,47 +54,48 @@ class Epochs:
     and after its last example starts again in a new order. With the default rates, an epoch is one pass over everything.
 
     Args:
-        sizes: examples of each source; an example's index counts through all of them.
-        digest: of the examples (`examples_digest`), by which a resumed run recognizes them.
+        mixed: the examples of all sources.
+        batch_size: examples of one update.
+
+    Attributes:
+        counts: examples of each source in an epoch.
 
     Raises:
         UserError: if a rate is so low that a source would have no example in an epoch.
     """
 
     def __init__(
-        self,
-        seed: int,
-        batch_size: int,
-        sizes: Sequence[int],
-        weights: Sequence[float] = (1.0,),
-        mixing: MixtureConfig | None = None,
-        digest: str = "",
+        self, mixed: MixedExamples[Example], seed: int, batch_size: int, mixing: MixtureConfig | None = None
     ) -> None:
-        self.seed, self.batch_size, self.sizes = seed, batch_size, list(sizes)
-        self.examples = sum(sizes)
-        self.updates_per_epoch = math.ceil(self.examples / batch_size)
+        self.examples, self.sizes, weights = mixed
+        self.seed, self.batch_size = seed, batch_size
+        self.updates_per_epoch = math.ceil(len(self.examples) / batch_size)
         self.counts = _counts(self.sizes, weights, mixing or MixtureConfig())
-        self.digest = digest
+        self.digest = examples_digest(self.examples)
 
     def updates(self, epochs: int) -> int:
-        """The number of updates in `epochs` epochs."""
+        """Return the number of updates in `epochs` epochs."""
         return epochs * self.updates_per_epoch
 
+    def batch(self, update: int) -> list[Example]:
+        """Return the examples of an update, which is counted from 1."""
+        return [self.examples[row] for row in self.rows(update)]
+
     def rows(self, update: int) -> list[int]:
-        """The examples of an update, which is counted from 1."""
+        """Return the indices of the examples of an update, which is counted from 1."""
         epoch, place = divmod(update - 1, self.updates_per_epoch)
         drawn = numpy.concatenate([self._drawn(source, epoch) for source in range(len(self.sizes))])
         order = generator(self.seed, Stream.DATA_ORDER, epoch).permutation(len(drawn))
         rows: list[int] = drawn[order[place * self.batch_size :][: self.batch_size]].tolist()
         return rows
 
-    def state(self) -> dict[str, Any]:
-        """What identifies the examples. An update's number decides which of them it reads."""
-        return {"examples": self.examples, "sizes": self.sizes, "counts": self.counts, "digest": self.digest}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what identifies the examples. An update's number decides which of them it reads."""
+        return {"examples": len(self.examples), "sizes": self.sizes, "counts": self.counts, "digest": self.digest}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise a UserError unless the examples are those of a checkpoint."""
-        require_same_examples("the training examples", state, self.state())
+        require_same_examples("the training examples", state, self.state_dict())
 
     def _drawn(self, source: int, epoch: int) -> numpy.ndarray:
         """A source's part of an epoch: its whole passes, and parts of passes in an order of their own."""

@@ -1,12 +1,19 @@
-"""The optimizer that all stages share: float32 master weights, gradient accumulation, state for checkpoints.
+"""The engine that trains a module: float32 master weights, gradient accumulation, the optimizer and its state.
 
-A stage's losses are already divided by global counts and are only added up here: padding, micro-batches and the number of
+A loop over one optimizer step reads:
+
+    for rows in engine.micro_batches(plan):
+        loss, sums = some_loss(model, rows)
+        engine.backward(loss, sums)
+    metrics = engine.step(update)
+
+Losses are already divided by global counts, so the engine only adds them up. Padding, micro-batches and the number of
 processes never change a gradient.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,20 +26,20 @@ from align.runtime.distributed import sum_across_processes
 from align.training.checkpoint.state import Part, shapes_of
 from align.training.expert_load import ExpertLoad
 from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
-from align.training.run import Run, StopRequestedError
+from align.training.run import Run
 
 AVERAGE = "average"
 """The name of the averaged weights in a checkpoint, next to those of the optimizer's state."""
 
-Sums = dict[str, Tensor]
-"""Metrics as scalar tensors that add up over micro-batches and processes."""
+Sums = Mapping[str, Tensor | float]
+"""Metrics of a micro-batch as scalars that add up over micro-batches and processes."""
 
 
 class NotFiniteError(UserError):
     """A loss or a gradient became NaN or infinite; the update was not applied."""
 
 
-class Optimization:
+class TrainEngine:
     """The trainable weights of one module under one optimizer.
 
     Weights in bfloat16 have float32 masters, which keep small updates: a gradient is added to its master's as soon as it is
@@ -40,23 +47,31 @@ class Optimization:
 
     Args:
         module: contains all trained weights; weights that require no gradient do not change.
-        total: number of updates, for the schedule of the learning rate.
+        total_steps: number of optimizer steps, for the schedule of the learning rate.
         groups: weights whose learning rate is not `learning_rate` from the first update on.
         average_decay: of the exponential mean of the weights; 0: no mean is kept.
+
+    Attributes:
+        sums: the loss and the metrics of the last `micro_batches`, summed over micro-batches and processes.
     """
 
     average: WeightAverage | None = None
     expert_load: ExpertLoad | None = None
     reduction: "GradientReduction | None" = None
     can_try = True
-    """Whether `try_micro_batch` is possible; DeepSpeed's engine expects a step after a backward pass."""
+    """Whether `trial` is possible; DeepSpeed expects a step after a backward pass."""
     keeps_parts = False
     """Whether `state` is what this process keeps of tensors, and not whole ones."""
 
     def __init__(
-        self, run: Run, module: nn.Module, total: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
+        self,
+        run: Run,
+        module: nn.Module,
+        total_steps: int,
+        groups: Sequence[RateGroup] = (),
+        average_decay: float = 0.0,
     ) -> None:
-        self.run, self.total = run, total
+        self.run, self.total_steps = run, total_steps
         self.accelerator = run.accelerator
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
@@ -68,54 +83,63 @@ class Optimization:
         if self.accelerator.num_processes > 1:
             self.reduction = GradientReduction(self.masters)
 
-    def accumulate(self, batches: Iterable[MicroBatch], loss: Callable[[list[int]], tuple[Tensor, Sums]]) -> Sums:
-        """Sum gradients over micro-batches, and metrics over micro-batches and processes.
+    def micro_batches(self, plan: Sequence[MicroBatch]) -> Iterator[list[int]]:
+        """Yield the rows of each of this process's micro-batches, whose loss the caller passes to `backward`.
 
-        Args:
-            loss: from a micro-batch's rows to its share of the global loss, and its metrics as sums.
+        After the last one, gradients and `sums` are complete on every process. The gradients of several such loops add up
+        until the next `step`. A requested stop ends the run here, as long as the update has changed no weight.
 
         Raises:
-            NotFiniteError: if the loss is not a number on any process; nothing was updated.
-            StopRequestedError: if the run was asked to stop, and this update has not changed a weight.
+            NotFiniteError: if the loss is not a number on any process; the gradients are dropped.
         """
-        totals: Sums = {}
-        batches = list(batches)
-        row_count = self._count_rows(batches) if self.expert_load else 0.0
+        self._totals: dict[str, Tensor | float] = {}
+        self._row_count = self._count_rows(plan) if self.expert_load else 0.0
         if self.reduction:
             self.reduction.begin()
-        for batch in batches:
+        for batch in plan:
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
-                self._leave_untouched_update()
-            value, sums = loss(batch.rows)
-            if self.expert_load:
-                value, sums = self.expert_load.add(value, sums, len(batch.rows), row_count)
-            self._backward(value * batch.weight)
-            for name, amount in {"loss": value, **sums}.items():
-                added = amount.detach().double() * batch.weight
-                totals[name] = totals[name] + added if name in totals else added
+                self.run.stop_if_requested()
+            self._batch = batch
+            yield batch.rows
         if self.reduction:
             self.reduction.finish()
-        names = sorted(totals)
-        summed = sum_across_processes(torch.stack([totals[name].reshape(()) for name in names]), self.accelerator)
-        result = dict(zip(names, summed, strict=True))
-        if not torch.isfinite(result["loss"]):
+        self.sums = self._sums_of_all_processes()
+        if not math.isfinite(self.sums["loss"]):
             self._drop_gradients()
             raise NotFiniteError("the loss is not a finite number")
         if self.expert_load:
-            self.expert_load.keep(result)
-        self._leave_untouched_update()
-        return result
+            self.expert_load.keep(self.sums)
+        self.run.stop_if_requested()
 
-    def try_micro_batch(self, loss: Callable[[list[int]], tuple[Tensor, Sums]], rows: list[int]) -> None:
-        """Run one forward and backward pass with all gradients in memory, then drop them. Random states stay as they are."""
+    def backward(self, loss: Tensor, sums: Sums | None = None) -> None:
+        """Add the gradients of the current micro-batch, and its metrics.
+
+        Args:
+            loss: this micro-batch's share of the global loss.
+            sums: this micro-batch's shares of metrics.
+        """
+        sums = sums or {}
+        if self.expert_load:
+            loss, sums = self.expert_load.add(loss, sums, len(self._batch.rows), self._row_count)
+        weight = self._batch.weight
+        self._backward(loss * weight)
+        for name, value in {"loss": loss, **sums}.items():
+            share = (value.detach().double() if isinstance(value, Tensor) else value) * weight
+            self._totals[name] = self._totals[name] + share if name in self._totals else share
+
+    @contextmanager
+    def trial(self, rows: list[int]) -> Iterator[None]:
+        """Let `backward` inside hold all gradients in memory, and drop them afterward. Random states stay as they are.
+
+        Args:
+            rows: of the micro-batch that is tried.
+        """
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             for master in self.masters.values():  # as those of earlier micro-batches are
                 master.grad = torch.zeros_like(master)
-            value, sums = loss(rows)
-            if self.expert_load:  # which forgets the routing of these rows
-                value, _ = self.expert_load.add(value, sums, len(rows), len(rows))
-            self._backward(value)
+            self._totals, self._batch, self._row_count = {}, MicroBatch(rows, 1.0), len(rows)
+            yield
         self._drop_gradients()
 
     @property
@@ -123,16 +147,14 @@ class Optimization:
         """Whether the optimizer has made its state."""
         return bool(self.optimizer.state)
 
-    def _leave_untouched_update(self) -> None:
-        try:
-            self.run.leave_untouched_update()
-        except StopRequestedError:
-            self._drop_gradients()
-            raise
+    def _sums_of_all_processes(self) -> dict[str, float]:
+        device, names = self.accelerator.device, sorted(self._totals)
+        values = [torch.as_tensor(self._totals[name], dtype=torch.float64, device=device).reshape(()) for name in names]
+        return dict(zip(names, sum_across_processes(torch.stack(values), self.accelerator).tolist(), strict=True))
 
-    def _count_rows(self, batches: Sequence[MicroBatch]) -> float:
+    def _count_rows(self, plan: Sequence[MicroBatch]) -> float:
         """Rows over all micro-batches and processes, fillers apart."""
-        count = torch.tensor([sum(batch.weight * len(batch.rows) for batch in batches)], dtype=torch.float64)
+        count = torch.tensor([sum(batch.weight * len(batch.rows) for batch in plan)], dtype=torch.float64)
         return float(sum_across_processes(count.to(self.accelerator.device), self.accelerator))
 
     def _backward(self, loss: Tensor) -> None:
@@ -144,10 +166,10 @@ class Optimization:
         Raises:
             NotFiniteError: if the gradient norm is not finite; nothing was updated.
         """
-        rates = {group.metric: group.rate(self.run.config, update, self.total) for group in self.groups}
+        rates = {group.metric: group.rate(self.run.config, update, self.total_steps) for group in self.groups}
         for group in self._optimizer_groups():
             group["lr"] = rates[group["metric"]] * group["scale"]
-        self.run.untouched = False
+        self.run.weights_changed()
         load = self.expert_load.metrics if self.expert_load else {}
         return rates | {"gradient_norm": self._apply()} | load
 
