@@ -13,7 +13,7 @@ from align.ppo.experience import Experience, RoleOutputs
 from align.ppo.rollout import Rollout
 from align.ppo.scoring_models import RewardAdapter
 from align.tokenization.encoded import EncodedPrompt
-from align.training.optimization import Optimization
+from align.training.engine import TrainEngine
 from align.training.run import Run
 
 
@@ -73,7 +73,7 @@ class Extension:
     def load(self, context: TrainingContext) -> None:
         """Load data and models, before memory is checked and the training engine is built."""
 
-    def start(self, engine: Optimization, models: Roles) -> None:
+    def start(self, engine: TrainEngine, models: Roles) -> None:
         """Receive the engine and the roles, before a checkpoint is loaded."""
 
     def resume(self, update: int) -> None:
