@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from align import cli
+from align.batches.mixtures import MixedExamples
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.extras.distill import DistillConfig, DistillTrainer
@@ -16,7 +17,7 @@ from align.extras.distill.students import WrittenBatches, make_student, paramete
 from align.extras.distill.train import DistillTask, Predictor
 from align.models.loading import load
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.data_order import Epochs
+from align.training.data_order import DataOrder
 from align.training.start import build_engine
 from tests.models.losses import assert_invariant
 
@@ -71,7 +72,8 @@ def make_task(make_run):
         run = make_run(DistillConfig, "distill", **{"max_response_tokens": 8, **settings})
         teacher.backbone.eval().requires_grad_(False)
         engine = build_engine(run, Predictor(student.backbone), 1)
-        responses = WrittenBatches(run.config, Epochs(0, 64, [len(examples)]), examples, teacher, student, run.accelerator)
+        order = DataOrder(MixedExamples(examples, [len(examples)], [1.0]), 0, 64)
+        responses = WrittenBatches(run.config, order, examples, teacher, student, run.accelerator)
         responses.rows(1)
         parts = (run, run.config, student, engine, responses.current, list(examples))
         return DistillTask(*parts, teacher=teacher, responses=responses)

@@ -12,27 +12,28 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 from align import cli
-from align.ppo.setup import REFERENCE_FILE, ReferenceRefresh
+from align.training.checkpoint import Checkpoint
 from tests.launch.launcher import ppo_words
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 hidden: set[str] = set()
-exists, load, moved, ended, told = Path.exists, ReferenceRefresh.load, [], [], io.StringIO()
+exists, load, moved, ended, told = Path.exists, Checkpoint.load, [], [], io.StringIO()
 
 
 def stale(path: Path, **more: bool) -> bool:
     return exists(path, **more) and not (rank == "1" and path.name in hidden and folder in path.parents)
 
 
-def load_and_note(refresh: ReferenceRefresh, *arguments: object) -> None:
-    load(refresh, *arguments)
-    moved.append(refresh.moved)
+def load_and_note(checkpoint: Checkpoint) -> int:
+    done = load(checkpoint)
+    moved.append(checkpoint.parts["reference"].moved)
+    return done
 
 
 more = ["--validation_prompts", "data/prompts_validation.jsonl", "--reference_refresh", "1", "--collective_timeout", "60"]
-ReferenceRefresh.load = load_and_note
+Checkpoint.load = load_and_note
 Path.exists = stale
-for updates, resume, names in (("1", "false", set()), ("2", "true", {REFERENCE_FILE}), ("2", "true", {"model"})):
+for updates, resume, names in (("1", "false", set()), ("2", "true", {"reference.safetensors"}), ("2", "true", {"model"})):
     hidden = names
     words = ppo_words("tiny-gpt2", folder / "run", int(updates), "--resume", resume, *more)
     try:
