@@ -28,9 +28,7 @@ def train(folder: Path, updates: int, resume: bool) -> None:
     checkpoint = Checkpoint(run, engine, {})
     done = checkpoint.load()
     for update in range(done + 1, updates + 1):
-        accumulate(engine, 
-            [MicroBatch([0], 1.0)], lambda _: (computing["used"](rows).tanh().square().sum() * share, {})
-        )
+        accumulate(engine, [MicroBatch([0], 1.0)], lambda _: (computing["used"](rows).tanh().square().sum() * share, {}))
         engine.step(update)
     checkpoint.save(updates)
     run.close()
