@@ -10,8 +10,8 @@ TASKS = {
     ),
     "train-judge": Stage(
         "train a judge of answers: is an answer true, is it informative",
-        "align.eval.truthfulness.train_judge:JudgeConfig",
-        "align.eval.truthfulness.train_judge:run_train_judge",
+        "align.eval.truthfulness.judge:JudgeConfig",
+        "align.eval.truthfulness.judge:run_train_judge",
     ),
     "toxicity": Stage(
         "toxicity of continuations, as RealToxicityPrompts measures it",

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.models.adapters import adapter_parameters
-from align.models.backbone import Backbone, new_modules
+from align.models.backbone import Backbone
 
 REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference"
 """Names of adapters on the policy's base: of a reward model, of a separate critic, of a reference that follows it."""
@@ -124,13 +124,6 @@ def freeze_unused_lm_head(backbone: Backbone) -> None:
     vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
     if vocabulary is not None and vocabulary.weight is not embedding.weight:
         vocabulary.requires_grad_(False)
-
-
-def freeze_unused_pooler(backbone: Backbone) -> None:
-    """Freeze an encoder's pooler and classifier, which `features` do not read."""
-    for name, weight in backbone.model.named_parameters():
-        if name.startswith(new_modules(backbone.model)):
-            weight.requires_grad_(False)
 
 
 class LanguageModel(nn.Module):

@@ -1,17 +1,13 @@
 """Reward, rule and attribute models on encoders of every family: learned, saved, reloaded, and used in PPO."""
 
 import json
-from math import log
 
 import pytest
 import torch
-from accelerate import Accelerator
 from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align.core.errors import UserError
-from align.eval.truthfulness.judge import load_judge, read_labeled_answers, split_by_question
-from align.eval.truthfulness.train_judge import JudgeConfig, held_out_figures, run_train_judge
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import Head, load_attribute_model
 from align.extras.rules import RuleConfig, RuleTrainer
@@ -149,44 +145,3 @@ def test_an_encoder_is_refused_as_a_policy_by_the_stages(sharpen, tmp_path):
         run_sft(SFTConfig(model=base, output_dir=str(tmp_path / "sft")))
     with pytest.raises(UserError, match=words):
         run_ppo(PPOConfig(model=base, reward_functions=["align.ppo.toy_rewards:brevity"], output_dir=str(tmp_path / "ppo")))
-
-
-def logit(probability):
-    return log(probability / (1 - probability))
-
-
-JUDGES = [(family, way) for family in CONFIGS for way in ("frozen", "LoRA")]
-
-
-@pytest.mark.parametrize(
-    ("family", "way"),
-    [
-        pytest.param(*case, marks=[pytest.mark.slow] * (case not in (("roberta", "frozen"), ("bert", "LoRA"))))
-        for case in JUDGES
-    ],
-)
-def test_an_encoder_judges_answers(family, way, sharpen, tmp_path):
-    """What is saved says what was measured: on a frozen encoder, and with LoRA."""
-    base = write_encoder(family, tmp_path / "base", sharpen)
-    rows = [
-        {"question": f"Question {number}?", "answer": "aeiou aeiou" if number % 2 else "zxcvb", "label": number % 2 == 1}
-        for number in range(40)
-    ]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = JudgeConfig(
-        model=base,
-        data=str(tmp_path / "answers.jsonl"),
-        output_dir=str(tmp_path / "judge"),
-        words=False,
-        dtype="float32",
-        lora_rank=4 if way == "LoRA" else 0,
-        learning_rate=0.01,
-        held_out=0.3,
-    )
-    folder = run_train_judge(config)
-    figures = json.loads((folder / "judge.json").read_text())["figures"]
-    assert figures["auc"] > 0.9
-    judge = load_judge(str(folder), "truth", Accelerator(cpu=True))
-    held_out = split_by_question(read_labeled_answers(config.data, "truth"), 0.3, config.seed)[1]
-    found = judge.probabilities([(row.question, row.answer) for row in held_out], 999, Accelerator(cpu=True))
-    assert held_out_figures([logit(p) for p in found], held_out)["loss"] == pytest.approx(figures["loss"], abs=1e-4)

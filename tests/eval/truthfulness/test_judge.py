@@ -6,20 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.statistics import calibration_error, roc_auc
 from align.eval.truthfulness.judge import (
-    JudgeModel,
+    JudgeConfig,
     LabeledAnswer,
-    WordBags,
+    auc_interval,
+    fit_judge,
+    held_out_figures,
     load_judge,
     read_labeled_answers,
+    run_train_judge,
     split_by_question,
+    word_features,
 )
-from align.eval.truthfulness.train_judge import JudgeConfig, auc_interval, held_out_figures, run_train_judge
+from tests.models.encoders import write_encoder
 
 OWN = Path(__file__).parents[4] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
 
@@ -29,13 +32,13 @@ def write(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-def answers(questions: int = 30) -> list[dict]:
+def answers(true=("No, never.", "No, it is not."), false=("Yes, always.", "Yes, it is."), questions: int = 30) -> list[dict]:
     """Answers that deny are true and those that affirm are not, to questions of different lengths."""
     rows = []
     for number in range(questions):
         asked = f"Is {'very ' * (number % 3)}number {number} odd?"
-        rows += [{"question": asked, "answer": f"No, {word}.", "label": True} for word in ("never", "it is not")]
-        rows += [{"question": asked, "answer": f"Yes, {word}.", "label": False} for word in ("always", "it is")]
+        for label, texts in ((True, true), (False, false)):
+            rows += [{"question": asked, "answer": text, "label": label} for text in texts]
     return rows
 
 
@@ -88,55 +91,49 @@ def test_bad_rows_are_one_clear_line(tmp_path, rows, complaint):
 
 
 def test_words_of_an_answer_count_whatever_stands_beside_it():
-    model = JudgeModel(None, None, words=True)
-    torch.nn.init.normal_(model.words.weight)
-    texts = ["No, never.", "Yes", ""]
-    together = model(None, WordBags.from_answers(texts))
-    assert together.tolist() == pytest.approx([model(None, WordBags.from_answers([text])).item() for text in texts])
-    assert together.unique().numel() == 3
+    """Of "< no ! >", each of 4 words and 3 pairs weighs 1 / sqrt(7)."""
+    texts = ["No!", "Yes", ""]
+    together = word_features(texts)
+    assert sorted(together[0].data) == pytest.approx([7**-0.5] * 7)
+    assert [word_features([text]).toarray().tolist() for text in texts] == [[row] for row in together.toarray().tolist()]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"model": "none", "learning_rate": 0.1},
-        {"model": "tiny-llama", "words": False, "learning_rate": 0.03},
-        {"model": "tiny-t5", "words": False, "learning_rate": 0.03},
-        pytest.param(
-            {"model": "tiny-llama", "words": False, "lora_rank": 4, "learning_rate": 0.005, "epochs": 6},
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["words", "frozen", "encoder-decoder", "lora"],
-)
-def test_a_judge_learns_is_saved_and_loads_again(tmp_path, settings):
-    given = {"data": write(tmp_path / "rows.jsonl", answers()), "dtype": "float32", "epochs": 4, "batch_size": 8}
-    folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), **(given | settings)))
+def test_standardization_is_part_of_the_weights():
+    """Features on other scales and shifted give the same logits."""
+    features, labels = np.random.default_rng(0).normal(size=(40, 3)), [number % 3 == 0 for number in range(40)]
+    weight, bias = fit_judge(features, labels)
+    scaled = features * [1.0, 100.0, 0.01] + [0.0, 5.0, -3.0]
+    other, shifted = fit_judge(scaled, labels)
+    assert scaled @ other + shifted == pytest.approx(features @ weight + bias, abs=1e-6)
+
+
+@pytest.mark.parametrize("model", ["none", "tiny-llama", "tiny-t5", "bert"])
+def test_a_judge_learns_is_saved_and_loads_again(tmp_path, sharpen, model):
+    texts = {"true": ("No, never.", "No, it is not."), "false": ("Yes, always.", "Yes, it is.")}
+    if model == "bert":  # with random weights, it knows letters better than words
+        model, texts = (
+            write_encoder(model, tmp_path / "base", sharpen),
+            {"true": ("aei", "eou ae"), "false": ("zxc", "vb xc")},
+        )
+    given = {"data": write(tmp_path / "rows.jsonl", answers(**texts)), "dtype": "float32", "model": model}
+    folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), **given))
     judge = load_judge(str(folder), "truth", Accelerator())
-    assert judge.metadata["figures"]["auc"] > 0.9  # on questions that it has not seen
+    figures = judge.metadata["figures"]
+    assert figures["auc"] > 0.9  # on questions that it has not seen
     assert judge.metadata["held_out"] == 24
-    pairs = [("Is number 99 odd?", "No, never."), ("Is number 99 odd?", "Yes, always.")]
+    pairs = [("Is number 99 odd?", each[0]) for each in texts.values()]
     no, yes = judge.probabilities(pairs, 4096, Accelerator())
     assert no > 0.5 > yes
     one_by_one = [judge.probabilities([pair], 4096, Accelerator())[0] for pair in pairs]
     assert one_by_one == pytest.approx([no, yes], rel=0, abs=1e-5)
-
-
-def test_a_saved_judge_says_what_it_said_in_training(tmp_path):
-    rows = answers()
-    settings = {"model": "tiny-llama", "dtype": "float32", "lora_rank": 4, "learning_rate": 0.02, "epochs": 2}
-    config = JudgeConfig(
-        output_dir=str(tmp_path / "run"), data=write(tmp_path / "rows.jsonl", rows), batch_size=8, **settings
-    )
-    judge = load_judge(str(run_train_judge(config)), "truth", Accelerator())
-    _, held_out = split_by_question([LabeledAnswer(row["question"], row["answer"], row["label"]) for row in rows], 0.2, 0)
+    _, held_out = split_by_question(read_labeled_answers(given["data"], "truth"), 0.2, 0)
     found = judge.probabilities([(row.question, row.answer) for row in held_out], 4096, Accelerator())
-    figures = held_out_figures(torch.logit(torch.tensor(found, dtype=torch.float64)).tolist(), held_out)
-    assert figures["loss"] == pytest.approx(judge.metadata["figures"]["loss"], abs=1e-4)
+    again = held_out_figures(np.log(found) - np.log1p(-np.array(found)), held_out)
+    assert again["calibration_error"] == pytest.approx(figures["calibration_error"], abs=1e-4)
 
 
 def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_path):
-    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=write(tmp_path / "rows.jsonl", answers()), epochs=1)
+    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=write(tmp_path / "rows.jsonl", answers()))
     folder = run_train_judge(config)
     with pytest.raises(UserError, match="this judge was trained for truth, not for info"):
         load_judge(str(folder), "info", Accelerator())
@@ -149,10 +146,10 @@ def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_pa
 
 @pytest.mark.skipif(not OWN.exists(), reason="../shared/data is absent")
 def test_words_alone_tell_true_answers_to_questions_not_seen(tmp_path):
-    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=str(OWN), limit=3000, epochs=2)
+    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=str(OWN))
     figures = load_judge(str(run_train_judge(config)), "truth", Accelerator()).metadata["figures"]
     assert figures["auc/low"] < figures["auc"] < figures["auc/high"]
-    assert figures["auc"] > 0.68  # 0.73 was seen; 0.79 with all rows
+    assert figures["auc"] > 0.79  # 0.807 was seen
 
 
 def test_the_interval_of_an_auc_that_separates_has_a_width():

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.eval.core.settings import take_evenly
+from align.eval.truthfulness.judge import JudgeConfig, run_train_judge
 from align.eval.truthfulness.questions import (
     INSTRUCTION,
     QuestionFormat,
@@ -20,7 +21,6 @@ from align.eval.truthfulness.questions import (
     require_template,
 )
 from align.eval.truthfulness.task import TruthfulnessConfig, first_answer, run_truthfulness
-from align.eval.truthfulness.train_judge import JudgeConfig, run_train_judge
 from align.models.loading import LoadedModel
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponses
@@ -295,9 +295,7 @@ def test_written_answers_are_judged_and_kept(tmp_path: Path):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     judges = {
-        f"{asks}_judge": str(
-            run_train_judge(JudgeConfig(output_dir=str(tmp_path / asks), data=str(data), asks=asks, epochs=1))
-        )
+        f"{asks}_judge": str(run_train_judge(JudgeConfig(output_dir=str(tmp_path / asks), data=str(data), asks=asks)))
         for asks in ("truth", "info")
     }
     given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3, "resamples": 200}
