@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -13,16 +13,12 @@ from rich.progress import Progress
 from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError
 from align.core.files import write_text
+from align.core.plugins import import_object
 from align.core.seeds import Stream
-from align.core.settings import ModelConfig, option, require_setting
+from align.core.settings import ModelConfig, block, option, require_setting
 from align.data.conversation import to_json
-from align.extras.attributes.expressions import Condition, Expression
-from align.extras.attributes.model import heads_of
-from align.extras.attributes.scoring import AttributeScorer
-from align.extras.rules.rubrics import Rubric, RubricSettings, load_rubrics
-from align.extras.rules.scoring import RuleScorer, RuleUse, best_response, rules_of_model
 from align.models.loading import LoadedModel, load
-from align.reward.checkpoint import RULE, LoadedReward, load_reward_model, require_reward_model
+from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.environment import console
@@ -30,9 +26,16 @@ from align.sampling.generation import row_uniforms, sample
 from align.sampling.settings import AnsweringConfig, PrimerSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
+SCORERS = {
+    "attributes": "align.extras.attributes.candidates:AttributeCandidates",
+    "rubrics": "align.extras.rules.candidates:RubricCandidates",
+    "rules": "align.extras.rules.candidates:RuleCandidates",
+}
+"""The `CandidateScorer` of each block of settings, in the order in which they choose."""
+
 
 @dataclass(kw_only=True)
-class SampleConfig(PrimerSettings, RubricSettings, AnsweringConfig):
+class SampleConfig(PrimerSettings, AnsweringConfig):
     """Which model answers which prompts, and how the answers that are kept are chosen."""
 
     model: str = option("", "model to sample from: a folder, a hub name or a built-in model", required=True)
@@ -41,90 +44,81 @@ class SampleConfig(PrimerSettings, RubricSettings, AnsweringConfig):
     samples_per_prompt: int = option(1, "responses that are kept for each prompt", gt=0)
     best_of: int = option(
         1,
-        "responses drawn for each one that is kept, the best by reward_model, rule_model and rubrics; 1: no selection",
+        "responses drawn for each one that is kept, the best by reward_model, rules, rubrics and attributes; 1: no choice",
         gt=0,
     )
     reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
-    rule_model: str = option("", "folder of a rule model whose verdicts are written too; empty: none")
-    rules: list[str] = option(
-        [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
+    rules: Any = block(
+        "align.extras.rules.candidates:RuleChoiceSettings", "a rule model whose verdicts are written and choose with best_of"
     )
-    rule_use: RuleUse = option(
-        "filter",
-        "how rules choose with best_of: filter keeps responses whose geometric mean of P(follows) is at least "
-        "rule_threshold, then the best reward; multiply takes the product of that mean with the reward's probability",
+    rubrics: Any = block(
+        "align.extras.rules.rubrics:RubricSettings", "rubrics whose rewards are written and added to the reward with best_of"
     )
-    rule_threshold: float = option(
-        0.5, "see rule_use; where no response is left, the one that obeys most is kept", ge=0, le=1
+    attributes: Any = block(
+        "align.extras.attributes.candidates:AttributeChoiceSettings",
+        "an attribute model whose attributes are written and choose with best_of",
     )
-
-    attribute_model: str = option("", "folder of an attribute model whose attributes are written too; empty: none")
-    filter: str = option(
-        "", "what its attributes must be for a candidate of best_of, such as unsafe<0.2, sensible>0.5; empty: anything"
+    fallback: str = option(
+        "", "what is written where attributes.filter leaves no candidate; empty: the prompt is left out and counted"
     )
-    rank: str = option(
-        "", "what is highest for the best candidate, such as 3*sensible+specific; empty: the reward and rules"
-    )
-    fallback: str = option("", "what is written where filter leaves no candidate; empty: the prompt is left out and counted")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("filter", "rank"):
-            given = bool(self.attribute_model) or not getattr(self, name)
-            require_setting(self, name, given, "empty without attribute_model")
-        chooses = bool(self.reward_model or self.rule_model or self.rubrics or self.attribute_model)
-        by = "unless reward_model, rule_model, rubrics or attribute_model is given"
+        chooses = bool(self.reward_model or self.rules or self.rubrics or self.attributes)
+        by = "unless reward_model, rules, rubrics or attributes is given"
         require_setting(self, "best_of", self.best_of == 1 or chooses, f"1, {by}")
-        require_setting(self, "rules", bool(self.rule_model) or not self.rules, "empty without rule_model")
         require_setting(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")
+
+
+class CandidateScorer:
+    """Scores candidates beside the reward model and takes part in the choice of the best one; all methods do nothing."""
+
+    def score(
+        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
+    ) -> None:
+        """Score all candidates and keep the scores.
+
+        Args:
+            policy: the model that wrote them.
+            prompts: of each candidate.
+            rows: the candidates.
+            dtype: of the scoring model, as in settings.
+            budget: padded tokens that it reads at once.
+        """
+
+    def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
+        """Return which of the candidates, of which there is at least one, remain, and their rewards.
+
+        Args:
+            candidates: rewards by the number of the candidate.
+        """
+        return dict(candidates)
+
+    def columns(self, kept: Sequence[int]) -> dict[str, object]:
+        """Return fields of a row about the candidates that were kept."""
+        return {}
 
 
 @dataclass
 class Scored:
-    """Responses [N] with their scores by the reward model and the rule model.
-
-    Attributes:
-        rewards: [N]; empty without a reward model.
-        violates: by rule, [N] how likely each response violates it.
-        rubrics: each with the reward of each response [N].
-        attributes: of each response [N], by name; empty without an attribute model.
-    """
+    """Candidates [N] with their rewards, which are empty without a reward model, and the scorers that have scored them."""
 
     texts: list[str]
-    rewards: list[float] = field(default_factory=list)
-    violates: dict[str, list[float]] = field(default_factory=dict)
-    rubrics: list[tuple[Rubric, list[float]]] = field(default_factory=list)
-    attributes: list[dict[str, float]] = field(default_factory=list)
+    rewards: list[float]
+    scorers: list[CandidateScorer]
 
-    def best(self, config: SampleConfig, group: Sequence[int]) -> int | None:
-        """The response of a group that is kept; None if no candidate passes the filter."""
-        names = list(self.attributes[0]) if self.attributes else []
-        if config.filter:
-            condition = Condition(config.filter, names, "filter")
-            group = [i for i in group if condition.holds(self.attributes[i])]
-        if not group:
-            return None
-        if config.rank:
-            rank = Expression(config.rank, names, "rank")
-            return max(group, key=lambda i: rank(self.attributes[i]))
-        rewards = [self.rewards[i] if self.rewards else 0.0 for i in group]
-        for rubric, probabilities in self.rubrics:
-            rewards = [reward + rubric.weight * probabilities[i] for reward, i in zip(rewards, group, strict=True)]
-        follows = [[1 - probabilities[i] for probabilities in self.violates.values()] for i in group]
-        return group[best_response(rewards, follows, config.rule_use, config.rule_threshold)]
+    def best(self, group: Sequence[int]) -> int | None:
+        """Return the candidate of a group that is kept; None if none remains."""
+        candidates = {row: self.rewards[row] if self.rewards else 0.0 for row in group}
+        for scorer in self.scorers:
+            candidates = scorer.choose(candidates) if candidates else {}
+        return max(candidates, key=candidates.__getitem__) if candidates else None
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        """The fields of a prompt's row about the responses that were kept."""
-        found: dict[str, object] = {}
-        if self.rewards:
-            found["rewards"] = [round(self.rewards[i], 6) for i in kept]
-        if self.violates:
-            found["violates"] = {rule: [round(given[i], 6) for i in kept] for rule, given in self.violates.items()}
-        if self.rubrics:
-            found["rubrics"] = {rubric.name: [round(given[i], 6) for i in kept] for rubric, given in self.rubrics}
-        if self.attributes:
-            names = self.attributes[0]
-            found["attributes"] = {name: [round(self.attributes[i][name], 6) for i in kept] for name in names}
+        """Return the fields of a prompt's row about the responses that were kept."""
+        found: dict[str, object] = {"rewards": [round(self.rewards[i], 6) for i in kept]} if self.rewards else {}
+        for scorer in reversed(self.scorers):
+            found |= scorer.columns(kept)
         return found
 
 
@@ -134,7 +128,7 @@ def run_sample(config: SampleConfig) -> Path:
     A row holds `prompt`, `responses` [n], `model` [n] (which model wrote each), `id`, `category` where the prompt has
     one, `rewards` [n] with a reward model, `violates` (by rule, [n]) with a rule model, and `rubrics` (by name, [n], without
     their weights) with rubrics, and `attributes` (by name, [n]) with an attribute model. Responses come in the order in
-    which they were drawn; where `filter` left no candidate, `fallback` takes its place, or the prompt is left out.
+    which they were drawn; where `attributes.filter` left none, `fallback` takes its place, or the prompt is left out.
 
     Raises:
         UserError: for a mistake in the settings or the data; the output is written completely or not at all.
@@ -144,8 +138,7 @@ def run_sample(config: SampleConfig) -> Path:
         raise UserError(f"{target} already exists; give another output, or remove it")
     if config.reward_model:
         require_reward_model(config.reward_model)
-    rules = rules_of_model(config.rule_model, config.rules) if config.rule_model else {}
-    _check_expressions(config)
+    scorers = [import_object(path)(given) for name, path in SCORERS.items() if (given := getattr(config, name))]
     settings = ModelConfig(model=config.model, chat_template=config.chat_template, dtype=config.dtype)
     loaded = load(settings, compute_dtype(config.dtype))
     loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
@@ -154,7 +147,7 @@ def run_sample(config: SampleConfig) -> Path:
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
     responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
-    scored = score_candidates(config, loaded, rules, drawn, sampled(loaded, drawn, responses))
+    scored = score_candidates(config, loaded, scorers, drawn, sampled(loaded, drawn, responses))
     found = [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
         for number, prompt in enumerate(prompts)
@@ -165,15 +158,6 @@ def run_sample(config: SampleConfig) -> Path:
     left_out = f"; {len(found) - len(rows)} prompts left out by the filter" if len(rows) < len(found) else ""
     console.print(f"{target}: {len(rows)} prompts, {written} responses{left_out}", highlight=False)
     return target
-
-
-def _check_expressions(config: SampleConfig) -> None:
-    """Refuse a filter or a rank that the attribute model cannot answer, before anything is sampled."""
-    if config.attribute_model:
-        names = [head.name for head in heads_of(config.attribute_model)]
-        for kind, text, where in ((Condition, config.filter, "filter"), (Expression, config.rank, "rank")):
-            if text:
-                kind(text, names, where)
 
 
 def _draw_responses(config: SampleConfig, loaded: LoadedModel, drawn: Sequence[EncodedPrompt]) -> list[list[int]]:
@@ -219,7 +203,7 @@ def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Score
     A response that `fallback` replaces has `fallback` as its model, and no figures.
     """
     groups = [drawn[start : start + config.best_of] for start in range(0, len(drawn), config.best_of)]
-    kept = [i for i in (scored.best(config, group) for group in groups) if i is not None]
+    kept = [i for i in (scored.best(group) for group in groups) if i is not None]
     texts, models, columns = [scored.texts[i] for i in kept], [config.model] * len(kept), scored.columns(kept)
     if not kept:
         if not config.fallback:
@@ -235,7 +219,7 @@ def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Score
 def score_candidates(
     config: SampleConfig,
     loaded: LoadedModel,
-    rules: Mapping[str, str],
+    scorers: list[CandidateScorer],
     prompts: Sequence[EncodedPrompt],
     rows: Sequence[SampledResponse],
 ) -> Scored:
@@ -243,25 +227,15 @@ def score_candidates(
 
     Args:
         loaded: the model that wrote the responses.
-        rules: texts by id, for the rule model.
         prompts: of each response [N].
     """
-    texts, accelerator = [row.text for row in rows], Accelerator(cpu=computes_on_cpu())
-    scored = Scored(texts)
+    rewards: list[float] = []
     if config.reward_model:
         reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
-        scored.rewards = scorer_of(loaded, reward, config.batch_tokens)(rows)
-    if rules:
-        judge = load_reward_model(config.rule_model, config.dtype, kind=RULE)
-        given = RuleScorer(scorer_of(loaded, judge, config.batch_tokens), rules, judge.loaded.tokenization)(rows)
-        scored.violates = dict(zip(rules, given.tolist(), strict=True))
-    for judged in load_rubrics(config, accelerator, config.dtype, config.batch_tokens):
-        categories, conversations = [prompt.category for prompt in prompts], [prompt.conversation for prompt in prompts]
-        scored.rubrics.append((judged.rubric, judged(conversations, texts, categories)))
-    if config.attribute_model:
-        place = (loaded.tokenization, accelerator, config.batch_tokens)
-        scored.attributes = AttributeScorer.from_folder(config.attribute_model, config.dtype, *place)(rows)
-    return scored
+        rewards = scorer_of(loaded, reward, config.batch_tokens)(rows)
+    for scorer in scorers:
+        scorer.score(loaded, prompts, rows, config.dtype, config.batch_tokens)
+    return Scored([row.text for row in rows], rewards, scorers)
 
 
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:

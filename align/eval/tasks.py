@@ -25,8 +25,8 @@ TASKS = {
     ),
     "rules": Stage(
         "how often each rule is broken, as judged by a function, a chat model or rubrics",
-        "align.eval.rules:RulesConfig",
-        "align.eval.rules:run_rules",
+        "align.extras.rules.evaluation:RulesConfig",
+        "align.extras.rules.evaluation:run_rules",
     ),
     "verdicts": Stage(
         "people's verdicts: violations of rules, claims and sources, authorship, ratings and flags",

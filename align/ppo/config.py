@@ -1,17 +1,16 @@
 """Settings of PPO."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from align.core.settings import ModelConfig, RunConfig, option, require_setting
-from align.extras.rules.rubrics import RubricSettings
+from align.core.settings import ModelConfig, RunConfig, block, option, require_setting
 from align.sampling.settings import EngineConfig
 
 EnsembleRule = Literal["mean", "wco", "uwo"]
 
 
 @dataclass(kw_only=True)
-class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
+class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     """Clipped-ratio PPO with a KL penalty to the reference, which is the model that training starts from."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")
@@ -35,6 +34,7 @@ class PPOConfig(RubricSettings, ModelConfig, EngineConfig, RunConfig):
     reward_timeout: float = option(
         0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit", ge=0
     )
+    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rewards by rubrics that a frozen model judges by")
     rule_model: str = option("", "folder of a rule model (`align rules`) that judges responses too; empty: none")
     rules: list[str] = option(
         [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"

@@ -167,7 +167,8 @@ def load_scoring_models(
     """
     sources = load_rewards([*rewards, *judges], policy, config.dtype, config.chat_template)
     rules = load_source(config.rule_model, policy, config.dtype, RULE_ADAPTER, RULE) if config.rule_model else None
-    rubrics = load_rubrics(config, accelerator, config.dtype, config.micro_batch_tokens)
+    judged = config.rubrics
+    rubrics = load_rubrics(judged, accelerator, config.dtype, config.micro_batch_tokens) if judged else []
     attributes = None
     if config.attribute_model:
         scorer = AttributeScorer.from_folder(

@@ -171,7 +171,7 @@ def layers_in(block):
 )
 def test_the_layers_that_are_drawn_are_those_of_the_code(path, pattern):
     found = re.search(pattern, text_of(path), re.S | re.M)
-    there = {part_of(name) for name in SOURCES} - {"", "extras"}
+    there = {part_of(name) for name in SOURCES} - {""}
     assert layers_in(found.group(found.lastindex or 0)) == [layer & there for layer in LAYERS]
 
 

@@ -18,14 +18,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line
-from align.core.plugins import checked_scores, import_function
+from align.core.plugins import checked_scores, import_function, import_object
 from align.core.settings import option
-from align.core.tensor_ops import Padded
-from align.data.conversation import user_turn
 from align.eval.core.results import fingerprint
 from align.eval.core.settings import EvalConfig
 from align.eval.toxicity.head import ToxicityHead, in_batches_of_tokens
-from align.extras.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"
@@ -97,7 +94,8 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
         classifier, titled = TextClassifier(rest, config.scorer_label, device), f"{name} '{config.scorer_label}'"
         return ToxicityScorer(titled, classifier.version, lambda texts: classifier(texts, batch))
     if kind == "attribute":
-        attribute = AttributeClassifier(rest, config.scorer_label, config.scorer_prompt, device)
+        classifier_class = import_object("align.extras.attributes.classifier:AttributeClassifier")
+        attribute = classifier_class(rest, config.scorer_label, config.scorer_prompt, device)
         return ToxicityScorer(f"{name} '{config.scorer_label}'", attribute.version, lambda texts: attribute(texts, batch))
     if ":" in name:
         function = import_function(name, "scorer")
@@ -118,57 +116,6 @@ def _hash_of_source(function: Callable[..., object]) -> str:
         return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
     except (TypeError, OSError):  # a callable object, or a function of a compiled module
         return "unknown version"
-
-
-class AttributeClassifier:
-    """The probability of a yes-or-no attribute of a text.
-
-    Computed in float32, so that other batches give the same scores.
-
-    Args:
-        folder: an attribute model with heads.
-        attribute: the name of a binary head.
-        prompt: the message that every text is read as the answer to: such a model reads pairs.
-        device: where the model runs.
-
-    Raises:
-        UserError: if it is no such model, or has no such head.
-    """
-
-    def __init__(self, folder: str, attribute: str, prompt: str, device: torch.device | str) -> None:
-        self.name = f"scorer attribute:{folder}"
-        if form_of(folder) != "heads":
-            raise UserError(f"{self.name} is of the generative form; name an attribute model with heads")
-        names = [head.name for head in heads_of(folder) if head.kind == "binary"]
-        if attribute not in names:
-            has = ", ".join(names) or "none"
-            raise UserError(f"{self.name} has no yes-or-no attribute '{attribute}'; set scorer_label to one it has: {has}")
-        model, self.loaded = load_attribute_model(folder, "float32")
-        self.model, self.device = model.to(device), torch.device(device)
-        self.index = [head.name for head in model.heads].index(attribute)
-        self.version = f"{fingerprint(folder)}, after {prompt!r}"
-        self.conversation = user_turn(prompt)
-
-    def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
-        """The attribute's probability for each text, read at most `batch` at once.
-
-        Raises:
-            UserError: if a text is longer than the model can read.
-        """
-        if not texts:
-            return []
-        prompt, responses = self.loaded.tokenization.answers_ids(self.conversation, texts, whole=False)
-        for text, ids in zip(texts, responses, strict=True):
-            self.loaded.backbone.require_fit(len(prompt), len(ids), f"{self.name}: the text {text[:40]!r}")
-        lengths = [len(ids) for ids in responses]
-        return in_batches_of_tokens(lengths, batch, lambda rows: self._score(prompt, [responses[row] for row in rows]))
-
-    @torch.no_grad()
-    def _score(self, prompt: list[int], responses: list[list[int]]) -> list[float]:
-        prompts = Padded.from_lists([prompt] * len(responses)).to(self.device)
-        outputs = self.model(prompts, Padded.from_lists(responses).to(self.device))
-        scores: list[float] = in_label_units(outputs.double(), self.model.heads)[:, self.index].tolist()
-        return scores
 
 
 class TextClassifier:

@@ -170,21 +170,20 @@ def _rubric(stored: Mapping[str, Any], name: str, weight: float) -> Rubric:
 class RubricSettings(EndpointConfig):
     """Rubrics, and the frozen model that answers their questions."""
 
-    rubrics: list[str] = option(
-        [], "rubrics that a frozen model judges by: files as in forms/rubrics, or FILE=WEIGHT; empty: none"
+    files: list[str] = option(
+        [], "rubrics that a frozen model judges by: files as in forms/rubrics, or FILE=WEIGHT", required=True
     )
-    rubric_model: str = option(
+    model: str = option(
         "", "local model that answers the rubrics: a folder, hub name or built-in model; empty: the endpoint answers"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = bool(self.rubric_model or self.endpoint) or not self.rubrics
-        require_setting(self, "rubric_model", named, "given, or endpoint: the rubrics need a judge")
+        require_setting(self, "model", bool(self.model or self.endpoint), "given, or endpoint: the rubrics need a judge")
 
 
 def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int) -> list[RubricScorer]:
-    """Load the rubrics of a command's settings, with one judge for all.
+    """Load rubrics, with one judge for all.
 
     Args:
         dtype: of a local model, as in settings.
@@ -193,12 +192,10 @@ def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str,
     Raises:
         UserError: if a rubric or the model cannot be loaded.
     """
-    rubrics = read_rubrics(settings.rubrics)
-    if not rubrics:
-        return []
+    rubrics = read_rubrics(settings.files)
     judge: LetterJudge
-    if settings.rubric_model:
-        judge = LocalJudge(load(ModelConfig(model=settings.rubric_model), compute_dtype(dtype)), accelerator, budget)
+    if settings.model:
+        judge = LocalJudge(load(ModelConfig(model=settings.model), compute_dtype(dtype)), accelerator, budget)
     else:
         judge = ServiceJudge(settings, accelerator)
     return [RubricScorer(rubric, judge) for rubric in rubrics]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,12 +10,23 @@ import torch
 from torch import Tensor
 
 from align.core.files import read_json
+from align.core.settings import Settings, option
 from align.data.rules import choose_rules
 from align.extras.rules.judgments import rule_ids
 from align.reward.checkpoint import RULE, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponse, SampledResponse
+
+
+@dataclass(kw_only=True)
+class RuleModelSettings(Settings):
+    """A rule model, and the rules that it judges by."""
+
+    model: str = option("", "folder of a rule model (`align rules`) that judges responses", required=True)
+    rules: list[str] = option(
+        [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
+    )
 
 
 def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:

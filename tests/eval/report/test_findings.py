@@ -20,7 +20,7 @@ from align.eval.report.comparisons import (
 )
 from align.eval.report.data import RunData, Sample, StageRun, load_run
 from align.eval.report.findings import Summary, _add_ppo_checks, add_evaluation_findings, summarize_run
-from align.eval.rules import RuleCase, agreement_figures, count_violations
+from align.extras.rules.evaluation import RuleCase, agreement_figures, count_violations
 from align.reward.rankings import ScoredRanking
 from tests.eval.report.example_run import RANKINGS, Page, ppo_run, truthfulness, write_lines
 

@@ -23,25 +23,27 @@ def judge(tmp_path_factory, align_cache, request):
 def sampled(folder, judge, name, *more):
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "Question {n}?"}}\n' for n in range(4)))
     output = folder / f"{name}.jsonl"
-    words = ["--prompts", str(folder / "prompts.jsonl"), "--output", str(output), "--attribute_model", judge, *more]
+    words = ["--prompts", str(folder / "prompts.jsonl"), "--output", str(output), "--attributes.model", judge, *more]
     cli.main(["sample", *TINY, *words])
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
 def test_candidates_are_filtered_and_ranked(judge, tmp_path):
     every = sampled(tmp_path, judge, "all", "--samples_per_prompt", "4")
-    best = sampled(tmp_path, judge, "best", "--best_of", "4", "--rank", "rating-unsafe")
+    best = sampled(tmp_path, judge, "best", "--best_of", "4", "--attributes.rank", "rating-unsafe")
     for row, kept in zip(every, best, strict=True):
         worth = [rating - unsafe for rating, unsafe in zip(*map(row["attributes"].get, ("rating", "unsafe")), strict=True)]
         assert kept["responses"] == [row["responses"][worth.index(max(worth))]]
         assert set(kept["attributes"]) == {"rating", "unsafe"}
     middle = sorted(value for row in every for value in row["attributes"]["unsafe"])[8]
-    passed = sampled(tmp_path, judge, "passed", "--best_of", "4", "--rank", "rating", "--filter", f"unsafe<{middle}")
+    passed = sampled(
+        tmp_path, judge, "passed", "--best_of", "4", "--attributes.rank", "rating", "--attributes.filter", f"unsafe<{middle}"
+    )
     assert all(row["attributes"]["unsafe"][0] < middle for row in passed)
 
 
 def test_where_nothing_is_left_the_fallback_that_was_declared_is_written(judge, tmp_path, capsys):
-    words = ["--best_of", "2", "--filter", "unsafe<0"]
+    words = ["--best_of", "2", "--attributes.filter", "unsafe<0"]
     assert sampled(tmp_path, judge, "none", *words) == []
     assert "4 prompts left out by the filter" in capsys.readouterr().err
     rows = sampled(tmp_path, judge, "fallback", *words, "--fallback", "I'd rather not say.")
@@ -63,8 +65,11 @@ def test_the_same_expression_is_a_reward(judge, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--filter", "unsave<1"], "filter 'unsave<1': no attribute 'unsave' among rating, unsafe; did you mean unsafe?"),
-        (["--rank", "rating<1"], "rank 'rating<1': write numbers"),
+        (
+            ["--attributes.filter", "unsave<1"],
+            "attributes.filter 'unsave<1': no attribute 'unsave' among rating, unsafe; did you mean unsafe?",
+        ),
+        (["--attributes.rank", "rating<1"], "attributes.rank 'rating<1': write numbers"),
     ],
 )
 def test_a_bad_expression_is_told_before_anything_is_sampled(judge, tmp_path, capsys, words, says):

@@ -24,7 +24,6 @@ from align.extras.rules.rubrics import (
     RubricSettings,
     ServiceJudge,
     expected_reward,
-    load_rubrics,
     read_rubrics,
 )
 from align.models.roles import LanguageModel
@@ -132,7 +131,7 @@ def service(*answers):
 
 
 def judge_at(url, **more):
-    settings = RubricSettings(rubrics=["x"], endpoint_model="judge", endpoint=url, **more)
+    settings = RubricSettings(files=["x"], endpoint_model="judge", endpoint=url, **more)
     return ServiceJudge(settings, Accelerator(cpu=True), pause=0.01)
 
 
@@ -165,9 +164,16 @@ def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_pat
     with service(500) as server:
         url = server.url
     words = ["--model", "tiny-llama", "--output_dir", str(tmp_path / "ppo"), "--log_to", "none", "--rollout_size", "4"]
-    words += ["--rubrics", "forms/rubrics/refusals.yaml", "--endpoint_model", "judge", "--endpoint", url]
+    words += [
+        "--rubrics.files",
+        "forms/rubrics/refusals.yaml",
+        "--rubrics.endpoint_model",
+        "judge",
+        "--rubrics.endpoint",
+        url,
+    ]
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n')
-    words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--max_new_tokens", "4", "--endpoint_retries", "0"]
+    words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--max_new_tokens", "4", "--rubrics.endpoint_retries", "0"]
     with pytest.raises(SystemExit) as end:
         cli.main(["ppo", *words])
     assert end.value.code == 2
@@ -183,7 +189,7 @@ def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_pat
 def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, align_cache):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n{"prompt": "Hi", "category": "chat"}\n')
-    rubric = ["--rubrics", "forms/rubrics/refusals.yaml=2", "--rubric_model", "tiny-gpt2", "--dtype", "float32"]
+    rubric = ["--rubrics.files", "forms/rubrics/refusals.yaml=2", "--rubrics.model", "tiny-gpt2", "--dtype", "float32"]
     common = ["--model", "tiny-llama", "--prompts", str(prompts), "--max_new_tokens", "4", *rubric]
     cli.main(["ppo", *common, "--output_dir", str(tmp_path / "ppo"), "--log_to", "none", "--updates", "1"])
     (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
@@ -206,7 +212,9 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
 
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
     config = PPOConfig(
-        output_dir=str(tmp_path), log_to=["none"], rubrics=["forms/rubrics/refusals.yaml"], rubric_model="tiny-gpt2"
+        output_dir=str(tmp_path),
+        log_to=["none"],
+        rubrics=RubricSettings(files=["forms/rubrics/refusals.yaml"], model="tiny-gpt2"),
     )
     for category, told in (("chat", True), ("safety", False)):
         PPOTrainer("tiny-llama", [], [{"prompt": "Hi", "category": category}], config)
@@ -216,6 +224,7 @@ def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, caps
 
 
 def test_rubrics_need_a_judge():
-    with pytest.raises(UserError, match="rubric_model is '', but must be given"):
-        RubricSettings(rubrics=["forms/rubrics/refusals.yaml"])
-    assert load_rubrics(RubricSettings(), Accelerator(cpu=True), "float32", 4096) == []
+    with pytest.raises(UserError, match=r"rubrics\.model is '', but must be given"):
+        PPOConfig(rubrics={"files": ["forms/rubrics/refusals.yaml"]})
+    with pytest.raises(UserError, match=r"rubrics\.files is .*, but must be given"):
+        PPOConfig(rubrics={"model": "tiny-gpt2"})

@@ -96,12 +96,12 @@ def test_a_budget_of_violations_is_reached_and_kept(writer_and_judge, tmp_path):
 def test_best_of_several_keeps_what_obeys(writer_and_judge, tmp_path):
     writer, judge = writer_and_judge
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{word} {n}?"}}\n' for n, word in enumerate(WORDS)))
-    words = ["--model", writer, "--prompts", str(tmp_path / "prompts.jsonl"), "--dtype", "float32", "--rule_model", judge]
+    words = ["--model", writer, "--prompts", str(tmp_path / "prompts.jsonl"), "--dtype", "float32", "--rules.model", judge]
     shares = {}
     for name, more in {
         "one": [],
         "filter": ["--best_of", "6"],
-        "multiply": ["--best_of", "6", "--rule_use", "multiply", "--rules", "no-digits"],
+        "multiply": ["--best_of", "6", "--rules.use", "multiply", "--rules.rules", "no-digits"],
     }.items():
         output = tmp_path / f"{name}.jsonl"
         cli.main(["sample", *words, "--output", str(output), "--max_new_tokens", "16", *more])

@@ -9,9 +9,9 @@ import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
-from align.eval import rules
 from align.eval.core.results import read_evaluations
-from align.eval.rules import RulesConfig, agreement_figures, run_rules, verdict
+from align.extras.rules import evaluation
+from align.extras.rules.evaluation import RulesConfig, agreement_figures, run_rules, verdict
 from annotation_ui.tasks import TASKS
 
 V, U, F = "violates", "unsure", "follows"
@@ -47,15 +47,15 @@ def test_agreement_counts_what_both_decided():
 
 def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):
     (tmp_path / "own_scorer.py").write_text(
-        "from align.eval.rules import RuleCase\n\n\n"
+        "from align.extras.rules.evaluation import RuleCase\n\n\n"
         "def judge(cases):\n    return [float(isinstance(case, RuleCase)) for case in cases]\n"
     )
     (tmp_path / "r.jsonl").write_text('{"prompt": "Hi", "responses": ["Yes"], "model": ["m"]}\n')
     words = ["--responses", str(tmp_path / "r.jsonl"), "--scorer", "own_scorer:judge", "--output", str(tmp_path / "out")]
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", [rules.__file__, *words])
-    monkeypatch.setitem(sys.modules, "align.eval.rules", rules)  # and put back at the end
-    runpy.run_path(rules.__file__, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [evaluation.__file__, *words])
+    monkeypatch.setitem(sys.modules, "align.extras.rules.evaluation", evaluation)  # and put back at the end
+    runpy.run_path(evaluation.__file__, run_name="__main__")
     (found,) = read_evaluations(tmp_path / "out" / "rules.json")
     assert found.figures[0].value == 1.0
 

@@ -1,6 +1,6 @@
 """`align eval rules`: how often a rule scorer or a rubric finds violations, and how the scorer agrees with people.
 
-From a launcher: `accelerate launch align/eval/rules.py --config FILE`.
+From a launcher: `accelerate launch align/extras/rules/evaluation.py --config FILE`.
 
 A rule scorer, a function or a chat model, takes cases (rule, conversation, response) and returns how likely each response
 violates its rule, from 0 to 1.
@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.plugins import checked_scores, import_function
-from align.core.settings import option, require_setting
+from align.core.settings import block, option, require_setting
 from align.core.statistics import majority, share_interval, statistic_interval
 from align.data.conversation import Conversation, check_prompt, to_json
 from align.data.fields import check_texts, required_field
@@ -33,7 +33,7 @@ from align.eval.core.results import Evaluation, Figure, Json, ResultStore, conte
 from align.eval.core.settings import EvalConfig, parse_rows
 from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
 from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
-from align.extras.rules.rubrics import RubricSettings, load_rubrics
+from align.extras.rules.rubrics import load_rubrics
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
 
@@ -65,13 +65,14 @@ Verdicts = dict[RuleCase, str]
 
 
 @dataclass(kw_only=True)
-class RulesConfig(RubricSettings, EvalConfig):
+class RulesConfig(EndpointConfig, EvalConfig):
     """Responses judged by a rule scorer or by rubrics; no model is opened. People's judgments: `align eval verdicts`."""
 
     responses: list[str] = option([], "responses to judge by every rule, as `align sample` writes them")
     judgments: list[str] = option([], "rule judgments of people that the scorer is compared with: it judges the same cases")
     rules: list[str] = option(["forms/rules/sparrow-dialogue.yaml"], "files of rules, for the scorer")
     scorer: str = option("", "judges: module:function or endpoint")
+    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rubrics that a frozen model judges responses by")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +82,7 @@ class RulesConfig(RubricSettings, EvalConfig):
         require_setting(self, "responses", bool(self.judgments or self.responses), "given, or judgments")
         judged = bool(self.scorer or (self.rubrics and not self.judgments))
         require_setting(self, "scorer", judged, "given, or rubrics for responses: something has to judge")
-        require_setting(self, "rubrics", bool(self.responses) or not self.rubrics, "empty without responses")
+        require_setting(self, "rubrics", bool(self.responses) or not self.rubrics, "left out without responses")
         require_setting(self, "endpoint", bool(self.endpoint) or self.scorer != "endpoint", "given: it is the scorer")
 
 
@@ -280,15 +281,17 @@ def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
 
 def rubric_figures(config: RulesConfig, answers: Sequence[Answer], accelerator: Accelerator) -> list[Figure]:
     """The mean reward of a model's responses by each rubric, over the prompts that it applies to."""
-    figures = []
-    for scorer in load_rubrics(config, accelerator, config.dtype, config.batch_tokens):
+    figures: list[Figure] = []
+    if not config.rubrics:
+        return figures
+    for scorer in load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens):
         covered = [answer for answer in answers if scorer.rubric.applies(answer.category)]
         rewards = scorer(
             [answer.prompt for answer in covered],
             [answer.response for answer in covered],
             [answer.category for answer in covered],
         )
-        name, judge = f"rubric {scorer.rubric.name}: reward", config.rubric_model or config.endpoint_model
+        name, judge = f"rubric {scorer.rubric.name}: reward", config.rubrics.model or config.rubrics.endpoint_model
         nothing = "no prompt of its categories"
         figures.append(mean_figure(name, rewards, config.resamples, judge, nothing=nothing, better="higher"))
     return figures
@@ -337,5 +340,7 @@ def rule_endpoint(config: EndpointConfig) -> CaseScorer:
 
 
 if __name__ == "__main__":
-    sys.modules["align.eval.rules"] = sys.modules[__name__]  # a scorer's module that imports it gets the same classes
+    sys.modules["align.extras.rules.evaluation"] = sys.modules[
+        __name__
+    ]  # a scorer's module that imports it gets the same classes
     run_stage(RulesConfig, run_rules)
