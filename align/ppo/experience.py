@@ -17,7 +17,7 @@ from align.ppo.advantages import gae, grpo, reinforce_plus_plus, rloo, shape_rew
 from align.ppo.config import PPOConfig
 from align.ppo.losses import importance_weights
 from align.ppo.rollout import Rollout
-from align.runtime.distributed import exchange_rows
+from align.runtime.distributed import gather_rows
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ def compute_role_outputs(
             if batch.weight:
                 for index, row in enumerate(batch.rows):
                     scored[row] = columns[:, index, : len(rollout.responses[row])].cpu()
-    everywhere = exchange_rows(scored, len(rollout), accelerator)
-    padded = [torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True) for column in zip(*everywhere, strict=True)]
+    everywhere = dict(gather_rows(list(scored.items()), accelerator))
+    rows_of = zip(*(everywhere[row] for row in range(len(rollout))), strict=True)
+    padded = [torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True) for column in rows_of]
     return RoleOutputs(*padded)
 
 

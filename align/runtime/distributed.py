@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -159,50 +159,19 @@ def gather_rows(
     return [row for found in everywhere for row in found]
 
 
-def exchange_rows(
-    rows: Mapping[int, Tensor], count: int, accelerator: Accelerator, dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
-    """The tensors [C, L] of all rows, in their order, on every process and on the CPU; L differs from row to row.
-
-    Args:
-        rows: this process's, by their number; each number is on one process alone.
-        count: of rows on all processes.
-    """
-    if accelerator.num_processes == 1 or not count:
-        return [rows[number].cpu() for number in range(count)]
-    shapes = torch.zeros(count, 2, dtype=torch.long, device=accelerator.device)
-    for number, row in rows.items():
-        shapes[number] = torch.tensor(row.shape)
-    shapes = sum_across_processes(shapes, accelerator).cpu()
-    ends = shapes.prod(1).cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
-    # A sum with the zeros of the other processes is the number itself.
-    buffer = torch.zeros(ends[-1], dtype=dtype, device=accelerator.device)
-    for number, row in rows.items():
-        buffer[starts[number] : ends[number]] = row.reshape(-1)
-    buffer = sum_across_processes(buffer, accelerator).cpu()
-    places = zip(starts, ends, shapes.tolist(), strict=True)
-    return [buffer[start:end].reshape(shape) for start, end, shape in places]
-
-
-def share_of_process(items: Sequence[Item], accelerator: Accelerator, together: int = 1) -> list[Item]:
-    """The items that this process works on: every n-th of n, which spreads sorted work evenly.
-
-    Args:
-        together: adjacent processes that work on the same items, as one.
-    """
-    return list(items[accelerator.process_index // together :: accelerator.num_processes // together])
+def share_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
+    """The items that this process works on: every n-th of n, which spreads sorted work evenly."""
+    return list(items[accelerator.process_index :: accelerator.num_processes])
 
 
 def map_across_processes(
-    items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator, together: int = 1
+    items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator
 ) -> list[Any]:
     """Call `work` on each process's share of the items (`share_of_process`); return all results in order everywhere."""
     results: list[Any] = [None] * len(items)
-    numbers = share_of_process(range(len(items)), accelerator, together)
+    numbers = share_of_process(range(len(items)), accelerator)
     own_results = work([items[number] for number in numbers]) if numbers or accelerator.num_processes > 1 else []
-    numbered = list(zip(numbers, own_results, strict=True)) if accelerator.process_index % together == 0 else []
-    for number, result in gather_rows(numbered, accelerator):
+    for number, result in gather_rows(list(zip(numbers, own_results, strict=True)), accelerator):
         results[number] = result
     return results
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-import torch
-
 from align.core.errors import UserError
 from align.core.seeds import SeedKey
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
-from align.runtime.distributed import exchange_rows, largest, share_of_process
+from align.runtime.distributed import gather_rows, largest, share_of_process
 from align.runtime.sharding import LayerGathering, is_sharded, whole_bytes, whole_weights, without_engine_hooks
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
@@ -65,11 +63,8 @@ class TransformersEngine:
         own_prompts = [prompts[row] for row in own]
         with self._gathered_weights(self._fits_whole(prompts, sampling)), loaded.backbone.adapter(loaded.adapter):
             sampled = sample(loaded.backbone, own_prompts, uniforms[own], sampling, loaded.tokenization.end_ids)
-        # A row is its ids, and whether it ended.
-        responses = (torch.tensor([[*ids, ended]]) for ids, ended in zip(sampled.ids, sampled.ended, strict=True))
-        rows = exchange_rows(dict(zip(own, responses, strict=True)), len(prompts), accelerator, torch.long)
-        everywhere: list[list[int]] = [row[0].tolist() for row in rows]
-        return Responses([row[:-1] for row in everywhere], [bool(row[-1]) for row in everywhere])
+        rows = sorted(gather_rows(list(zip(own, sampled.ids, sampled.ended, strict=True)), accelerator))
+        return Responses([ids for _, ids, _ in rows], [ended for _, _, ended in rows])
 
     def weights_changed(self) -> None:
         pass

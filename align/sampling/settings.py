@@ -91,10 +91,6 @@ class EngineConfig(Settings):
         3, "how often a rollout may wait up to vllm_timeout for a vLLM server that went down; 0: never", ge=0
     )
     vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
-    vllm_sleep: bool = option(False, "free vllm-colocate's memory between rollouts, for training; waking it takes seconds")
-    vllm_tensor_parallel: int = option(
-        1, "GPUs that share one copy of the policy in vllm-colocate; the number of processes is a multiple of it", gt=0
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

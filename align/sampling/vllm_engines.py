@@ -309,8 +309,6 @@ class VLLMColocate:
     """vLLM inside the training processes, on their GPUs.
 
     Each process holds a full copy of the policy in vLLM, in addition to the trained one, and samples its share of the rows.
-    With tensor parallelism, a few processes share one copy and sample the same rows. With `vllm_sleep`, vLLM holds neither
-    weights nor cache between rollouts.
 
     Args:
         longest: tokens of the longest prompt and response together.
@@ -320,13 +318,7 @@ class VLLMColocate:
     """
 
     def __init__(self, config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> None:
-        self.optimization, self.loaded = optimization, loaded
-        self.stale, self.sleeps, self.processes_per_copy = True, config.vllm_sleep, config.vllm_tensor_parallel
-        processes = optimization.accelerator.num_processes
-        if processes % self.processes_per_copy:
-            raise UserError(
-                f"vllm_tensor_parallel is {self.processes_per_copy}, but there are {processes} processes: start a multiple"
-            )
+        self.optimization, self.loaded, self.stale = optimization, loaded, True
         require_servable(loaded.backbone, loaded.adapter)
         advice = "is there a GPU with memory for a second copy of the model (vllm_memory_share)?"
         with _vllm_errors("cannot start", advice):
@@ -340,8 +332,6 @@ class VLLMColocate:
                 gpu_memory_utilization=config.vllm_memory_share,
                 max_model_length=longest,
                 max_num_seqs=ROWS_AT_ONCE,
-                enable_sleep_mode=self.sleeps,
-                tensor_parallel_size=self.processes_per_copy,
             )
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
@@ -355,20 +345,7 @@ class VLLMColocate:
         def generate_rows(rows: list[int]) -> list[Row]:
             return self._generate([prompts[row] for row in rows], sampling, [seeds[row] for row in rows])
 
-        with self._awake():
-            rows = map_across_processes(range(len(prompts)), generate_rows, accelerator, self.processes_per_copy)
-        return _responses(rows, self.loaded)
-
-    @contextmanager
-    def _awake(self) -> Iterator[None]:
-        """vLLM awake with its cache. After a sleep of level 2 it has no weights; `sync_weights` has sent them already."""
-        if self.sleeps:
-            with _vllm_errors("does not wake up", "lower vllm_memory_share, or set vllm_sleep to false"):
-                self.vllm.llm.wake_up(tags=["kv_cache"])
-        yield
-        if self.sleeps:
-            self.vllm.llm.sleep(level=2)
-            self.stale = True
+        return _responses(map_across_processes(range(len(prompts)), generate_rows, accelerator), self.loaded)
 
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Row]:
         from vllm import SamplingParams

@@ -6,7 +6,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
 
-from align.runtime import distributed
 from align.runtime.distributed import bfloat16_is_fast, compute_dtype, make_accelerator
 from align.sft import SFTConfig
 from align.training.run import Run
@@ -58,16 +57,3 @@ def test_a_run_says_why_it_is_on_the_processor(apple_gpu, tmp_path, capsys):
     run = Run(SFTConfig(output_dir=str(tmp_path / "run"), dtype="float32", log_to=["none"]), "sft")
     assert run.accelerator.device == torch.device("cpu")
     assert "no float64" in capsys.readouterr().err
-
-
-def test_processes_that_work_together_do_the_same_rows_and_tell_them_once(monkeypatch):
-    """As vLLM's processes do that hold one copy of a model together."""
-    worked, gathered = {}, {}
-    for rank in range(4):
-        accelerator = SimpleNamespace(num_processes=4, process_index=rank)
-        monkeypatch.setattr(distributed, "gather_rows", lambda rows, _, rank=rank: gathered.setdefault(rank, rows))
-        distributed.map_across_processes(
-            ["a", "b", "c", "d", "e"], lambda items, rank=rank: worked.setdefault(rank, items), accelerator, together=2
-        )
-    assert worked == {0: ["a", "c", "e"], 1: ["a", "c", "e"], 2: ["b", "d"], 3: ["b", "d"]}
-    assert gathered == {0: [(0, "a"), (2, "c"), (4, "e")], 1: [], 2: [(1, "b"), (3, "d")], 3: []}

@@ -39,24 +39,6 @@ def test_two_updates_sample_from_the_weights_of_each(stand_in_vllm, settings, lo
     assert all(0 <= row["sampling/mismatch"] < 1e-6 for row in metrics(folder))
 
 
-def test_a_vllm_that_sleeps_is_sent_the_weights_before_each_rollout(stand_in_vllm, settings):
-    more = {"vllm_sleep": True, "validation_prompts": settings["prompts"], "evaluate_every": 2}
-    folder = run_ppo(PPOConfig(**settings | more)).parent
-    from vllm.model import MADE
-
-    llm = MADE.pop()
-    assert (llm.settings["enable_sleep_mode"], llm.settings["max_num_seqs"]) == (True, 256)
-    rollout = ["wake weights", "wake kv_cache", "generate", "sleep"]
-    # The weights are gone after each sleep, also where no update came between: four times evaluation and rollout.
-    assert llm.states == ["sleep", *(4 * rollout)]
-    assert all(0 <= row["sampling/mismatch"] < 1e-6 for row in metrics(folder) if "sampling/mismatch" in row)
-
-
-def test_one_process_shares_no_copy_with_another(stand_in_vllm, settings):
-    with pytest.raises(UserError, match="vllm_tensor_parallel is 2, but there are 1 processes: start a multiple"):
-        run_ppo(PPOConfig(**settings, vllm_tensor_parallel=2))
-
-
 def test_a_vllm_that_cannot_start_is_one_line(stand_in_vllm, settings, monkeypatch):
     import trl.generation.vllm_generation as trl_generation
 

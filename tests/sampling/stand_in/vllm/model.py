@@ -51,7 +51,7 @@ class LLM:
 
     def __init__(self, model: str, **settings) -> None:
         self.settings, self.model, self.seeds, self.loaded, self.resets = settings, Model(model), [], [], 0
-        self.states: list[str] = []  # what it was told, in order: sleep, wake weights, wake kv_cache, generate
+        self.states: list[str] = []  # what it was told, in order
         runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
         self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner)))
         MADE.append(self)
@@ -62,15 +62,6 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         self.resets += 1
-
-    def sleep(self, level: int) -> None:
-        assert level == 2, "weights and cache are both given back"
-        self.states.append("sleep")
-        for weight in self.model.weights.values():
-            weight.data.fill_(float("nan"))
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.states += [f"wake {tag}" for tag in tags]
 
     def generate(self, prompts, sampling_params, use_tqdm: bool) -> list[RequestOutput]:
         found = []
