@@ -1,4 +1,4 @@
-"""What docs/ says is held against the code: settings, functions, data examples, errors and launch files in it."""
+"""What docs/ says is held against the code: functions, defaults, data examples, errors and launch commands in it."""
 
 import ast
 import contextlib
@@ -12,22 +12,12 @@ import pytest
 import yaml
 
 from align.cli import stage_configs
+from align.core.errors import UserError
 from align.core.plugins import import_object
 from align.core.settings import block_paths
-from tests.project.markdown import DOCS, ROOT, code_in, page, section, table
-
-PAGES = ("metrics", "details", "data", "clusters", "evaluation")
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_lines_are_short_and_table_rows_are_whole(name):
-    width = None
-    for number, line in enumerate(page(name).splitlines(), 1):
-        assert len(line) <= 125, f"docs/{name}.md:{number}"
-        cells = line.count(" | ") if line.startswith("|") else None
-        assert cells is None or width in (None, cells), f"docs/{name}.md:{number} has another number of cells"
-        width = cells
-
+from align.data import FORMATS, KINDS, Ranking, check_data, read_records
+from align.data.formats import find_format
+from tests.project.markdown import DOCS, ROOT, code_in, page, section
 
 # ------------------------------------------------------------------------------------------------------ docs/details.md
 
@@ -44,13 +34,10 @@ def names_in(path):
     return found
 
 
-def test_each_detail_has_a_source_and_a_function_that_exists():
+def test_each_function_that_is_named_exists():
     places = re.findall(r"`(align/[\w/]+\.py): ([\w.]+)`", page("details"))
+    assert len(places) > 20
     assert not [f"{path}: {name}" for path, name in places if name not in names_in(ROOT / path)]
-    details = re.findall(r"^\*\*.*?(?=^\*\*|^## |\Z)", page("details"), re.M | re.S)
-    assert len(details) > 20
-    for detail in details:
-        assert re.search(r"^- source: .*^- done by: `align/[^`]+: ", detail, re.M | re.S), detail.splitlines()[0]
 
 
 def test_each_setting_that_is_named_has_that_default():
@@ -70,49 +57,27 @@ def test_each_setting_that_is_named_has_that_default():
 
 def examples():
     """Each example of docs/data.md: its rows, and the kinds of record that the line after it promises."""
-    found = []
     for style, block, kinds in re.findall(r"```(jsonl?)\n(.*?)```\n\nRead as: ([a-z, ]+)\.\n", page("data"), re.S):
-        rows = [json.loads(line) for line in block.splitlines()] if style == "jsonl" else [json.loads(block)]
-        found.append((rows, kinds.split(", ")))
-    return found
+        yield [json.loads(line) for line in (block.splitlines() if style == "jsonl" else [block])], kinds.split(", ")
 
 
-@pytest.mark.parametrize(("rows", "kinds"), examples(), ids=[str(n) for n in range(len(examples()))])
-def test_each_example_is_read_as_what_it_promises(rows, kinds, tmp_path):
-    from align.core.errors import UserError
-    from align.data import KINDS, read_records
-
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    readable = []
-    for name, kind in KINDS.items():
-        with contextlib.suppress(UserError):
-            records = read_records(path, kind, token_ids=True)
-            assert len(records) == len(rows)
-            readable.append(name)
-    assert sorted(readable) == sorted(kinds)
-
-
-def test_every_layout_has_an_example():
-    from align.data import FORMATS, KINDS
-    from align.data.formats import find_format
-
-    assert len(examples()) == len(re.findall("^```jsonl?$", page("data"), re.M))
-    shown = {
-        (found.name, name)
-        for rows, kinds in examples()
-        for row in rows
-        for name in kinds
-        if (found := find_format(row, KINDS[name])) is not None
-    }
+def test_each_example_is_read_as_what_it_promises_and_each_layout_has_one(tmp_path):
+    path, shown = tmp_path / "rows.jsonl", set()
+    for rows, kinds in examples():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        readable = []
+        for name, kind in KINDS.items():
+            with contextlib.suppress(UserError):
+                assert len(read_records(path, kind, token_ids=True)) == len(rows)
+                readable.append(name)
+        assert sorted(readable) == sorted(kinds), rows
+        formats = [(find_format(row, KINDS[name]), name) for row in rows for name in kinds]
+        shown |= {(found.name, name) for found, name in formats if found}
     names = {kind: name for name, kind in KINDS.items()}
     assert shown == {(known.name, names[known.kind]) for known in FORMATS}
 
 
 def test_each_error_is_the_one_that_its_row_causes(tmp_path):
-    from align.core.errors import UserError
-    from align.data import Ranking, read_records
-
     lines = re.search(r"```text\n(.*?)```", page("data"), re.S).group(1).splitlines()
     assert len(lines) >= 10
     path = tmp_path / "rows.jsonl"
@@ -123,24 +88,19 @@ def test_each_error_is_the_one_that_its_row_causes(tmp_path):
         assert str(error.value).replace(str(path), "FILE") == message
 
 
-def test_data_check_says_what_the_page_shows(tmp_path, monkeypatch):
-    from align.data import check_data
-
+def test_data_check_says_what_the_pages_show(tmp_path, monkeypatch):
     text = page("data")
     rankings = re.search(r"## Rankings.*?```jsonl\n(.*?)```", text, re.S).group(1)
     bad = next(code for code in code_in(section(text, "What is in a file")) if code.startswith("{"))
     monkeypatch.chdir(tmp_path)
     Path("rankings.jsonl").write_text(rankings + bad + "\n", encoding="utf-8")
-    shown = re.search(r"```check\n(.*?)\n```", text, re.S).group(1)
-    assert check_data("rankings.jsonl") == shown
+    assert check_data("rankings.jsonl") == re.search(r"```check\n(.*?)\n```", text, re.S).group(1)
+    monkeypatch.chdir(ROOT)
+    source, shown = re.search(r"align data check (\S+)\n```\n\n```text\n(.*?)\n```", page("tutorial"), re.S).groups()
+    assert shown == "\n".join(line.rstrip() for line in check_data(source).splitlines())
 
 
-# ----------------------------------------------------------------------------------------------------- docs/clusters.md
-
-
-def test_every_launch_file_is_in_the_table():
-    rows = table(page("clusters"), "set-up \\| file in configs/accelerate/")
-    assert {code_in(row[1])[0] for row in rows} == {path.name for path in (ROOT / "configs" / "accelerate").iterdir()}
+# ------------------------------------------------------------------------------------------------------- other pages
 
 
 def test_the_launch_commands_are_taken():
@@ -155,11 +115,10 @@ def test_the_launch_commands_are_taken():
     with contextlib.chdir(ROOT):
         for words in launched:
             given = _validate_launch_command(launch_command_parser().parse_args(words))[0]
-            stage = Path(given.training_script).parent.name
             assert Path(given.training_script).exists()
-            parse(stage_configs()[stage], given.training_script_args)
+            parse(stage_configs()[Path(given.training_script).parent.name], given.training_script_args)
 
 
 def test_the_page_of_architectures_is_that_of_the_list():
-    page = runpy.run_path(str(DOCS / "write_models.py"))["page"]()
-    assert (DOCS / "models.md").read_text(encoding="utf-8") == page, "run python docs/write_models.py"
+    written = runpy.run_path(str(DOCS / "write_models.py"))["page"]()
+    assert page("models") == written, "run python docs/write_models.py"

@@ -134,16 +134,6 @@ def test_every_metric_is_defined_and_every_definition_is_of_a_metric(runs, stage
     assert all(any(fnmatch(name, pattern) for name in others) for pattern in patterns.values())
 
 
-@pytest.mark.parametrize("title", [*SHARED, *STAGES.values()])
-def test_a_unit_and_a_formula_for_each_and_advice_on_known_names_alone(title):
-    text = section(page("metrics"), title)
-    rows = table(text, "name")
-    assert all(len(row) == 3 and all(row) for row in rows)
-    names = {code_in(row[0])[0] for row in rows}
-    advised = [name for row in table(text, "how to read it") for name in code_in(row[0])]
-    assert set(advised) <= names
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_files_of_a_run_folder(runs, stage):
     listed = {}
@@ -154,7 +144,3 @@ def test_the_files_of_a_run_folder(runs, stage):
     assert found.items() <= listed.items()
     # Nothing broke, and nobody asked for a report.
     assert listed.keys() - found.keys() - {"unscored.jsonl", "unfinished.jsonl"} == {"broken-batch-N.json", "report.html"}
-    checkpoint = runs[stage] / "checkpoints" / "update-000002"
-    assert sorted(path.name for path in checkpoint.parent.iterdir())[-1] == checkpoint.name
-    files = {"checksums.json", "state.safetensors", "trainer.json"}
-    assert {path.name for path in checkpoint.iterdir()} == files | ({"reference.safetensors"} if stage == "ppo" else set())

@@ -29,24 +29,12 @@ def test_the_workflow_runs_everything_on_each_supported_python():
     assert job["strategy"]["matrix"]["python"] == [lowest, "3.12"]
 
 
-def test_continuous_integration_lints_builds_the_site_and_tests():
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^make (\w+)", script, re.M)
-    assert {"lint", "docs", "test"} <= set(targets)
+def test_continuous_integration_runs_targets_that_are_there():
+    script, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in (".ci/run", "Makefile"))
+    targets = re.findall(r"^make ([\w-]+)", script, re.M)
+    assert {"lint", "docs", "test-full"} <= set(targets)
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
     assert "mkdocs build --strict\n" in makefile  # with --quiet, warnings would not count
-
-
-def test_the_hooks_are_the_linters_of_make_lint():
-    hooks = {
-        hook["id"]: hook["entry"] for repository in read(".pre-commit-config.yaml")["repos"] for hook in repository["hooks"]
-    }
-    assert set(hooks) == {"ruff", "ruff-format", "mypy"}
-    recipe = re.search(r"^lint:.*\n(.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M).group(1)
-    for entry in hooks.values():
-        tool = entry.removeprefix(".venv/bin/").split()[0]
-        assert f"/{tool}" in recipe
 
 
 def test_the_citation_and_the_changelog_are_of_this_version():
