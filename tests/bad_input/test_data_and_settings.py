@@ -73,20 +73,6 @@ def test_a_prompt_beyond_the_model(stage, tmp_path, refused):
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("--epochs", "many"), "epochs: invalid int value: 'many'"),
-        (("--learning_rate", "-1"), "learning_rate is -1.0, but must be above 0"),
-        (("--modle", "x"), "unknown option --modle; did you mean --model?"),
-        (("--config", "none.yaml"), "none.yaml: No such file or directory"),
-        (("--log_to", "wandbb"), "log_to is ['wandbb'], but must be one of tensorboard, wandb, trackio, none"),
-    ],
-)
-def test_wrong_settings(words, line, refused):
-    assert refused("sft", *TINY, *words) == f"error: {line}"
-
-
 def test_no_such_model(refused, demonstrations):
     line = refused("sft", "--model", "./nothing/here", "--log_to", "none", "--train_data", demonstrations)
     assert line.startswith("error: model './nothing/here' is no folder, no hub name and none of the built-in models")

@@ -91,32 +91,38 @@ def test_an_error_on_the_way_leaves_the_old_folder_and_nothing_else(tmp_path, ra
     assert names(tmp_path) == ["model"]
 
 
+FULL_DISK = """
+    import resource
+    from pathlib import Path
+    import torch
+    from safetensors.torch import save_file
+    from align.core.errors import UserError
+    from align.core.files import new_folder, write_text
+    with new_folder(Path("model")) as folder:
+        (folder / "weights").write_text("old")
+    write_text(Path("a.txt"), "old")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        WRITE
+    except UserError as error:
+        print("told:", error)
+"""
+
+
 @pytest.mark.parametrize(
-    "write",
-    ['(folder / "weights").write_bytes(b"x" * 5000)', 'save_file({"w": torch.zeros(5000)}, folder / "weights")'],
+    ("name", "write"),
+    [
+        ("model", 'with new_folder(Path("model")) as folder: (folder / "weights").write_bytes(b"x" * 5000)'),
+        ("model", 'with new_folder(Path("model")) as folder: save_file({"w": torch.zeros(5000)}, folder / "weights")'),
+        ("a.txt", 'write_text(Path("a.txt"), "x" * 5000)'),
+    ],
 )
-def test_a_full_disk_leaves_the_old_folder(tmp_path, write):
-    code = """
-        import resource
-        from pathlib import Path
-        import torch
-        from safetensors.torch import save_file
-        from align.core.errors import UserError
-        from align.core.files import new_folder
-        with new_folder(Path("model")) as folder:
-            (folder / "weights").write_text("old")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        try:
-            with new_folder(Path("model")) as folder:
-                WRITE
-        except UserError as error:
-            print("told:", error)
-    """
-    result = run(code.replace("WRITE", write), tmp_path)
-    assert result.stdout.startswith("told: model: cannot be written"), result.stderr
-    assert "nothing was changed there" in result.stdout
-    assert tree(tmp_path) == {"model/weights": "old"}
-    assert names(tmp_path) == ["model"]
+def test_a_full_disk_leaves_the_old_folder_and_the_old_file(tmp_path, name, write):
+    result = run(FULL_DISK.replace("WRITE", write), tmp_path)
+    assert result.stdout.startswith(f"told: {name}: cannot be written"), result.stderr
+    assert "nothing was changed there" in result.stdout or name == "a.txt"
+    assert tree(tmp_path) == {"model/weights": "old", "a.txt": "old"}
+    assert names(tmp_path) == ["a.txt", "model"]
 
 
 def test_a_process_that_dies_in_the_middle_leaves_the_old_folder(tmp_path):
@@ -187,24 +193,6 @@ def test_write_text_makes_folders_replaces_and_leaves_nothing_beside(tmp_path):
     write_text(target, "zwei – 2\n")
     assert target.read_bytes() == "zwei – 2\n".encode()
     assert names(target.parent) == ["b.txt"]
-
-
-def test_write_text_on_a_full_disk_keeps_the_old_file(tmp_path):
-    code = """
-        import resource
-        from pathlib import Path
-        from align.core.errors import UserError
-        from align.core.files import write_text
-        write_text(Path("a.txt"), "old")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        try:
-            write_text(Path("a.txt"), "x" * 5000)
-        except UserError as error:
-            print("told:", error)
-    """
-    result = run(code, tmp_path)
-    assert result.stdout.startswith("told: a.txt: cannot be written"), result.stderr
-    assert tree(tmp_path) == {"a.txt": "old"}
 
 
 JSON = st.recursive(

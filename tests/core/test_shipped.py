@@ -12,18 +12,8 @@ import pytest
 from align.core.files import FOLDERS, is_shipped, resolve_path, shipped_root
 
 ROOT = Path(__file__).parents[2]
-BUILT_FROM = (
-    "align",
-    "annotation_ui",
-    "configs",
-    "data",
-    "forms",
-    "pyproject.toml",
-    "setup.py",
-    "MANIFEST.in",
-    "README.md",
-    "LICENSE",
-)
+BUILT_FROM = ("align", "annotation_ui", "configs", "data", "forms")
+BUILT_FROM += ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 
 def test_the_checkout_is_its_own_source():
