@@ -150,10 +150,12 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
         flops_profile(backbone, loaded.start_adapter),
         policy if separate else None,
         tuple(flops_profile(model.backbone, model.adapter) for model in rewards.values()),
-        start=policy if config.reference_refresh else None,
+        initial=policy if config.reference_refresh else None,
     )
     counted = min(config.updates, COUNTED_UPDATES)
-    groups = (_work(config, backbone, prompts_of_update(config, prompts, n), response_tokens) for n in range(1, counted + 1))
+    samples = config.samples_per_prompt
+    drawn = (config.rollout_size // samples, samples, config.seed)
+    groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn), response_tokens) for n in range(1, counted + 1))
     work = [group for update in groups for group in update]
     phases = {name: flops * config.updates / counted for name, flops in phase_flops(profiles, work, config.epochs).items()}
     if config.ptx_data:

@@ -5,7 +5,7 @@ is the base without adapters or with the frozen adapter that training started fr
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
@@ -199,7 +199,7 @@ class Role(Enum):
 
     POLICY = "policy"
     REFERENCE = "reference"
-    START = "start"
+    INITIAL = "initial policy"
     LANGUAGE_MODEL = "language model"
     REWARD = "reward"
 
@@ -261,7 +261,7 @@ class ActorCritic(nn.Module):
             return cast(Tensor, RewardModel(self.backbone, head, reward)(prompt, response, prompt_index))
         if role is Role.POLICY:
             return self._policy(prompt, response, temperature, prompt_index)
-        adapters = {Role.REFERENCE: self.reference_adapter, Role.START: self.start_adapter}
+        adapters = {Role.REFERENCE: self.reference_adapter, Role.INITIAL: self.start_adapter}
         model = LanguageModel(self.backbone, adapters.get(role, self.adapter_name))
         return cast(Tensor, model(prompt, response, None, temperature, prompt_index))
 
@@ -286,7 +286,7 @@ class Roles:
     Args:
         actor_critic: an `ActorCritic`, or the engine around it.
         reference: a separate frozen language model; None: the policy's backbone is also the reference.
-        start: a frozen copy of the starting model, if `reference` follows the policy.
+        initial: a frozen copy of the starting model, if `reference` follows the policy.
         reference_moves: whether the reference follows the policy.
     """
 
@@ -294,12 +294,12 @@ class Roles:
         self,
         actor_critic: nn.Module,
         reference: nn.Module | None = None,
-        start: nn.Module | None = None,
+        initial: nn.Module | None = None,
         reference_moves: bool = False,
     ) -> None:
         self.actor_critic: Any = actor_critic
-        self._reference: Any = reference
-        self._start: Any = start
+        self.reference_model: Any = reference
+        self.initial_model: Any = initial
         self.reference_moves = reference_moves
 
     def policy(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Prediction:
@@ -313,24 +313,31 @@ class Roles:
 
     def reference(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
         """Return log-probs [R, T] of the reference; arguments as for `policy`."""
-        if self._reference is not None:
-            return cast(Tensor, self._reference(prompt, response, None, temperature, prompt_index))
+        if self.reference_model is not None:
+            return cast(Tensor, self.reference_model(prompt, response, None, temperature, prompt_index))
         return cast(Tensor, self.actor_critic(Role.REFERENCE, prompt, response, temperature, prompt_index))
 
-    def start(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
+    def initial(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
         """Return log-probs [R, T] of the starting model, where it is not the reference; arguments as for `policy`."""
-        if self._start is not None:
-            return cast(Tensor, self._start(prompt, response, None, temperature, prompt_index))
-        return cast(Tensor, self.actor_critic(Role.START, prompt, response, temperature, prompt_index))
+        if self.initial_model is not None:
+            return cast(Tensor, self.initial_model(prompt, response, None, temperature, prompt_index))
+        return cast(Tensor, self.actor_critic(Role.INITIAL, prompt, response, temperature, prompt_index))
 
     def language_model(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
         """Return log-probs [R, T] of the policy at temperature 1, for a language-model loss."""
         return cast(Tensor, self.actor_critic(Role.LANGUAGE_MODEL, prompt, response, 1.0, prompt_index))
 
-    def reward_of(self, adapter: str) -> Callable[[Padded, Padded, Tensor | None], Tensor]:
-        """Return a function like `RewardModel.forward` for a reward model that is an adapter on the policy's base."""
+    def reward(self, adapter: str, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
+        """Return rewards [R] of a reward model that is an adapter on the policy's base."""
+        return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_index, adapter))
 
-        def rewards(prompt: Padded, response: Padded, prompt_index: Tensor | None) -> Tensor:
-            return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_index, adapter))
 
-        return rewards
+class MountedReward(NamedTuple):
+    """A reward model that is an adapter on the policy's base, called like a `RewardModel`."""
+
+    roles: Roles
+    adapter: str
+
+    def __call__(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
+        """Return rewards [R]."""
+        return self.roles.reward(self.adapter, prompt, response, prompt_index)

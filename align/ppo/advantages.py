@@ -4,26 +4,45 @@ All estimators take the rewards [B, T] of a whole global batch, 0 past a respons
 to each other, and return advantages [B, T], 0 past the end. Imports only torch.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from align.core.tensor_ops import length_mask, whiten
 
 
-def shape_rewards(scores: Tensor, log_probs: Tensor, reference: Tensor, lengths: Tensor, beta: float) -> Tensor:
-    """Per-token rewards [B, T]: -beta (log pi - log ref) on each token, and the score once, on the last real token.
+def add_kl_penalty(scores: Tensor, log_probs: Tensor, ref_log_probs: Tensor, lengths: Tensor, kl_coef: float) -> Tensor:
+    """Per-token rewards [B, T]: -kl_coef (log pi - log ref) on each token, and the score once, on the last real token.
 
     Args:
         scores: [B] of whole responses.
         log_probs: [B, T] of the policy at the sampling temperature.
-        reference: [B, T] of the reference at the same temperature.
+        ref_log_probs: [B, T] of the reference at the same temperature.
         lengths: [B] response tokens, at least 1.
 
     Source: lm-human-preferences, `train_policy.py`, `compute_rewards`.
     """
     mask = length_mask(lengths, log_probs.shape[1])
-    rewards = (-beta * (log_probs - reference)).masked_fill(~mask, 0.0)
+    rewards = (-kl_coef * (log_probs - ref_log_probs)).masked_fill(~mask, 0.0)
     return rewards.scatter_add(1, (lengths - 1)[:, None], scores.to(rewards.dtype)[:, None])
+
+
+def estimate_advantages(
+    estimator: Literal["gae", "rloo", "grpo", "reinforce++"],
+    rewards: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    gamma: float,
+    lam: float,
+    samples: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Return advantages [B, T] by the named estimator, and returns [B, T] if values are learned; arguments as below."""
+    if estimator == "gae":
+        return gae(rewards, values, lengths, gamma, lam)
+    if estimator == "reinforce++":
+        return reinforce_plus_plus(rewards, lengths, gamma), None
+    return (rloo if estimator == "rloo" else grpo)(rewards, lengths, samples), None
 
 
 def gae(rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

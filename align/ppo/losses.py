@@ -1,13 +1,79 @@
-"""The losses of PPO token by token, KL estimators, and the KL penalty's coefficient; imports only torch.
-
-The caller sums the losses and divides them by global counts.
-"""
+"""The loss of PPO, its terms token by token, KL estimators, and the KL penalty's coefficient; imports only torch."""
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from align.core.tensor_ops import masked_sum
+
+
+class LossInputs(NamedTuple):
+    """What the loss of R responses needs besides the current outputs of policy and critic; all [R, T]."""
+
+    old_log_probs: Tensor
+    """Of the policy that sampled the responses."""
+    old_values: Tensor
+    ref_log_probs: Tensor
+    advantages: Tensor
+    returns: Tensor | None
+    """None without a critic."""
+    token_weights: Tensor | None
+    """Of the policy's losses; None: all are 1."""
+
+
+class LossSettings(NamedTuple):
+    """The clips and the coefficients of the loss."""
+
+    clip: float
+    clip_high: float
+    """Upper epsilon of the ratio clip."""
+    value_clip: float
+    """Infinite: no limit."""
+    value_weight: float
+    entropy_weight: float
+    kl_coef: float
+    """Of the KL to the reference as a term of the loss."""
+    kl_estimator: Literal["k2", "k3"] | None
+    """None: the loss has no such term."""
+
+
+def ppo_loss(
+    new: tuple[Tensor, Tensor, Tensor], old: LossInputs, mask: Tensor, count: float, settings: LossSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the PPO loss of a micro-batch, and metrics that add up over micro-batches.
+
+    Args:
+        new: log-probs, values and entropies [R, T] of the current policy and critic.
+        mask: [R, T] True on response tokens.
+        count: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
+    """
+    log_probs, values, entropy = new
+    policy, policy_clipped = policy_losses(log_probs, old.old_log_probs, old.advantages, settings.clip, settings.clip_high)
+    if old.token_weights is not None:
+        policy = policy * old.token_weights
+    terms, clipped = {"policy": (1.0, policy)}, {"policy": policy_clipped}
+    if old.returns is not None:
+        value, clipped["value"] = value_losses(values, old.old_values, old.returns, settings.value_clip)
+        terms["value"] = (settings.value_weight, value)
+    if settings.entropy_weight:
+        terms["entropy"] = (-settings.entropy_weight, entropy)
+    if settings.kl_estimator:
+        terms["kl"] = (settings.kl_coef, kl_losses(log_probs, old.ref_log_probs, settings.kl_estimator))
+    means = {name: masked_sum(losses, mask) / count for name, (_, losses) in terms.items()}
+    total = torch.stack([weight * means[name] for name, (weight, _) in terms.items()]).sum()
+    with torch.no_grad():
+        ratio = torch.exp(log_probs - old.old_log_probs)
+        sums = {
+            **{f"loss/{name}": mean for name, mean in means.items()},
+            **{f"clipped/{name}": (where & mask).sum() / count for name, where in clipped.items()},
+            "ratio/mean": masked_sum(ratio, mask) / count,
+            "ratio_error": masked_sum((ratio - 1).abs(), mask) / count,
+            # Schulman's k3 of the step within the update, old to new.
+            "kl/step": masked_sum(ratio - 1 - torch.log(ratio), mask) / count,
+        }
+    return total, sums
 
 
 def policy_losses(
@@ -73,36 +139,34 @@ def kl_losses(log_probs: Tensor, reference: Tensor, estimator: Literal["k2", "k3
 
 
 class KLController:
-    """The coefficient of the KL penalty, constant here: 0.02 in InstructGPT, 0.05 in summarize_from_feedback_details."""
+    """The coefficient of the KL penalty: constant, or adapted to a target by proportional control.
 
-    def __init__(self, beta: float) -> None:
-        self.beta = beta
+    The constant is 0.02 in InstructGPT and 0.05 in summarize_from_feedback_details. The control is that of Ziegler et al.
+    2019, section 2.2 (`AdaptiveKLController` in lm-human-preferences).
 
-    def state_dict(self) -> float:
-        """For the checkpoint."""
-        return self.beta
+    Args:
+        target: KL in nats per response; 0: the coefficient is constant.
+        horizon: responses over which it adapts.
+    """
 
-    def load_state_dict(self, state: float) -> None:
-        """Restore what `state_dict` returned."""
-        self.beta = state
+    def __init__(self, coef: float, target: float = 0.0, horizon: int = 10_000) -> None:
+        self.coef, self.target, self.horizon = coef, target, horizon
 
-    def adapt(self, kl: float, samples: int) -> None:
-        """Adapt beta to a rollout; a constant one does not change.
+    def update(self, kl: float, samples: int) -> None:
+        """Raise the coefficient while KL is above the target, by at most 20 % per horizon of samples; lower it below.
 
         Args:
             kl: mean over responses, in nats summed over tokens.
             samples: number of responses.
         """
+        if self.target:
+            error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+            self.coef *= 1.0 + error * min(samples / self.horizon, 1.0)  # a rollout beyond the horizon must not overshoot
 
+    def state_dict(self) -> float:
+        """Return the coefficient."""
+        return self.coef
 
-class AdaptiveKL(KLController):
-    """Proportional control toward a target (Ziegler et al. 2019, section 2.2; `AdaptiveKLController` there)."""
-
-    def __init__(self, beta: float, target: float, horizon: int) -> None:
-        super().__init__(beta)
-        self.target, self.horizon = target, horizon
-
-    def adapt(self, kl: float, samples: int) -> None:
-        """Raise beta while KL is above the target, by at most 20 % per horizon of samples; lower it below."""
-        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        self.beta *= 1.0 + error * min(samples / self.horizon, 1.0)  # a rollout larger than the horizon must not overshoot
+    def load_state_dict(self, state: float) -> None:
+        """Restore what `state_dict` returned."""
+        self.coef = state

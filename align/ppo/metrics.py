@@ -4,17 +4,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from align.batches.micro_batches import prompt_groups
 from align.core.errors import UserError
 from align.core.tensor_ops import masked_mean
-from align.ppo.experience import Experience
+from align.models.backbone import Backbone
 from align.ppo.losses import kl_estimates
-from align.ppo.rollout import Rollout
+from align.ppo.records import Experience, Rollout
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 
 MISMATCH_LIMIT = 0.1
 """Nats per token. bfloat16 and other kernels cause a hundredth of it or less; another model or temperature, far more."""
+EXACT_RATIO_TOLERANCE = 1e-4
+"""On a processor the same kernels see the same shapes in scoring and in training: the ratio is 1 but for rounding."""
+RATIO_WARNING, RATIO_LIMIT = 1e-3, 0.05
+"""On a GPU, kernels may differ between the pass without and the pass with gradients. A mean ratio error of 0.001 in
+bfloat16 is worth a warning; one of 0.05 is a quarter of the usual clip range and means that something else is wrong."""
 PATIENCE = 5
 """Updates in a row with a KL clearly below 0 (2 standard errors) before the run stops: by chance 1 run in 10 million."""
 
@@ -37,7 +44,7 @@ def text_metrics(rollout: Rollout) -> dict[str, float]:
 
 def response_kl(experience: Experience) -> Tensor:
     """k1 estimates [B] of the KL to the reference, in nats per response."""
-    k1, _ = kl_estimates(experience.role_outputs.log_probs, experience.role_outputs.reference)
+    k1, _ = kl_estimates(experience.old.log_probs, experience.old.ref_log_probs)
     return (k1 * experience.mask).sum(1)
 
 
@@ -46,16 +53,16 @@ def value_metrics(experience: Experience) -> dict[str, float]:
     if experience.returns is None:
         return {}
     returns, mask = experience.returns, experience.mask
-    residual = masked_mean((returns - experience.role_outputs.values) ** 2, mask)
+    residual = masked_mean((returns - experience.old.values) ** 2, mask)
     variance = masked_mean((returns - masked_mean(returns, mask)) ** 2, mask)
     return {"value/explained_variance": float(1 - residual / variance.clamp(min=1e-8))}
 
 
-def engine_metrics(experience: Experience, cap: float) -> dict[str, float]:
+def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
     """Mismatch between the sampling engine and the policy; empty if they are the same model.
 
     Args:
-        cap: largest importance weight that corrects for it; 0: no correction.
+        corrected: whether token weights correct for it.
 
     Raises:
         UserError: if the mismatch is larger than number formats and kernels can cause, and nothing corrects for it.
@@ -63,13 +70,8 @@ def engine_metrics(experience: Experience, cap: float) -> dict[str, float]:
     engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
     if engine_log_probs is None:
         return {}
-    mismatch = float(masked_mean(kl_estimates(engine_log_probs, experience.role_outputs.log_probs)[1], mask))
-    if experience.importance is not None:
-        weights = experience.importance
-        capped = masked_mean((weights >= cap * (1 - 1e-6)).float(), mask)
-        figures = {"sampling/importance": float(masked_mean(weights, mask)), "sampling/capped": float(capped)}
-        return {"sampling/mismatch": mismatch, **figures}
-    if not mismatch <= MISMATCH_LIMIT:
+    mismatch = float(masked_mean(kl_estimates(engine_log_probs, experience.old.log_probs)[1], mask))
+    if not corrected and not mismatch <= MISMATCH_LIMIT:
         raise UserError(
             f"the engine samples from a different distribution than the policy ({mismatch:.2g} nats per token): does it "
             "serve the policy's architecture and configuration, and does it report log-probs at the sampling temperature "
@@ -79,36 +81,60 @@ def engine_metrics(experience: Experience, cap: float) -> dict[str, float]:
     return {"sampling/mismatch": mismatch}
 
 
-def rollout_metrics(
-    experience: Experience, scores: Tensor, parts: dict[str, Tensor], importance_cap: float = 0.0
-) -> dict[str, float]:
+def importance_metrics(weights: Tensor, mask: Tensor, cap: float) -> dict[str, float]:
+    """Mean of importance weights [B, T] that are at most `cap`, and how many of them are at it."""
+    capped = masked_mean((weights >= cap * (1 - 1e-6)).float(), mask)
+    return {"sampling/importance": float(masked_mean(weights, mask)), "sampling/capped": float(capped)}
+
+
+def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
     """All metrics of a rollout.
 
     Args:
-        scores: [B] on the scale of the rewards.
-        parts: each reward [B] by its name.
+        corrected: whether token weights correct for an engine that differs from the policy.
 
     Raises:
         UserError: if the engine that sampled is too far from the policy.
     """
-    roles, mask = experience.role_outputs, experience.mask
+    old, mask, scores = experience.old, experience.mask, experience.scores
     kl = response_kl(experience)
-    start = {} if roles.start is None else {"kl/start": float(((roles.log_probs - roles.start) * mask).sum(1).mean())}
-    k3 = (kl_estimates(roles.log_probs, roles.reference)[1] * mask).sum(1)
+    k3 = (kl_estimates(old.log_probs, old.ref_log_probs)[1] * mask).sum(1)
+    initial = old.initial_log_probs
+    start = {} if initial is None else {"kl/start": float(((old.log_probs - initial) * mask).sum(1).mean())}
     return {
         **value_metrics(experience),
-        **engine_metrics(experience, importance_cap),
-        **{f"reward/{name}": float(values.mean()) for name, values in parts.items()},
+        **engine_metrics(experience, corrected),
+        **{f"reward/{name}": float(values.mean()) for name, values in experience.score_parts.items()},
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std(correction=0)),
-        "objective": float((experience.scores - experience.beta * kl).mean()),
+        "objective": float((experience.training_scores - experience.kl_coef * kl).mean()),
         "kl/k1": float(kl.mean()),
         "kl/k3": float(k3.mean()),
         **start,
-        "kl/beta": experience.beta,
-        "entropy": float(masked_mean(roles.entropy, mask)),
+        "kl/beta": experience.kl_coef,
+        "entropy": float(masked_mean(old.entropy, mask)),
         **{f"text/{name}": value for name, value in text_metrics(experience.rollout).items()},
     }
+
+
+def check_ratio(error: float, device: torch.device) -> str:
+    """Check the ratio at the first minibatch of a fresh rollout, which must be 1; return a warning or "".
+
+    Args:
+        error: mean of |ratio - 1| over tokens.
+        device: where it was computed.
+
+    Raises:
+        UserError: if scoring and training do not agree.
+    """
+    exact = device.type == "cpu"
+    problem = (
+        f"the ratio at the first minibatch of a fresh rollout is off by {error:.2g} on average, not 1: the model computes "
+        "different log-probs in training and in scoring (check for dropout and nondeterministic kernels)"
+    )
+    if not error <= (EXACT_RATIO_TOLERANCE if exact else RATIO_LIMIT):
+        raise UserError(problem)
+    return f"warning: {problem}" if error > RATIO_WARNING and not exact else ""
 
 
 class NegativeKLWatch:
@@ -137,7 +163,7 @@ class NegativeKLWatch:
             )
 
     def state_dict(self) -> int:
-        """For the checkpoint."""
+        """Return the count."""
         return self.count
 
     def load_state_dict(self, state: int) -> None:
@@ -197,7 +223,7 @@ class DriftWatch:
         return warnings
 
     def state_dict(self) -> dict[str, Any] | None:
-        """For the checkpoint."""
+        """Return the first evaluation."""
         return self.first
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -244,7 +270,7 @@ class OveroptimizationWatch:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the count and the best evaluation."""
         return {"count": self.count, "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -260,14 +286,18 @@ class RoleFlopsProfiles(NamedTuple):
     critic: FlopsProfile | None = None
     """None: a head on the policy's trunk."""
     rewards: tuple[FlopsProfile, ...] = ()
-    rules: FlopsProfile | None = None
-    rule_lengths: tuple[int, ...] = ()
-    """Tokens of each rule that the rule model reads after a response."""
-    start: FlopsProfile | None = None
+    initial: FlopsProfile | None = None
     """None: the starting model is the reference."""
 
 
-def phase_flops(roles: RoleFlopsProfiles, work: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
+def rollout_work(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:
+    """Return the tokens of each prompt that is read in micro-batches of `budget` tokens, and of the responses to it."""
+    prompts = [prompt.ids for prompt in rollout.prompts]
+    groups = prompt_groups(backbone, prompts, rollout.responses, range(len(rollout)), budget)
+    return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
+
+
+def phase_flops(profiles: RoleFlopsProfiles, work: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
     """FLOPs of one update in each of its phases: sampling, scoring, learning.
 
     Args:
@@ -277,12 +307,10 @@ def phase_flops(roles: RoleFlopsProfiles, work: Sequence[tuple[int, Sequence[int
     sampling = scoring = learning = 0.0
     for prompt, responses in work:
         predicted = sum(responses)
-        sampling += sampling_flops(roles.policy, prompt, responses)
-        language_models = [role for role in (roles.policy, roles.reference, roles.start) if role]
+        sampling += sampling_flops(profiles.policy, prompt, responses)
+        language_models = [role for role in (profiles.policy, profiles.reference, profiles.initial) if role]
         scoring += sum(forward_flops(role, prompt, responses, predicted) for role in language_models)
-        scoring += sum(forward_flops(role, prompt, responses) for role in (roles.critic, *roles.rewards) if role)
-        if roles.rules is not None:
-            scoring += sum(forward_flops(roles.rules, prompt + length, roles.rule_lengths) for length in responses)
-        learning += epochs * training_flops(roles.policy, prompt, responses, predicted)
-        learning += epochs * training_flops(roles.critic, prompt, responses) if roles.critic else 0.0
+        scoring += sum(forward_flops(role, prompt, responses) for role in (profiles.critic, *profiles.rewards) if role)
+        learning += epochs * training_flops(profiles.policy, prompt, responses, predicted)
+        learning += epochs * training_flops(profiles.critic, prompt, responses) if profiles.critic else 0.0
     return {"sampling": sampling, "scoring": scoring, "learning": learning}

@@ -102,17 +102,19 @@ class PtxLoss:
         """FLOPs of learning from an example."""
         return group_flops(self.backbone, self.shape, example, predicted=list(map(len, example.responses)))
 
-    def accumulate(self, engine: TrainEngine, roles: Roles, count: int, step_key: tuple[int, ...]) -> dict[str, float]:
+    def accumulate(self, engine: TrainEngine, roles: Roles, count: int, step_key: tuple[int, ...]) -> tuple[float, float]:
         """Add the gradient of ptx_weight times the mean loss of random examples, `ptx_per_response` for each response.
 
         Args:
             count: responses of the optimizer step.
             step_key: update, epoch and minibatch, which decide the draw.
+
+        Returns:
+            The mean loss, and the FLOPs of learning it.
         """
         examples = self.draw(count * self.config.ptx_per_response, step_key)
         token_count = sum(example.predicted for example in examples)
         device = engine.accelerator.device
-
         lengths = [self.backbone.tokens_in_memory(len(e.prompt), list(map(len, e.responses))) for e in examples]
         plan = micro_batches(range(len(examples)), lengths, self.config.micro_batch_tokens, engine.accelerator)
         for rows in engine.micro_batches(plan):
@@ -122,8 +124,7 @@ class PtxLoss:
             mask = Padded.from_lists(masks).ids.to(device) > 0
             log_probs = roles.language_model(prompt, response, prompt_index)
             engine.backward(self.config.ptx_weight * demonstration_loss(log_probs, mask, ~mask, token_count, 0, 0.0))
-        loss = engine.sums["loss"] / self.config.ptx_weight
-        return {"ptx_loss": loss, "ptx_flops": sum(map(self.flops, examples))}
+        return engine.sums["loss"] / self.config.ptx_weight, sum(map(self.flops, examples))
 
 
 def _documents(config: PPOConfig, loaded: LoadedModel) -> Iterator[list[int]]:

@@ -5,10 +5,9 @@ import itertools
 import math
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from accelerate import Accelerator
@@ -17,9 +16,7 @@ from torch import Tensor
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function
 from align.data.records import Conversation
-from align.extras.attributes.scoring import AttributeReward
-from align.extras.rules.rubrics import RubricScorer
-from align.ppo.rollout import Rollout
+from align.ppo.records import Rollout
 from align.ppo.scores import combine_rewards, disagreement
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import run_on_main
@@ -30,8 +27,6 @@ RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[floa
 """Prompts and the texts of their responses, one each, to scores."""
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 """Responses to rewards: a `RewardModelScorer`."""
-Combine = Callable[[Tensor], Tensor]
-"""Rewards [M, B] of M reward models to [B]."""
 
 RESERVED = ("attributes", "mean", "std", "running_mean", "running_std", "length_slope", "disagreement")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
@@ -126,10 +121,11 @@ def _run_function(
 
 
 class Rewards:
-    """All rewards of a run: each is logged under its name, and their weighted sum is the score.
+    """The reward models and reward functions of a run; each is logged under its name, and their weighted sum is the score.
 
     Args:
-        combine: makes one reward of those of several models; None: their mean.
+        ensemble: how the rewards of several models are combined, see `combine_rewards`.
+        uncertainty_weight: see `combine_rewards`.
         timeout: seconds that a function may take for a rollout; 0: no limit.
         accelerator: processes that score together. The first one calls the functions, and all get its scores or its error.
     """
@@ -138,41 +134,35 @@ class Rewards:
         self,
         models: Sequence[ResponseScorer],
         functions: Sequence[WeightedFunction] = (),
-        combine: Combine | None = None,
-        rubrics: Sequence[RubricScorer] = (),
+        ensemble: Literal["mean", "wco", "uwo"] = "mean",
+        uncertainty_weight: float = 0.0,
         timeout: float = 0.0,
-        attributes: AttributeReward | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
-        self.timeout, self.attributes, self.accelerator = timeout, attributes, accelerator
-        self.models, self.functions, self.rubrics = list(models), list(functions), list(rubrics)
-        self.combine = combine or partial(combine_rewards, rule="mean", uncertainty_weight=0.0)
+        self.models, self.functions = list(models), list(functions)
+        self.ensemble, self.uncertainty_weight = ensemble, uncertainty_weight
+        self.timeout, self.accelerator = timeout, accelerator
 
     @property
-    def shapes(self) -> tuple[FlopsProfile, ...]:
+    def flops_profiles(self) -> tuple[FlopsProfile, ...]:
         """What the FLOPs of the reward models depend on."""
-        others = [self.attributes.scorer.scorer] if self.attributes else []
-        scorers = (model for model in (*self.models, *others) if isinstance(model, RewardModelScorer))
-        return tuple(scorer.shape for scorer in scorers if scorer.shape)
+        return tuple(model.shape for model in self.models if isinstance(model, RewardModelScorer) and model.shape)
 
     def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """Scores [B] and by name the parts [B] that they sum up, with the members of an ensemble and their disagreement."""
-        parts, members = self._of_models(rollout)
+        """Return scores [B], and by name `parts`."""
+        rewards, others = self.parts(rollout)
+        return sum_of_rewards(rewards, len(rollout)), rewards | others
+
+    def parts(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the weighted rewards [B] by name, and of several models each one's reward and their disagreement."""
+        rewards, members = self._of_models(rollout)
         conversations = [prompt.conversation for prompt in rollout.prompts]
         for reward, scores in zip(self.functions, self._of_functions(conversations, rollout.texts), strict=True):
             numbered = (f"{reward.name}_{number}" for number in itertools.count(2))
-            taken = {*RESERVED, *parts, *members}
+            taken = {*RESERVED, *rewards, *members}
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
-            parts[name] = reward.weight * torch.tensor(scores)
-        categories = [prompt.category for prompt in rollout.prompts]
-        for scorer in self.rubrics:
-            parts[f"rubric/{scorer.rubric.name}"] = scorer.rubric.weight * torch.tensor(
-                scorer(conversations, rollout.texts, categories)
-            )
-        if self.attributes:
-            parts["attributes"] = torch.tensor(self.attributes(rollout.sampled))
-        none = torch.zeros(len(rollout))  # rules alone may be the reward
-        return torch.stack([*parts.values(), none]).sum(0), parts | members
+            rewards[name] = reward.weight * torch.tensor(scores)
+        return rewards, members
 
     def _of_functions(self, prompts: Sequence[Conversation], responses: Sequence[str]) -> list[list[float]]:
         """The scores of each function, the same on every process: a function may be random, or each call may cost money."""
@@ -191,4 +181,10 @@ class Rewards:
         rewards = torch.stack([torch.tensor(model(rollout.sampled)) for model in self.models])
         members = {f"model_{number}": reward for number, reward in enumerate(rewards, 1)}
         members["disagreement"] = disagreement(rewards)
-        return {"model": self.combine(rewards)}, members if len(self.models) > 1 else {}
+        combined = combine_rewards(rewards, self.ensemble, self.uncertainty_weight)
+        return {"model": combined}, members if len(self.models) > 1 else {}
+
+
+def sum_of_rewards(rewards: Mapping[str, Tensor], count: int) -> Tensor:
+    """Return the sum of rewards [B] of `count` responses; 0 without any, because rules alone may be the training signal."""
+    return torch.stack([*rewards.values(), torch.zeros(count)]).sum(0)

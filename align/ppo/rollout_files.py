@@ -4,19 +4,18 @@ A file is complete before its update learns. Its bytes and the choice of updates
 the same files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torch import Tensor
 
 from align.core.errors import UserError
 from align.core.files import new_file, numbered_paths
-from align.ppo.experience import Experience
 from align.ppo.losses import kl_estimates
+from align.ppo.records import Experience
 from align.tokenization import Tokenization
 from align.training.run import Run
 
@@ -78,23 +77,14 @@ def recorded_updates(updates: int, count: int) -> frozenset[int]:
     return frozenset(1 + round(number * (updates - 1) / (count - 1)) for number in range(count))
 
 
-def rows_of(
-    update: int,
-    experience: Experience,
-    rewards: Tensor,
-    parts: Mapping[str, Tensor],
-    tokenization: Tokenization,
-    rows: Sequence[int],
-) -> list[RolloutRow]:
+def rows_of(update: int, experience: Experience, tokenization: Tokenization, rows: Sequence[int]) -> list[RolloutRow]:
     """Some rows of a rollout as records.
 
     Args:
-        rewards: [B] scores on the scale of the rewards.
-        parts: each reward [B] by its name.
         rows: indices in the rollout.
     """
-    rollout, outputs = experience.rollout, experience.role_outputs
-    kl, _ = kl_estimates(outputs.log_probs, outputs.reference)
+    rollout, outputs = experience.rollout, experience.old
+    kl, _ = kl_estimates(outputs.log_probs, outputs.ref_log_probs)
     per_token = dict(zip(PER_TOKEN, (outputs.log_probs, kl, outputs.values, experience.advantages), strict=True))
     found = []
     for row in rows:
@@ -107,9 +97,9 @@ def rows_of(
                 prompt=[{"role": turn["role"], "content": turn["content"]} for turn in prompt.conversation],
                 text=rollout.texts[row],
                 ended=rollout.ended[row],
-                reward=float(rewards[row]),
-                score=float(experience.scores[row]),
-                parts={name: float(values[row]) for name, values in parts.items()},
+                reward=float(experience.scores[row]),
+                score=float(experience.training_scores[row]),
+                parts={name: float(values[row]) for name, values in experience.score_parts.items()},
                 ids=ids,
                 tokens=tokenization.token_texts(ids),
                 category=prompt.category,
@@ -133,8 +123,8 @@ class RolloutWriter:
                 if number > update:
                     path.unlink()
 
-    def write(self, update: int, experience: Experience, rewards: Tensor, parts: Mapping[str, Tensor]) -> None:
-        """Write an update's rollout, if it is one of those to write; arguments as for `rows_of`.
+    def write(self, update: int, experience: Experience) -> None:
+        """Write an update's rollout, if it is one of those to write.
 
         Raises:
             UserError: if the disk is full or not writable.
@@ -142,7 +132,7 @@ class RolloutWriter:
         if update not in self.recorded or not self.run.is_main:
             return
         rows = range(min(ROWS, len(experience.rollout)))
-        records = rows_of(update, experience, rewards, parts, self.tokenization, rows)
+        records = rows_of(update, experience, self.tokenization, rows)
         write_rollout(rollout_path(self.run.folder, update), records)
         self.run.trace(update, [_conversation(row) for row in records[:TRACES]])
 

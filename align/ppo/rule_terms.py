@@ -14,7 +14,7 @@ from torch import Tensor
 from align.core.errors import UserError, nearest_name_hint
 from align.extras.rules.scoring import RuleScorer
 from align.ppo.config import PPOConfig
-from align.ppo.rollout import Rollout
+from align.ppo.records import Rollout
 from align.ppo.scores import RunningMoments
 
 PREFERENCE = "preference"

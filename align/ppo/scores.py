@@ -1,17 +1,14 @@
-"""From rewards to the scores that the policy learns from: ensembles, length adjustment, normalization, missing EOS.
+"""From rewards to training scores: ensembles, length adjustment, normalization, the penalty for a missing EOS.
 
-The rule for a missing EOS also applies when policies are compared. Running statistics and the length adjustment do not,
+The penalty for a missing EOS also applies when policies are compared. Running statistics and the length adjustment do not,
 because the score of a response would then depend on the other responses.
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-from align.ppo.config import EnsembleRule, PPOConfig
-from align.ppo.rollout import Rollout
 
 
 class RunningMoments:
@@ -35,7 +32,7 @@ class RunningMoments:
         self.count = total
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return count, mean and sum of squared deviations."""
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -43,61 +40,33 @@ class RunningMoments:
         self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
 
 
-class Scores(NamedTuple):
-    """The scores [B] of a rollout."""
+class ScoreNormalization:
+    """Normalizes training scores by running statistics of all scores so far, and clips them.
 
-    reported: Tensor
-    """On the scale of the rewards, after the rule for a missing EOS."""
-    learned: Tensor
-    """The scores that the policy learns from."""
-
-
-class ScoreShaping:
-    """Adjusts scores for length, normalizes and clips them, then applies the rule for a missing EOS.
-
-    `missing_eos_score` is therefore on the scale of the normalized scores.
+    Args:
+        how: `none`; `scale` divides by the standard deviation; `standardize` subtracts the mean first.
+        clip: the largest distance from 0; 0: no clip.
     """
 
-    def __init__(self, config: PPOConfig) -> None:
-        self.config, self.moments = config, RunningMoments()
-        self.slope = 0.0  # of the last rollout's scores; each rollout has its own
+    def __init__(self, how: Literal["none", "scale", "standardize"], clip: float) -> None:
+        self.how, self.clip, self.moments = how, clip, RunningMoments()
 
-    def shape(self, raw: Tensor, rollout: Rollout, learned: Tensor | None = None) -> Scores:
-        """Shape scores; those to learn from are added to the running statistics first.
-
-        Args:
-            raw: [B] on the scale of the rewards.
-            learned: [B] scores to learn from, if they differ from `raw`.
-        """
-        learned, config = (raw if learned is None else learned).float(), self.config
-        if config.length_adjustment:
-            answers = (rollout.lengths, rollout.ended_mask, config.samples_per_prompt)
-            self.slope = length_slope(learned, *answers)
-            adjusted = adjust_for_length(learned, *answers, config.length_adjustment * self.slope)
-            if config.missing_eos == "replace":  # these scores go into the running statistics alone
-                adjusted = torch.where(rollout.ended_mask, adjusted, learned)
-            learned = adjusted
-        self.moments.add(learned)
-        if config.normalize_scores == "standardize":
-            learned = learned - self.moments.mean
-        if config.normalize_scores != "none":
-            learned = learned / self.moments.std
-        if config.score_clip:
-            learned = learned.clamp(-config.score_clip, config.score_clip)
-        return Scores(self.apply_eos_rule(raw, rollout), self.apply_eos_rule(learned, rollout))
-
-    def apply_eos_rule(self, scores: Tensor, rollout: Rollout) -> Tensor:
-        """Scores [B] after the rule for a missing EOS."""
-        config = self.config
-        return apply_missing_eos_rule(scores.float(), rollout.ended_mask, config.missing_eos, config.missing_eos_score)
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Return normalized scores [B], which are added to the running statistics first."""
+        scores = scores.float()
+        self.moments.add(scores)
+        if self.how == "standardize":
+            scores = scores - self.moments.mean
+        if self.how != "none":
+            scores = scores / self.moments.std
+        return scores.clamp(-self.clip, self.clip) if self.clip else scores
 
     def metrics(self) -> dict[str, float]:
-        """The running statistics and the length slope; docs/metrics.md defines them."""
-        figures = {"reward/running_mean": self.moments.mean, "reward/running_std": self.moments.std}
-        return figures | ({"reward/length_slope": self.slope} if self.config.length_adjustment else {})
+        """The running statistics; docs/metrics.md defines them."""
+        return {"reward/running_mean": self.moments.mean, "reward/running_std": self.moments.std}
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the running statistics."""
         return self.moments.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -105,10 +74,10 @@ class ScoreShaping:
         self.moments.load_state_dict(state)
 
 
-def apply_missing_eos_rule(
+def apply_missing_eos(
     scores: Tensor, ended: Tensor, missing_eos: Literal["replace", "lower", "keep"], penalty: float
 ) -> Tensor:
-    """Scores [B] after the rule for responses that did not end.
+    """Return scores [B] with the penalty for responses that did not end; `penalty` is on the scale of the scores.
 
     A truncated response has no EOS to be scored at; summarize_from_feedback_details replaces its score by -1.
 
@@ -116,6 +85,7 @@ def apply_missing_eos_rule(
         ended: [B] bool.
         missing_eos: `replace` the score by `penalty`, `lower` it by |penalty|, or `keep` it.
     """
+    scores = scores.float()
     if missing_eos == "keep":
         return scores
     replacement = torch.full_like(scores, penalty) if missing_eos == "replace" else scores - abs(penalty)
@@ -158,7 +128,7 @@ def _from_group_mean(values: Tensor, chosen: Tensor, samples: int) -> Tensor:
     return (grouped - means).flatten()
 
 
-def combine_rewards(rewards: Tensor, rule: EnsembleRule, uncertainty_weight: float) -> Tensor:
+def combine_rewards(rewards: Tensor, rule: Literal["mean", "wco", "uwo"], uncertainty_weight: float) -> Tensor:
     """Combine the rewards of an ensemble into one [B] (Coste et al. 2024, arXiv 2310.02743, section 3.2).
 
     Args:

@@ -1,25 +1,19 @@
 """The frozen models that score responses in a PPO run, as adapters on the policy's base or as separate models."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from accelerate import Accelerator
 from peft import PeftConfig
-from torch import nn
 
-from align.extras.attributes.scoring import AttributeReward, AttributeScorer
-from align.extras.rules.rubrics import LocalJudge, RubricScorer, load_rubrics
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, Roles, ScalarHead
-from align.ppo.config import PPOConfig
+from align.models.roles import REWARD_ADAPTER, MountedReward, Roles, ScalarHead
 from align.reward.checkpoint import (
     REWARD,
-    RULE,
     LoadedReward,
     ScorerKind,
     is_reward_model,
@@ -83,20 +77,28 @@ class RewardSource(NamedTuple):
     def scorer(self, policy: LoadedModel, roles: Roles, accelerator: Accelerator, budget: int) -> RewardModelScorer:
         """The scorer of this model, which reads `budget` padded tokens at once."""
         if self.mounted is not None:
-            module, shape = roles.reward_of(self.mounted.adapter), flops_profile(policy.backbone, self.mounted.adapter)
+            module, shape = MountedReward(roles, self.mounted.adapter), flops_profile(policy.backbone, self.mounted.adapter)
             return RewardModelScorer(module, self.mounted.mean, policy.backbone, accelerator, budget, shape=shape)
         assert self.loaded is not None
         return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)
 
 
 def load_rewards(
-    models: Sequence[str | LoadedReward], policy: LoadedModel, dtype: str, chat_template: str = "auto"
+    models: Sequence[str | LoadedReward],
+    policy: LoadedModel,
+    dtype: str,
+    chat_template: str = "auto",
+    adapter: str = REWARD_ADAPTER,
 ) -> list[RewardSource]:
-    """Load reward models as `load_source` does; `chat_template` is the policy's, for classifiers without a template."""
+    """Load reward models as `load_source` does, with numbered adapters.
+
+    Args:
+        chat_template: the policy's, for classifiers without a template.
+    """
     return [
         RewardSource(model.loaded.base, loaded=model)
         if isinstance(model, LoadedReward)
-        else load_source(model, policy, dtype, f"{REWARD_ADAPTER}_{number}", chat_template=chat_template)
+        else load_source(model, policy, dtype, f"{adapter}_{number}", chat_template=chat_template)
         for number, model in enumerate(models, 1)
     ]
 
@@ -122,57 +124,3 @@ def load_source(
     if can_share_base(folder, policy, kind):
         return RewardSource(folder, mounted=load_reward_adapter(folder, policy, adapter, kind))
     return RewardSource(folder, loaded=load_reward_model(folder, dtype, chat_template, kind))
-
-
-@dataclass(frozen=True)
-class ScoringModels:
-    """All models that score the responses of a run."""
-
-    rewards: list[RewardSource]
-    judges: list[RewardSource]
-    """The reward model that selects the policy to keep, if there is one."""
-    rules: RewardSource | None
-    rubrics: list[RubricScorer]
-    attributes: AttributeReward | None
-
-    @property
-    def mounted(self) -> list[RewardAdapter]:
-        """Those that are adapters on the policy's base."""
-        return [source.mounted for source in self._sources if source.mounted]
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """Those that are separate models."""
-        modules: list[nn.Module] = [source.loaded.model for source in self._sources if source.loaded]
-        modules += [self.attributes.scorer.module] if self.attributes else []
-        judges = [rubric.judge for rubric in self.rubrics[:1]]  # one serves all rubrics
-        return modules + [judge.module for judge in judges if isinstance(judge, LocalJudge)]
-
-    @property
-    def _sources(self) -> list[RewardSource]:
-        return [*self.rewards, *self.judges, *([self.rules] if self.rules else [])]
-
-
-def load_scoring_models(
-    config: PPOConfig,
-    policy: LoadedModel,
-    accelerator: Accelerator,
-    rewards: Sequence[str | LoadedReward],
-    judges: Sequence[str | LoadedReward],
-) -> ScoringModels:
-    """Load all models that score the policy's responses.
-
-    Raises:
-        UserError: if one of them is not a model of the kind that its setting needs.
-    """
-    sources = load_rewards([*rewards, *judges], policy, config.dtype, config.chat_template)
-    rules = load_source(config.rule_model, policy, config.dtype, RULE_ADAPTER, RULE) if config.rule_model else None
-    judged = config.rubrics
-    rubrics = load_rubrics(judged, accelerator, config.dtype, config.micro_batch_tokens) if judged else []
-    attributes = None
-    if config.attribute_model:
-        scorer = AttributeScorer.from_folder(
-            config.attribute_model, config.dtype, policy.tokenization, accelerator, config.micro_batch_tokens
-        )
-        attributes = AttributeReward(scorer, config.attribute_reward)
-    return ScoringModels(sources[: len(rewards)], sources[len(rewards) :], rules, rubrics, attributes)

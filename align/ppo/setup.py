@@ -1,109 +1,237 @@
-"""The models of a PPO run: which model has which role, and how much memory they need."""
+"""The preparation of a PPO run: which model has which role, how much memory they need, and what scores responses."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 
-from align.models.adapters import adapter_parameters, copy_adapter
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
+from align.models.adapters import copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.loading import LoadedModel
-from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, RewardModel, ScalarHead, freeze_unused_lm_head
-from align.ppo.config import PPOConfig
-from align.ppo.experience import Experience, RoleOutputs, minibatches, plan_minibatch
-from align.ppo.rollout import Rollout, prompts_of_update
-from align.ppo.scoring_models import RewardAdapter
+from align.models.roles import (
+    REFERENCE_ADAPTER,
+    VALUE_ADAPTER,
+    ActorCritic,
+    LanguageModel,
+    RewardModel,
+    Roles,
+    ScalarHead,
+    freeze_unused_lm_head,
+)
+from align.ppo.experience import plan_minibatch
+from align.ppo.extensions import Extension
+from align.ppo.metrics import RoleFlopsProfiles
+from align.ppo.records import Rollout
+from align.ppo.rewards import Rewards
+from align.ppo.scoring_models import RewardAdapter, RewardSource
 from align.reward.checkpoint import LoadedReward
-from align.reward.scoring import reads_ids_of
-from align.runtime.sharding import is_sharded, sharded_copies, whole_count
+from align.reward.scoring import RewardModelScorer, reads_ids_of
+from align.runtime.distributed import largest, zero_stage
+from align.runtime.sharding import is_sharded, place_frozen_model, sharded_copies, sharded_loading, whole_count
+from align.sampling.engines import SamplingEngine, sampling_tokens
+from align.sampling.generation import Sampling
+from align.tokenization import ConversationError
 from align.tokenization.encoded import EncodedPrompt
+from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import RateGroup
 from align.training.run import Run
-from align.training.trial import PLANNED_UPDATES
+from align.training.start import build_engine
 
 
-def check_memory(run: Run, config: PPOConfig, loaded: LoadedModel, module: ActorCritic, frozen: Sequence[nn.Module]) -> None:
-    """Report the memory that the run holds whatever its batches are. Raises: UserError if it is more than there is."""
+@dataclass(frozen=True)
+class Prepared:
+    """All that the loop needs besides its settings."""
+
+    run: Run
+    policy: LoadedModel
+    engine: TrainEngine
+    """Trains the `ActorCritic`."""
+    roles: Roles
+    sampler: SamplingEngine
+    sampling: Sampling
+    rewards: Rewards
+    prompts: list[EncodedPrompt]
+    validation: list[EncodedPrompt]
+    """The fixed prompts of evaluations; may be empty."""
+    flops_profiles: RoleFlopsProfiles
+    extensions: Mapping[str, Extension]
+    """By the names that their states have in checkpoints."""
+
+    def close(self) -> None:
+        """Release what the sampler and the run hold."""
+        self.sampler.close()
+        self.run.close()
+
+
+def build_engine_and_roles(
+    run: Run,
+    policy: LoadedModel,
+    module: ActorCritic,
+    frozen: Sequence[nn.Module],
+    total_steps: int,
+    groups: Sequence[RateGroup],
+    average_decay: float,
+    reference_moves: bool,
+) -> tuple[TrainEngine, Roles]:
+    """Copy the policy for its reference, check that memory suffices, and build the engine around the trained module.
+
+    Args:
+        frozen: models that score responses.
+        total_steps: optimizer steps of the run.
+        groups: learning rates.
+        average_decay: of a mean of the weights; 0: none.
+        reference_moves: whether the reference follows the policy.
+    """
+    accelerator = run.accelerator
+    if reference_moves and zero_stage(accelerator) == 3:
+        raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
+    copies = 0 if policy.adapter else 2 if reference_moves else 1
+    with sharded_loading(accelerator):
+        references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
+    check_memory(run, policy, module, [*references, *frozen], average_decay > 0, reference_moves)
+    reference, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
+    engine = build_engine(run, module, total_steps, groups, average_decay)
+    return engine, Roles(engine.module, reference, initial, reference_moves)
+
+
+def make_scorer(
+    source: RewardSource, run: Run, policy: LoadedModel, roles: Roles, prompts: Sequence[EncodedPrompt], max_new_tokens: int
+) -> RewardModelScorer:
+    """Return the scorer of a model that can read all prompts and responses; report if it reads other token ids."""
+    scorer = source.scorer(policy, roles, run.accelerator, run.config.micro_batch_tokens)
+    if scorer.tokenization:
+        assert isinstance(run.config, ModelConfig)
+        template = "" if source.loaded is None or source.loaded.has_template else run.config.chat_template
+        form = f", which has no chat template and reads chat_template {template}" if template else ""
+        run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
+    require_readable(source.name, scorer, prompts, max_new_tokens, policy)
+    return scorer
+
+
+def require_readable(
+    name: str,
+    scorer: RewardModelScorer,
+    prompts: Sequence[EncodedPrompt],
+    max_new_tokens: int,
+    policy: LoadedModel,
+    after: int = 0,
+) -> None:
+    """Raise a UserError before any response is sampled if a scoring model cannot read one, or its template drops a turn.
+
+    Args:
+        after: tokens that the model reads after a response.
+    """
+    for prompt in prompts if scorer.tokenization else ():
+        try:
+            scorer.tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
+        except ConversationError as error:
+            raise UserError(f"{name}: {error}") from error
+    scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)
+
+
+def require_patience(reward_timeout: float, collective_timeout: float) -> None:
+    """Raise a UserError if the processes that wait for the first one cannot outlast a reward function's timeout."""
+    if reward_timeout >= collective_timeout:
+        raise UserError(
+            f"reward_timeout is {reward_timeout:g}, but the other processes wait for collective_timeout "
+            f"({collective_timeout:g} s): raise that above reward_timeout"
+        )
+
+
+def sampling_of(run: Run, policy: LoadedModel, longest: int, max_new_tokens: int, temperature: float) -> Sampling:
+    """Return how responses are sampled: as many at once as the memory of the smallest process holds.
+
+    Args:
+        longest: tokens of the longest prompt and response together.
+    """
+    at_once = -largest(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
+    return Sampling(max_new_tokens, temperature, batch_tokens=at_once)
+
+
+def check_memory(
+    run: Run, policy: LoadedModel, module: ActorCritic, frozen: Sequence[nn.Module], averages: bool, reference_moves: bool
+) -> None:
+    """Report the memory that the run holds whatever its batches are. Raise a UserError if it is more than there is.
+
+    Args:
+        frozen: models that are kept beside the trained `module`.
+        averages: whether a mean of the weights is kept.
+        reference_moves: whether checkpoints hold the reference.
+    """
+    assert isinstance(run.config, ModelConfig)
     trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)
-    mean = FLOAT32_BYTES * trained if config.ema_decay else 0
-    moved = trained * loaded.backbone.model.dtype.itemsize if config.reference_refresh else 0
-    run.say(run.memory.check(config, module, frozen, {"mean of the weights": mean}, mean + moved))
-
-
-class LargestMicroBatch(NamedTuple):
-    """The micro-batch of a run with the most tokens, if every response has its maximum length."""
-
-    experience: Experience
-    minibatch: list[int]
-    """The rows of its minibatch in the experience."""
-    rows: list[int]
-    tokens: int
-    """Padded tokens of the micro-batch."""
+    mean = FLOAT32_BYTES * trained if averages else 0
+    moved = trained * policy.backbone.model.dtype.itemsize if reference_moves else 0
+    run.say(run.memory.check(run.config, module, frozen, {"mean of the weights": mean}, mean + moved))
 
 
 def largest_micro_batch(
-    config: PPOConfig, backbone: Backbone, prompts: list[EncodedPrompt], accelerator: Accelerator
-) -> LargestMicroBatch:
-    """Find the largest micro-batch of this process; its responses, advantages and role outputs are 0."""
+    plans: Iterable[tuple[Rollout, list[list[int]]]], backbone: Backbone, micro_batch_tokens: int, accelerator: Accelerator
+) -> tuple[int, Rollout, list[int], list[int]]:
+    """Return the micro-batch of this process with the most padded tokens: tokens, rollout, rows of its minibatch, its rows.
+
+    Args:
+        plans: rollouts with the rows of their minibatches.
+    """
     found: list[tuple[int, Rollout, list[int], list[int]]] = []
-    for update in range(1, min(config.updates, PLANNED_UPDATES) + 1):
-        chosen = prompts_of_update(config, prompts, update)
-        rollout = Rollout(chosen, [[0] * config.max_new_tokens] * len(chosen), [], [])
-        for minibatch in minibatches(config, rollout, update, 0):
-            for batch in plan_minibatch(config, rollout, minibatch, backbone, accelerator):
+    for rollout, minibatches in plans:
+        for minibatch in minibatches:
+            for batch in plan_minibatch(rollout, minibatch, backbone, micro_batch_tokens, accelerator):
                 groups = len(getattr(batch.rows, "starts", batch.rows))
-                prompt = max(len(chosen[row].ids) for row in batch.rows)
-                tokens = groups * prompt + len(batch.rows) * config.max_new_tokens
-                found.append((tokens, rollout, minibatch, batch.rows))
-    tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
-    zeros = torch.zeros(len(rollout), config.max_new_tokens)
-    returns = zeros if config.has_critic else None
-    outputs = RoleOutputs(zeros, zeros, zeros, zeros)
-    experience = Experience(rollout, zeros[:, 0], outputs, rollout.lengths, zeros, returns, config.kl_beta)
-    return LargestMicroBatch(experience, minibatch, rows, tokens)
+                prompt = max(len(rollout.prompts[row].ids) for row in batch.rows)
+                response = max(len(rollout.responses[row]) for row in batch.rows)
+                found.append((groups * prompt + len(batch.rows) * response, rollout, minibatch, batch.rows))
+    return max(found, key=lambda batch: batch[0])
 
 
 def build_actor_critic(
-    config: PPOConfig,
-    loaded: LoadedModel,
-    mounted: Sequence[RewardAdapter] = (),
-    critic_start: RewardAdapter | None = None,
-    reward: LoadedReward | None = None,
+    policy: LoadedModel,
+    critic: Literal["none", "shared", "separate"] = "shared",
+    critic_init: RewardAdapter | LoadedReward | None = None,
+    adapters: Sequence[RewardAdapter] = (),
+    learns_entropy: bool = False,
+    reference_moves: bool = False,
 ) -> ActorCritic:
-    """The module that PPO trains.
+    """Build the module that PPO trains.
 
     A separate critic starts from the reward model (InstructGPT, section 3.5) if that is an adapter on the policy's base, or
     if all weights are trained, it has the policy's architecture and it reads the policy's token ids. Otherwise it starts
     from the initial policy, with a head that starts at 0.
 
     Args:
-        mounted: reward models on the policy's base.
-        critic_start: the one of them that a critic may start from.
-        reward: the first reward model, if that is a separate model.
+        critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone.
+        critic_init: the reward model that a separate critic may start from.
+        adapters: reward models on the policy's base.
+        learns_entropy: whether the loss has a term for the policy's entropy.
+        reference_moves: whether the reference follows the policy.
     """
-    backbone, hidden_size = loaded.backbone, loaded.backbone.hidden_size
-    value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(config.has_critic)
-    critic, critic_adapter = None, None
-    if config.critic == "separate" and loaded.adapter:
+    backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
+    value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
+    model, critic_adapter = None, None
+    if critic == "separate" and policy.adapter:
         assert backbone.peft is not None
-        copy_adapter(backbone.peft, critic_start.adapter if critic_start else loaded.adapter, VALUE_ADAPTER)
+        mounted = critic_init if isinstance(critic_init, RewardAdapter) else None
+        copy_adapter(backbone.peft, mounted.adapter if mounted else policy.adapter, VALUE_ADAPTER)
         critic_adapter = VALUE_ADAPTER
-        if critic_start:
-            _start_from(critic_start.head, critic_start.mean, value_head)
-        backbone.peft.set_requires_grad(loaded.adapter)  # adding one adapter must not freeze the other
-    elif config.critic == "separate":
-        critic = _critic_from_reward(loaded, reward, value_head) or copy_backbone(backbone)
-        critic.requires_grad_(True)
-    if critic is not None:
-        freeze_unused_lm_head(critic)
-    reference_adapter = _reference_adapter(loaded) if config.reference_refresh and loaded.adapter else None
-    heads = {reward.adapter: reward.head for reward in mounted}
-    parts = (backbone, loaded.adapter, value_head, loaded.start_adapter, critic, critic_adapter, heads)
-    return ActorCritic(*parts, learns_entropy=config.entropy_weight > 0, reference_adapter=reference_adapter)
+        if mounted:
+            _start_from(mounted.head, mounted.mean, value_head)
+        backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
+    elif critic == "separate":
+        reward = critic_init if isinstance(critic_init, LoadedReward) else None
+        model = _critic_from_reward(policy, reward, value_head) or copy_backbone(backbone)
+        model.requires_grad_(True)
+        freeze_unused_lm_head(model)
+    reference_adapter = _reference_adapter(policy) if reference_moves and policy.adapter else None
+    heads = {adapter.adapter: adapter.head for adapter in adapters}
+    parts = (backbone, policy.adapter, value_head, policy.start_adapter, model, critic_adapter, heads)
+    return ActorCritic(*parts, learns_entropy=learns_entropy, reference_adapter=reference_adapter)
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:
@@ -118,18 +246,17 @@ def _reference_adapter(loaded: LoadedModel) -> str:
     return REFERENCE_ADAPTER
 
 
-def rate_groups(config: PPOConfig, module: ActorCritic) -> list[RateGroup]:
-    """The learning rates of critic and policy; the policy's is 0 during `critic_warmup`.
+def rate_groups(module: ActorCritic, learning_rate: float, value_learning_rate: float, frozen_steps: int) -> list[RateGroup]:
+    """Return the learning rates of policy and critic.
 
     A trunk that both share is the policy's: the value loss moves it at the policy's rate.
+
+    Args:
+        frozen_steps: first optimizer steps during which the policy's rate is 0.
     """
     critic = module.critic_weights()
     policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
-    frozen_steps = config.critic_warmup * config.epochs * config.minibatches
-    return [
-        RateGroup("", policy, config.learning_rate, frozen_steps),
-        RateGroup("value", critic, config.value_learning_rate or config.learning_rate),
-    ]
+    return [RateGroup("", policy, learning_rate, frozen_steps), RateGroup("value", critic, value_learning_rate)]
 
 
 def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead) -> Backbone | None:
@@ -160,45 +287,3 @@ def copy_backbone(backbone: Backbone) -> Backbone:
     copied = wrap(copy.deepcopy(backbone.model, dict(zip(sharded, copies, strict=True))), check=False)
     copied.shares_prompts = backbone.shares_prompts
     return copied
-
-
-class ReferenceRefresh:
-    """Copies the policy's weights over the reference's.
-
-    Args:
-        every: updates between two refreshes.
-        loaded: the policy.
-        reference: the frozen copy; None with LoRA, where the reference is another adapter on the policy's base.
-    """
-
-    def __init__(self, every: int, loaded: LoadedModel, reference: nn.Module | None) -> None:
-        self.every, self.moved = every, False
-        if reference is None:
-            assert loaded.adapter is not None
-            self.weights = adapter_parameters(loaded.backbone.model, REFERENCE_ADAPTER)
-            trained = adapter_parameters(loaded.backbone.model, loaded.adapter).values()
-            self.sources = dict(zip(self.weights, trained, strict=True))
-        else:
-            self.weights = {name.removeprefix("backbone.model."): weight for name, weight in reference.named_parameters()}
-            policy = dict(loaded.backbone.model.named_parameters())
-            self.sources = {name: policy[name] for name in self.weights}
-
-    def after_update(self, update: int) -> None:
-        """Refresh the reference, if it is its turn after this update."""
-        if update % self.every == 0:
-            self._copy(self.sources)
-
-    @torch.no_grad()
-    def _copy(self, sources: Mapping[str, Tensor]) -> None:
-        for name, weight in self.weights.items():
-            weight.copy_(sources[name])
-        self.moved = True
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The reference's weights; none while it is the starting model."""
-        return {name: weight.detach() for name, weight in self.weights.items()} if self.moved else {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the reference of a checkpoint."""
-        if state:
-            self._copy(state)

@@ -1,7 +1,404 @@
-"""PPO from the command line: `accelerate launch align/ppo/train.py --config configs/ppo/x.yaml`."""
+"""PPO with a KL penalty. This file is the loop, and the program that a launcher starts:
 
+    accelerate launch align/ppo/train.py --config configs/ppo/smollm2-135m.yaml
+
+An update samples responses, scores them, computes what policy, reference and critic predict for them, makes advantages from
+scores and KL penalty, and trains policy and critic on them for several epochs. docs/architecture.md lists the files on the
+way from a prompt to a weight update.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from align.batches.encoding import Data, Limits, encode_prompts
+from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.ppo import PPOConfig, run_ppo
+from align.core.seeds import Stream
+from align.core.tensor_ops import length_mask, whiten
+from align.models.backbone import flops_profile
+from align.models.checkpoint import save_model, weights_of
+from align.ppo.advantages import add_kl_penalty, estimate_advantages
+from align.ppo.config import PPOConfig
+from align.ppo.evaluation import Candidate, PolicySelection, evaluation_metrics, sample_rows
+from align.ppo.experience import forward_all_roles, pack_rollout, plan_minibatch, shuffled_minibatches
+from align.ppo.extensions import Extension, TrainingContext, combined_token_weights
+from align.ppo.extensions.interim import configured_extensions
+from align.ppo.losses import KLController, LossSettings, ppo_loss
+from align.ppo.metrics import (
+    DriftWatch,
+    MissingEosWatch,
+    NegativeKLWatch,
+    RoleFlopsProfiles,
+    check_ratio,
+    phase_flops,
+    response_kl,
+    rollout_metrics,
+    rollout_work,
+)
+from align.ppo.records import Evaluation, Experience, RoleOutputs, Rollout
+from align.ppo.rewards import Rewards, WeightedFunction, load_functions, sum_of_rewards
+from align.ppo.rollout import PromptIdentity, prompts_of_update, sample_rollout, save_if_scoring_fails
+from align.ppo.scores import ScoreNormalization, apply_missing_eos
+from align.ppo.scoring_models import load_rewards
+from align.ppo.setup import (
+    Prepared,
+    build_actor_critic,
+    build_engine_and_roles,
+    largest_micro_batch,
+    make_scorer,
+    rate_groups,
+    require_patience,
+    sampling_of,
+)
+from align.reward.checkpoint import LoadedReward, require_reward_model
+from align.runtime.distributed import run_on_main
+from align.runtime.flops import Clock
+from align.runtime.sharding import sharded_loading
+from align.sampling.engines import make_engine
+from align.training.broken_batch import stop_on_nan
+from align.training.checkpoint import Checkpoint, Stateful
+from align.training.engine import NotFiniteError
+from align.training.start import Model, open_run, say_if_prompts_are_repeated
+from align.training.trial import PLANNED_UPDATES, can_try, memory_trial
+
+
+class Progress:
+    """What changes from update to update besides the weights; checkpoints keep the parts with a state."""
+
+    def __init__(self, config: PPOConfig, selects_by: str) -> None:
+        self.kl = KLController(config.kl_beta, config.kl_target, config.kl_horizon)
+        self.normalization = ScoreNormalization(config.normalize_scores, config.score_clip)
+        self.negative_kl = NegativeKLWatch()
+        self.drift = DriftWatch()
+        self.missing_eos = MissingEosWatch(config.missing_eos_score if config.missing_eos == "replace" else None)
+        evaluations = len(range(0, config.updates, config.evaluate_every)) + 1
+        limits = (config.keep_confidence, evaluations, config.max_kl, config.critic_warmup)
+        self.selection = PolicySelection(*limits, selects_by or "reward")
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return the parts with a state by the names that they have in a checkpoint."""
+        names = ("kl", "normalization", "negative_kl", "drift", "selection")
+        return {name: getattr(self, name) for name in names}
+
+
+def train(config: PPOConfig, ready: Prepared) -> Path:
+    """Run all updates from the last checkpoint on; return the folder of the best policy."""
+    run, extensions, folder = ready.run, list(ready.extensions.values()), ready.run.folder / "model"
+    progress = Progress(config, "".join(extension.selects_by for extension in extensions))
+    parts = {"prompts": PromptIdentity(ready.prompts), **progress.parts(), **ready.extensions}
+    checkpoint = Checkpoint(run, ready.engine, parts)
+    done = checkpoint.load()
+    if done < config.updates and can_try(ready.engine):
+        try_largest_micro_batch(config, ready)
+    if not done and ready.validation:
+        run.log(0, evaluate(config, ready, progress, 0))
+    run.open()  # locks the folder
+    for extension in extensions:
+        extension.resume(done)
+    for update in run.updates(done + 1, config.updates, checkpoint):
+        if any(extension.should_stop for extension in extensions):
+            break
+        clock = Clock()
+        experience = collect_experience(config, ready, progress, update, clock)  # steps 1 to 4
+        metrics = rollout_metrics(experience, any(extension.corrects_sampling for extension in extensions))
+        metrics |= progress.normalization.metrics()
+        metrics |= update_policy(config, ready, experience, update)  # step 5
+        ready.sampler.weights_changed()
+        clock.lap("learn")
+        # 6. Adapt the KL coefficient. While the policy is frozen, its KL must not change it.
+        progress.negative_kl.check(response_kl(experience))
+        if update > config.critic_warmup:
+            progress.kl.update(metrics["kl/k1"], len(experience.rollout))
+        work = rollout_work(experience.rollout, ready.policy.backbone, config.micro_batch_tokens)
+        flops = sum(phase_flops(ready.flops_profiles, work, config.epochs).values())
+        for extension in extensions:  # extensions: after the update
+            flops += extension.flops(work)
+            metrics |= extension.metrics()
+            extension.after_update(update, experience)
+        metrics |= {"flops": flops} | clock.shares()
+        metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
+        if ready.validation and (update % config.evaluate_every == 0 or update == config.updates):
+            metrics |= evaluate(config, ready, progress, update)
+        run.log(update, metrics)
+        run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
+    run.say(progress.selection.warning())
+    # A folder of an earlier run may be there. A shared disk may show it to some processes only.
+    if progress.selection.kept is None or not run_on_main(folder.exists, run.accelerator):
+        run.say("no evaluation chose a best policy; the last one is kept")
+        with averaged_weights(ready):
+            save_policy(config, ready, folder, {})
+    return folder
+
+
+def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, update: int, clock: Clock) -> Experience:
+    """Sample and score the responses of an update, and make the experience that the policy is trained on."""
+    run, extensions, backbone = ready.run, list(ready.extensions.values()), ready.policy.backbone
+    # 1. Sample responses from the policy.
+    samples = config.samples_per_prompt
+    prompts = prompts_of_update(ready.prompts, update, config.rollout_size // samples, samples, config.seed)
+    key = (config.seed, Stream.ROLLOUT, update)
+    rollout = sample_rollout(ready.sampler, ready.policy.tokenization, prompts, ready.sampling, key)
+    clock.lap("sample")
+    run.stop_if_requested()
+    # 2. Score them. The roles come later: a reward reads texts and ids; what needs log-probs goes into `token_weights`.
+    with save_if_scoring_fails(run, rollout, update):
+        rewards, others = ready.rewards.parts(rollout)
+        for extension in extensions:  # extensions: rewards
+            rewards |= extension.score(rollout)
+        scores, parts = sum_of_rewards(rewards, len(rollout)), rewards | others
+        training_scores = scores
+        for extension in extensions:
+            training_scores = extension.transform_scores(training_scores, rollout, parts)
+    scores = apply_missing_eos(scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
+    training_scores = progress.normalization(training_scores)
+    training_scores = apply_missing_eos(training_scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
+    run.say(progress.missing_eos.check(training_scores, rollout.ended_mask))
+    # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
+    minibatches = shuffled_minibatches(len(rollout), samples, config.minibatches, update, 0, config.seed)
+    budget = config.micro_batch_tokens
+    old = forward_all_roles(ready.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
+    # 4. Compute advantages.
+    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, progress.kl.coef)
+    clock.lap("score")
+    weights = combined_token_weights(extensions, rollout, old)  # extensions: weights and records
+    kl_coef = progress.kl.coef
+    experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, parts, weights)
+    for extension in extensions:
+        extension.on_experience(update, experience)
+    clock.lap("record")
+    return experience
+
+
+def compute_advantages(
+    config: PPOConfig, scores: Tensor, old: RoleOutputs, lengths: Tensor, kl_coef: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return advantages [B, T] from training scores [B] and the KL penalty, and returns [B, T] if there is a critic."""
+    penalty = kl_coef if config.kl_penalty == "reward" else 0.0
+    token_rewards = add_kl_penalty(scores, old.log_probs, old.ref_log_probs, lengths, penalty)
+    if config.whiten_rewards:
+        token_rewards = whiten(token_rewards, length_mask(lengths, token_rewards.shape[1]), shift_mean=False)
+    estimator, samples = config.advantages, config.samples_per_prompt
+    return estimate_advantages(estimator, token_rewards, old.values, lengths, config.gamma, config.lam, samples)
+
+
+def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, update: int) -> dict[str, float]:
+    """Train policy and critic on an experience for several epochs; metrics are means over all optimizer steps."""
+    run, engine, rollout = ready.run, ready.engine, experience.rollout
+    found: dict[str, list[float]] = {}
+    step = (update - 1) * config.epochs * config.minibatches
+    for epoch in range(config.epochs):
+        minibatches = shuffled_minibatches(
+            len(rollout), config.samples_per_prompt, config.minibatches, update, epoch, config.seed
+        )
+        for number, rows in enumerate(minibatches):
+            step += 1
+            tokens = float(experience.lengths[rows].sum())
+            plan = plan_minibatch(rollout, rows, ready.policy.backbone, config.micro_batch_tokens, run.accelerator)
+            try:
+                for part in engine.micro_batches(plan):
+                    loss, sums = micro_batch_loss(config, ready, experience, part, tokens)
+                    engine.backward(loss, sums)
+                metrics = dict(engine.sums)
+                if epoch == number == 0:
+                    run.say(check_ratio(metrics["ratio_error"], run.accelerator.device))
+                for extension in ready.extensions.values():  # extensions: losses
+                    metrics |= extension.extra_loss((update, epoch, number), len(rows))
+                metrics |= engine.step(step)
+            except NotFiniteError as error:
+                stop_on_nan(run, update, error, [{"row": row, "response": rollout.texts[row]} for row in rows])
+            for name, value in metrics.items():
+                found.setdefault(name, []).append(value)
+    found["loss/total"] = found.pop("loss")
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def micro_batch_loss(
+    config: PPOConfig, ready: Prepared, experience: Experience, rows: list[int], tokens: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of some rows of a minibatch with `tokens` response tokens, and metrics that add up."""
+    device = ready.run.accelerator.device
+    prompt, response, prompt_index = pack_rollout(experience.rollout, rows, device)
+    new = ready.roles.policy(prompt, response, config.temperature, prompt_index)
+    old = experience.loss_inputs(rows, response.ids.shape[1], device)
+    settings = LossSettings(
+        clip=config.clip,
+        clip_high=config.clip_high or config.clip,
+        value_clip=config.value_clip or math.inf,
+        value_weight=config.value_weight,
+        entropy_weight=config.entropy_weight,
+        kl_coef=experience.kl_coef,
+        kl_estimator=None if config.kl_penalty == "reward" else config.kl_penalty,
+    )
+    return ppo_loss(new, old, response.mask(), tokens, settings)
+
+
+@torch.no_grad()
+def evaluate(config: PPOConfig, ready: Prepared, progress: Progress, update: int) -> dict[str, float]:
+    """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
+    run, extensions, backbone = ready.run, list(ready.extensions.values()), ready.policy.backbone
+    with averaged_weights(ready):
+        key = (config.seed, Stream.VALIDATION_SAMPLES)
+        rollout = sample_rollout(ready.sampler, ready.policy.tokenization, ready.validation, ready.sampling, key)
+        with save_if_scoring_fails(run, rollout, update):
+            rewards, _ = ready.rewards.parts(rollout)
+            for extension in extensions:
+                rewards |= extension.score(rollout)
+            evaluation = Evaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
+            for extension in extensions:
+                extension.evaluate(evaluation)
+        ended = rollout.ended_mask
+        scores = apply_missing_eos(evaluation.scores, ended, config.missing_eos, config.missing_eos_score)
+        scores = scores - evaluation.deduction  # the penalty for a missing EOS must not replace it
+        rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
+        outputs = forward_all_roles(ready.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
+        metrics = evaluation_metrics(evaluation, scores, outputs)
+        for warning in progress.drift.check(metrics):
+            run.say(f"warning: reward rose, but {warning}: read the samples before trusting it")
+        for extension in extensions:
+            run.say(extension.after_evaluation(update, metrics))
+        run.record("samples", sample_rows(evaluation, scores), update)
+        chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
+        if progress.selection.keeps(Candidate(update, chosen.tolist(), evaluation.fault), metrics["kl"]):
+            save_policy(config, ready, run.folder / "model", metrics | {"update": update})
+            metrics["kept"] = 1.0
+        if update and config.keep_policies:
+            save_policy(config, ready, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
+    return {f"validation/{name}": value for name, value in metrics.items()}
+
+
+@contextmanager
+def averaged_weights(ready: Prepared) -> Iterator[None]:
+    """Use the averaged weights for evaluation and saving, if the run averages them."""
+    if ready.engine.average is None:
+        yield
+        return
+    with ready.engine.averaged_weights():
+        ready.sampler.weights_changed()
+        yield
+    ready.sampler.weights_changed()
+
+
+def save_policy(config: PPOConfig, ready: Prepared, folder: Path, metrics: dict[str, float]) -> None:
+    """Save the current policy as a folder that other programs load."""
+    state = ready.engine.model_state()
+    card = {"title": "Policy trained by PPO", "stage": "ppo", "reward model": ", ".join(config.all_reward_models) or "none"}
+    card["chosen by"] = "the reward that it was trained on"
+    for extension in ready.extensions.values():
+        card |= extension.card
+    card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+    weights = weights_of(ready.policy.backbone, state, "backbone.model.")
+    run_on_main(lambda: save_model(folder, ready.policy, weights, card), ready.run.accelerator)
+
+
+def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
+    """Run the largest micro-batch of this process, with responses of the largest length, and report its peak of memory."""
+    plans, samples, length = [], config.samples_per_prompt, config.max_new_tokens
+    for update in range(1, min(config.updates, PLANNED_UPDATES) + 1):
+        prompts = prompts_of_update(ready.prompts, update, config.rollout_size // samples, samples, config.seed)
+        rollout = Rollout(prompts, [[0] * length] * len(prompts), [], [])
+        plans.append((rollout, shuffled_minibatches(len(rollout), samples, config.minibatches, update, 0, config.seed)))
+    backbone, budget, accelerator = ready.policy.backbone, config.micro_batch_tokens, ready.run.accelerator
+    tokens, rollout, minibatch, rows = largest_micro_batch(plans, backbone, budget, accelerator)
+    zeros = torch.zeros(len(rollout), length)
+    old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
+    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_beta, zeros[:, 0], {})
+    with memory_trial(ready.engine, rows, tokens):
+        ready.engine.backward(*micro_batch_loss(config, ready, experience, rows, float(length * len(minibatch))))
+
+
+def prepare(
+    config: PPOConfig,
+    model: Model,
+    reward_models: Sequence[str | LoadedReward],
+    functions: Sequence[WeightedFunction],
+    prompts: Data,
+    validation: Data,
+    extensions: dict[str, Extension],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Prepared:
+    """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
+
+    Args:
+        model: of the policy; `tokenizer` is needed for a transformers model.
+        validation: fixed prompts for evaluations; may be empty.
+        extensions: by name.
+    """
+    parts = list(extensions.values())
+    if not (reward_models or functions or any(part.gives_scores for part in parts)):
+        kinds = "reward_model, reward_functions, rule_model, rubrics, attribute_model, or several of them"
+        raise UserError(f"PPO needs a reward: set {kinds}")
+    for reward in reward_models:
+        if isinstance(reward, str):
+            require_reward_model(reward)
+    moves = any(part.moves_reference for part in parts)
+    run, policy = open_run(config, "ppo", model, tokenizer, frozen_copies=2 if moves else 1)
+    if functions and run.accelerator.num_processes > 1:
+        require_patience(config.reward_timeout, config.collective_timeout)
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
+    held_out = encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else []
+    everything = [*encoded, *held_out]
+    context = TrainingContext(run, policy, encoded, everything)
+    with sharded_loading(run.accelerator):
+        sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
+        for part in parts:
+            part.load(context)
+        adapters = [source.mounted for source in sources if source.mounted]
+        adapters += [adapter for part in parts for adapter in part.adapters]
+        critic = config.critic if config.has_critic else "none"
+        critic_init = (sources[0].mounted or sources[0].loaded) if sources else None
+        module = build_actor_critic(policy, critic, critic_init, adapters, config.entropy_weight > 0, moves)
+    frozen = [source.loaded.model for source in sources if source.loaded] + [each for part in parts for each in part.modules]
+    steps = config.epochs * config.minibatches
+    rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
+    groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
+    decay = max((part.average_decay for part in parts), default=0.0)
+    engine, roles = build_engine_and_roles(run, policy, module, frozen, config.updates * steps, groups, decay, moves)
+    scorers = [make_scorer(source, run, policy, roles, everything, config.max_new_tokens) for source in sources]
+    ensemble, timeout = (config.reward_ensemble, config.uncertainty_weight), config.reward_timeout
+    rewards = Rewards(scorers, functions, *ensemble, timeout, run.accelerator)
+    for part in parts:
+        part.start(engine, roles)
+    run.say(f"ppo: {len(encoded)} prompts, {len(held_out)} held out; model {run.config.model}")
+    say_if_prompts_are_repeated(run, policy.backbone, [config.samples_per_prompt])
+    if held_out and not any(part.selects_by for part in parts):
+        run.say("the best policy is chosen by the reward that it is trained on; judge_model lets another one choose")
+    longest = max(len(prompt.ids) for prompt in everything) + config.max_new_tokens
+    sampler = make_engine(config, engine, policy, longest)
+    sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature)
+    profiles = RoleFlopsProfiles(
+        policy=flops_profile(policy.backbone, policy.adapter),
+        reference=flops_profile(policy.backbone, module.reference_adapter),
+        initial=flops_profile(policy.backbone, policy.start_adapter) if moves else None,
+        critic=flops_profile(module.critic or policy.backbone, module.critic_adapter) if critic == "separate" else None,
+        rewards=rewards.flops_profiles,
+    )
+    return Prepared(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
+
+
+def run_ppo(config: PPOConfig) -> Path:
+    """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
+    functions, extensions = (
+        load_functions(config.reward_functions),
+        configured_extensions(config, config.judge_model or None),
+    )
+    data = (config.prompts, config.validation_prompts)
+    ready = prepare(config, config.model, config.all_reward_models, functions, *data, extensions)
+    folder = train(config, ready)
+    ready.close()
+    return folder
+
+
+def main() -> None:
+    """Run PPO with the settings of the command line."""
+    run_stage(PPOConfig, run_ppo)
+
 
 if __name__ == "__main__":
-    run_stage(PPOConfig, run_ppo)
+    main()

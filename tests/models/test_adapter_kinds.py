@@ -15,9 +15,10 @@ from align.models.adapters import adapter_parameters, copy_adapter, merge_adapte
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER
-from align.ppo.config import PPOConfig
+from align.ppo.extensions import TrainingContext
+from align.ppo.extensions.interim import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
-from align.ppo.setup import ReferenceRefresh, build_actor_critic
+from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import save_reward_model
 from tests.models.adapters import CARD, states, trainable
 
@@ -134,11 +135,14 @@ def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targe
 @pytest.mark.parametrize("targets", ["q_proj", "q_proj,embed_tokens"])
 def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
     loaded = load_sharp("tiny-llama", lora_rank=2, lora_targets=targets)
-    build_actor_critic(PPOConfig(reference_refresh=2), loaded)
+    build_actor_critic(loaded, reference_moves=True)
     for weight in adapter_parameters(loaded.backbone.model, "policy").values():
         torch.nn.init.normal_(weight, std=0.3)
     before = states(loaded.backbone, REFERENCE_ADAPTER)
-    ReferenceRefresh(2, loaded, None).after_update(2)
+    refresh = ReferenceRefresh(2)
+    refresh.load(TrainingContext(None, loaded, [], []))
+    refresh.find_weights(None)
+    refresh.after_update(2, None)
     assert torch.equal(states(loaded.backbone, REFERENCE_ADAPTER), states(loaded.backbone, "policy"))
     assert (states(loaded.backbone, "policy") - before).abs().max() > 0.1
 
@@ -161,7 +165,7 @@ def test_a_separate_critic_trains_its_adapter_alone_at_its_rate(sharp_folders, l
         assert any(".value." in key for key, _ in model.named_parameters())
         tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-t5"])
         loaded = from_objects(model, tokenizer, ModelConfig(lora_rank=2, lora_targets="query,value"))
-    module = build_actor_critic(PPOConfig(critic="separate"), loaded)
+    module = build_actor_critic(loaded, "separate")
     model = loaded.backbone.model
     policy, critic = (adapter_parameters(model, adapter) for adapter in ("policy", "value"))
     assert len(policy) == len(critic) > 0

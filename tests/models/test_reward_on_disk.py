@@ -21,7 +21,6 @@ from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.models.checkpoint import weights_of
 from align.models.loading import load
 from align.models.roles import RewardModel, Role, Roles, ScalarHead
-from align.ppo.config import PPOConfig
 from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import (
@@ -264,11 +263,11 @@ def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lo
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_a_mounted_reward_is_frozen_and_the_policy_stays_trainable(lora, reward_folder, make_ppo, critic):
     trainer = make_ppo(lora, load_reward_adapter(reward_folder, lora), critic=critic)
-    names = {name for name in trainer.optimization.trainable if "adapter" not in name}
+    names = {name for name in trainer.engine.trainable if "adapter" not in name}
     assert not any(".reward." in name or name.startswith("reward_head") for name in names)
     assert set(adapter_weights(lora.backbone, "policy")) <= trainable(lora.backbone)
     with torch.no_grad():
-        rewards = trainer.roles.reward_of("reward")(PROMPT, RESPONSE, None)
+        rewards = trainer.roles.reward("reward", PROMPT, RESPONSE)
         found = load_reward_model(reward_folder, "float32").model(PROMPT, RESPONSE)
     torch.testing.assert_close(rewards, found, atol=1e-5, rtol=0)
 
@@ -282,17 +281,17 @@ def test_two_reward_adapters_share_the_policys_base(lora, reward_folder, tmp_pat
     found = load_reward_model(reward_folder, "float32")
     sources = load_rewards([reward_folder, str(other)], lora, "float32")
     assert [source.mounted.adapter for source in sources] == ["reward_1", "reward_2"]
-    module = build_actor_critic(PPOConfig(), lora, [source.mounted for source in sources])
+    module = build_actor_critic(lora, adapters=[source.mounted for source in sources])
     expected, roles = found.model(PROMPT, RESPONSE), Roles(module)
-    torch.testing.assert_close(roles.reward_of("reward_1")(PROMPT, RESPONSE, None), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(roles.reward_of("reward_2")(PROMPT, RESPONSE, None), -expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(roles.reward("reward_1", PROMPT, RESPONSE), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(roles.reward("reward_2", PROMPT, RESPONSE), -expected, atol=1e-5, rtol=0)
     assert not any("reward" in name for name, weight in module.named_parameters() if weight.requires_grad)
 
 
 @torch.no_grad()
 def test_a_critic_adapter_starts_as_the_mounted_reward(lora, reward_folder, make_ppo):
     mounted = load_reward_adapter(reward_folder, lora)
-    module = make_ppo(lora, mounted, critic="separate").optimization.module
+    module = make_ppo(lora, mounted, critic="separate").engine.module
     values = module(Role.POLICY, PROMPT, RESPONSE).values
     rewards = mounted.head(states(lora.backbone, "reward"))  # [:, t]: the reward of what was said before token t
     assert values.std() > 1e-2

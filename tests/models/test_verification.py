@@ -36,7 +36,6 @@ from align.models.backbone import wrap
 from align.models.checkpoint import weights_of
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER, LanguageModel, ScalarHead
-from align.ppo.config import PPOConfig
 from align.ppo.scoring_models import RULE_ADAPTER, load_reward_adapter
 from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import RULE, save_reward_model
@@ -219,7 +218,7 @@ def with_dropout(sharp_folders, tmp_path):
 def test_adapters_that_are_copied_later_have_no_dropout_either(with_dropout):
     """The critic's and a moving reference's: before the first update the policy is its reference."""
     loaded = load(with_dropout, torch.float32)
-    module = build_actor_critic(PPOConfig(critic="separate", reference_refresh=2), loaded)
+    module = build_actor_critic(loaded, "separate", reference_moves=True)
     assert module.training
     for adapter in (module.critic_adapter, REFERENCE_ADAPTER, "start"):
         assert torch.equal(states(loaded.backbone, adapter), states(loaded.backbone, "policy"))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.ppo.advantages import advantages_and_returns, gae, grpo, reinforce_plus_plus, rloo, shape_rewards
+from align.ppo.advantages import add_kl_penalty, advantages_and_returns, gae, grpo, reinforce_plus_plus, rloo
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -115,7 +115,7 @@ def test_no_estimator_reads_past_the_end():
 def test_shaped_rewards_by_hand():
     log_probs = doubles([[-1.0, -2.0, -0.5], [-3.0, 99.0, NAN]])
     reference = doubles([[-1.5, -1.0, -0.5], [-1.0, NAN, -7.0]])
-    found = shape_rewards(doubles([10.0, -4.0]), log_probs, reference, torch.tensor([3, 1]), beta=0.1)
+    found = add_kl_penalty(doubles([10.0, -4.0]), log_probs, reference, torch.tensor([3, 1]), kl_coef=0.1)
     # Row 1: -.1 (-1 + 1.5) = -.05;  -.1 (-2 + 1) = .1;  -.1 (0) + 10 = 10.
     # Row 2 has one token: -.1 (-3 + 1) - 4 = -3.8; nothing behind it, whatever stands there.
     torch.testing.assert_close(found, doubles([[-0.05, 0.1, 10.0], [-3.8, 0.0, 0.0]]), rtol=0, atol=1e-12)
@@ -128,13 +128,13 @@ def test_rewards_of_a_response_add_up_and_padding_does_not_matter(lengths, extra
     width, rows = max(lengths), len(lengths)
     log_probs, reference = (torch.randn(rows, width + extra, generator=rng, dtype=torch.float64) for _ in range(2))
     scores = torch.randn(rows, generator=rng, dtype=torch.float64)
-    found = shape_rewards(scores, log_probs, reference, torch.tensor(lengths), 0.3)
+    found = add_kl_penalty(scores, log_probs, reference, torch.tensor(lengths), 0.3)
     for row, length in enumerate(lengths):
         kl = (log_probs - reference)[row, :length].sum()
         assert found[row].sum().item() == pytest.approx((scores[row] - 0.3 * kl).item(), abs=1e-12)
         assert found[row, length:].tolist() == [0.0] * (width + extra - length)
         log_probs[row, length:] = NAN
-    assert torch.equal(shape_rewards(scores, log_probs, reference, torch.tensor(lengths), 0.3), found)
+    assert torch.equal(add_kl_penalty(scores, log_probs, reference, torch.tensor(lengths), 0.3), found)
 
 
 def test_gae_does_not_change_what_it_is_given():

@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from align.builtin.zoo import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.evaluation import Candidate, PolicyEvaluation, is_new_best, replaces
-from align.ppo.rewards import Rewards, WeightedFunction
+from align.ppo.evaluation import Candidate, PolicySelection, is_new_best, replaces
+from align.ppo.extensions.interim import RuleExtension
+from align.ppo.records import Evaluation
 from align.ppo.rule_terms import RuleTerms
+from align.ppo.scores import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "dog", "cat"]
@@ -91,17 +93,20 @@ class RuleJudge:
     ],
     ids=["never-ending", "never-ending first", "a little over", "none within"],
 )
-def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, make_ppo, load_sharp, hand_rollout, tmp_path):
-    algorithm = make_ppo(load_sharp("tiny-gpt2"), rule_model="x", rule_budgets=["0.05"], missing_eos="replace", updates=9)
+def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, hand_rollout):
+    config = PPOConfig(rule_model="x", rule_budgets=["0.05"], missing_eos="replace", updates=9)
     spread = torch.tensor([-1.0, 1.0] * 3)
-    wanted = iter([(spread + mean).tolist() for mean, _, _ in policies])
-    preference = WeightedFunction("typed", 1.0, lambda prompts, responses: next(wanted))
-    rules = RuleTerms(algorithm.config, RuleJudge([violation for _, violation, _ in policies]))
-    parts = (algorithm.run, algorithm.config, algorithm.loaded.backbone, algorithm.roles, Rewards([], [preference]), rules)
-    evaluation = PolicyEvaluation(*parts, None, lambda folder, metrics: None, tmp_path)
+    wanted = iter([spread + mean for mean, _, _ in policies])
+    rules = object.__new__(RuleExtension)
+    rules.config, rules.terms = config, RuleTerms(config, RuleJudge([violation for _, violation, _ in policies]))
+    selection = PolicySelection(0.0, len(policies), 25.0)
     for update, (_, _, ends) in enumerate(policies, 1):
-        evaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6))
-    state = json.loads(json.dumps(evaluation.state()))["kept"]
+        evaluation = Evaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
+        rules.evaluate(evaluation)
+        scores = apply_missing_eos(evaluation.scores, evaluation.rollout.ended_mask, "replace", -1.0)
+        scores = scores - evaluation.deduction
+        selection.keeps(Candidate(update, scores.tolist(), evaluation.fault), kl=0.0)
+    state = json.loads(json.dumps(selection.state_dict()))["kept"]
     assert state["update"] == kept[0]
     assert sum(state["scores"]) / 6 == pytest.approx(kept[1], abs=1e-4)
 
@@ -137,11 +142,11 @@ def test_a_policy_that_is_no_better_seldom_replaces_the_kept_one(evaluations: in
 
 def test_budgets_come_before_scores() -> None:
     low, high = Candidate(1, [0.0, 0.1]), Candidate(2, [5.0, 5.1])
-    over = Candidate(3, [9.0, 9.1], within_budgets=False)
+    over = Candidate(3, [9.0, 9.1], fault="over")
     assert replaces(high, low)
     assert not replaces(over, low)
     assert replaces(low, over)
     assert replaces(low, over, 0.95, 10)
     assert not replaces(Candidate(4, [math.nan, 0.0]), over)
-    assert replaces(over, Candidate(5, [8.0, 8.1], within_budgets=False))
+    assert replaces(over, Candidate(5, [8.0, 8.1], fault="over"))
     assert replaces(over, None)

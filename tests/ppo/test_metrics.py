@@ -5,7 +5,15 @@ import torch
 
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.metrics import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch, OveroptimizationWatch
+from align.ppo.metrics import (
+    PATIENCE,
+    DriftWatch,
+    MissingEosWatch,
+    NegativeKLWatch,
+    OveroptimizationWatch,
+    check_ratio,
+    repetition,
+)
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
 FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "ended": 0.9}
@@ -98,11 +106,11 @@ def test_small_changes_are_nothing_to_warn_of(changes):
 
 def test_the_first_evaluation_is_what_the_rest_is_compared_with_and_survives_a_resume():
     watch = DriftWatch()
-    assert watch.state() is None
+    assert watch.state_dict() is None
     assert watch.check(FIRST) == []
     metrics = {**FIRST, "reward": 2.0, "length": 130.0}
     assert watch.check(metrics) == []
-    resumed = DriftWatch(watch.state())
+    resumed = DriftWatch(watch.state_dict())
     later = {**FIRST, "reward": 3.0, "length": 160.0}  # 1.6 times the first, though only 1.23 times the second
     assert resumed.check(later) == watch.check(later) == ["responses went from 100 to 160 tokens"]
 
@@ -117,7 +125,7 @@ def test_the_reward_that_rises_while_the_judge_falls_stops_the_run():
     for update, (reward, judge) in enumerate([(0.0, 0.0), (1.0, 2.0), (2.0, 1.0), (0.5, 1.0), (3.0, 1.5)]):
         assert watch.check(update, evaluation(reward, judge)) == ""
     other = OveroptimizationWatch(2)
-    other.load_state(watch.state())
+    other.load_state_dict(watch.state_dict())
     assert not other.reached
     said = other.check(5, evaluation(4.0, 1.9, kl=20.0))
     assert other.reached
@@ -162,3 +170,38 @@ def test_all_warnings_are_said():
 def test_a_first_evaluation_without_text_divides_by_nothing():
     watch = DriftWatch({**FIRST, "length": 0.0})
     assert watch.check({**FIRST, "reward": 2.0, "length": 10.0}) == ["responses went from 0 to 10 tokens"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "share"),
+    [
+        ([], 0.0),
+        ([1, 2], 0.0),
+        ([1, 2, 3, 4], 0.0),
+        ([1, 1, 1, 1], 0.5),  # two trigrams, one of them new
+        ([1, 2, 3, 1, 2, 3], 0.25),  # 123 231 312 123: one of four occurred before
+    ],
+)
+def test_repetition_by_hand(ids, share):
+    assert repetition(ids) == share
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "outcome"),
+    [
+        ("cpu", 9e-5, ""),
+        ("cpu", 2e-4, "stops"),
+        ("cuda", 9e-4, ""),
+        ("cuda", 2e-3, "warns"),
+        ("cuda", 0.049, "warns"),
+        ("cuda", 0.06, "stops"),
+        ("cuda", float("nan"), "stops"),
+        ("cpu", float("nan"), "stops"),
+    ],
+)
+def test_the_ratio_check_is_exact_where_kernels_are_and_warns_where_they_are_not(device, error, outcome):
+    if outcome == "stops":
+        with pytest.raises(UserError, match="the ratio at the first minibatch of a fresh rollout is off by"):
+            check_ratio(error, torch.device(device))
+    else:
+        assert bool(check_ratio(error, torch.device(device))) == (outcome == "warns")

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from align.core.errors import UserError
-from align.ppo.config import PPOConfig
+from align.ppo.records import Rollout
 from align.ppo.rewards import Rewards, WeightedFunction, call_reward_function, load_functions
-from align.ppo.rollout import Rollout
-from align.ppo.trainer import _require_patience
+from align.ppo.setup import require_patience
 from align.tokenization.encoded import EncodedPrompt
 
 PROMPT = ({"role": "user", "content": "Hi"},)
@@ -147,7 +146,7 @@ def test_a_function_named_model_does_not_replace_the_reward_model():
 
 def test_an_ensemble_counts_as_one_reward_and_names_its_members():
     models = [lambda found: [1.0] * len(found), lambda found: [4.0, 1.0][: len(found)]]
-    rewards = Rewards(models, [weighted(lambda p, r: [0.5] * len(r), "disagreement")], lambda both: both.amin(0))
+    rewards = Rewards(models, [weighted(lambda p, r: [0.5] * len(r), "disagreement")], ensemble="wco")
     scores, parts = rewards(rollout("x", "y"))
     assert scores.tolist() == [1.5, 1.5]
     assert {name: part.tolist() for name, part in parts.items()} == {
@@ -160,11 +159,11 @@ def test_an_ensemble_counts_as_one_reward_and_names_its_members():
 
 
 def test_processes_that_wait_for_a_reward_outlast_its_timeout():
-    _require_patience(PPOConfig(reward_timeout=299, collective_timeout=300))
+    require_patience(299, 300)
     with pytest.raises(
         UserError, match=r"reward_timeout is 300, but the other processes wait for collective_timeout \(300 s\)"
     ):
-        _require_patience(PPOConfig(reward_timeout=300, collective_timeout=300))
+        require_patience(300, 300)
 
 
 def test_a_weight_that_is_not_finite_is_refused():

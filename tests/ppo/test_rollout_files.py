@@ -16,7 +16,7 @@ from align.ppo.rollout_files import (
     rollout_paths,
     write_rollout,
 )
-from tests.ppo.test_algorithm import settings
+from tests.ppo.test_train import settings
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from align.core.errors import UserError
 from align.ppo import rule_terms
 from align.ppo.config import PPOConfig
-from align.ppo.rollout import Rollout
+from align.ppo.records import Rollout
 from align.ppo.rule_terms import RuleTerms, damped_multiplier, lagrangian_scores, next_multiplier, read_budgets
 from align.tokenization.encoded import EncodedPrompt
 
@@ -179,7 +179,7 @@ def test_the_checkpoint_holds_all_that_decides(settings):
         rules.score_to_compare(torch.tensor([1.0, number]), broken)
         rules.score_to_learn(torch.tensor([1.0, number]), broken)
         rules.adapt(broken)
-    again.load_state(json.loads(json.dumps(rules.state())))
+    again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
     broken = violations([0.3, 0.1], [0.2, 0.6])
     for step in ("score_to_compare", "score_to_learn"):
         ours, theirs = (getattr(each, step)(torch.tensor([0.5, 2.0]), broken) for each in (rules, again))
@@ -188,10 +188,10 @@ def test_the_checkpoint_holds_all_that_decides(settings):
 
 
 def test_a_checkpoint_of_other_rules_is_refused():
-    stored = terms().state()
+    stored = terms().state_dict()
     del stored["moments"]["b"]
     with pytest.raises(UserError, match="written under the rules a: resume"):
-        terms().load_state(stored)
+        terms().load_state_dict(stored)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Scores as they are learned from: running statistics, clipping, the rules for missing ends and for length."""
+"""Scores as they are learned from: running statistics, clipping, missing ends and length."""
 
 import pytest
 import torch
@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.ppo.config import PPOConfig
-from align.ppo.rollout import Rollout
+from align.ppo.extensions.interim import LengthAdjustment
+from align.ppo.records import Rollout
 from align.ppo.scores import (
     RunningMoments,
-    ScoreShaping,
+    ScoreNormalization,
     adjust_for_length,
-    apply_missing_eos_rule,
+    apply_missing_eos,
     combine_rewards,
     disagreement,
     length_slope,
@@ -30,7 +31,7 @@ def test_running_moments_are_those_of_all_numbers_at_once(batches):
     moments, flat = RunningMoments(), torch.tensor([x for batch in batches for x in batch], dtype=torch.float64)
     for batch in batches:
         kept = RunningMoments()
-        kept.load_state(moments.state())  # as a run that was killed goes on
+        kept.load_state_dict(moments.state_dict())  # as a run that was killed goes on
         kept.add(torch.tensor(batch, dtype=torch.float64))
         moments = kept
     assert moments.mean == pytest.approx(float(flat.mean()), abs=1e-9)
@@ -49,26 +50,25 @@ def test_running_moments_are_those_of_all_numbers_at_once(batches):
     ],
 )
 def test_normalizing_and_clipping_by_hand(choice, clip, learned):
-    shaping = ScoreShaping(PPOConfig(normalize_scores=choice, score_clip=clip))
-    scores = shaping.shape(torch.tensor([1.0, 3.0, 8.0]), rollout([1, 1, 1], [True] * 3))
-    assert scores.learned.tolist() == pytest.approx(learned, abs=1e-6)
-    assert scores.reported.tolist() == [1.0, 3.0, 8.0]
+    given = torch.tensor([1.0, 3.0, 8.0])
+    assert ScoreNormalization(choice, clip)(given).tolist() == pytest.approx(learned, abs=1e-6)
+    assert given.tolist() == [1.0, 3.0, 8.0]
 
 
 def test_statistics_go_on_over_rollouts():
-    shaping = ScoreShaping(PPOConfig(normalize_scores="standardize"))
-    shaping.shape(torch.tensor([1.0, 3.0]), rollout([1, 1], [True] * 2))
-    later = shaping.shape(torch.tensor([8.0]), rollout([1], [True]))
-    assert later.learned.tolist() == pytest.approx([1.3587324], abs=1e-6)
-    assert shaping.metrics() == pytest.approx({"reward/running_mean": 4.0, "reward/running_std": 2.9439203})
+    normalization = ScoreNormalization("standardize", 0.0)
+    normalization(torch.tensor([1.0, 3.0]))
+    assert normalization(torch.tensor([8.0])).tolist() == pytest.approx([1.3587324], abs=1e-6)
+    assert normalization.metrics() == pytest.approx({"reward/running_mean": 4.0, "reward/running_std": 2.9439203})
 
 
-def test_the_eos_rule_holds_for_both_and_comes_after_normalizing():
-    config = PPOConfig(normalize_scores="scale", missing_eos="replace")
-    scores = ScoreShaping(config).shape(torch.tensor([2.0, 6.0]), rollout([5, 2], [True, False]))
-    # Standard deviation 2; the second did not end.
-    assert scores.learned.tolist() == pytest.approx([1.0, -1.0])
-    assert scores.reported.tolist() == pytest.approx([2.0, -1.0])
+def learned_from(scores, answers, normalization, **settings):
+    """Training scores as the loop makes them, and the slope."""
+    config = PPOConfig(length_adjustment=settings.pop("share", 1.0), **settings)
+    adjustment = LengthAdjustment(config)
+    scores = normalization(adjustment.transform_scores(scores, answers, {}))
+    learned = apply_missing_eos(scores, answers.ended_mask, config.missing_eos, config.missing_eos_score)
+    return learned, adjustment.metrics()["reward/length_slope"]
 
 
 def test_length_adjustment_by_hand():
@@ -80,12 +80,12 @@ def test_length_adjustment_by_hand():
     answers = rollout(lengths, [True] * 5 + [False])
     for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -47.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -48.5])):
         group = {"samples_per_prompt": 3, "rollout_size": 6, "minibatches": 1}
-        shaping = ScoreShaping(PPOConfig(length_adjustment=share, missing_eos="keep", **group))
-        shaped = shaping.shape(scores, answers)
-        assert shaped.learned.tolist() == pytest.approx(learned)
-        assert shaped.reported.tolist() == scores.tolist()
-        assert shaping.metrics()["reward/length_slope"] == pytest.approx(-0.5)
-        assert shaping.apply_eos_rule(scores, answers).tolist() == scores.tolist()  # evaluations compare what was scored
+        found, slope = learned_from(
+            scores, answers, ScoreNormalization("none", 0.0), share=share, missing_eos="keep", **group
+        )
+        assert found.tolist() == pytest.approx(learned)
+        assert slope == pytest.approx(-0.5)
+        assert scores.tolist() == [5.0, 3.0, 1.0, 0.0, 2.0, -50.0]  # what was scored is reported and compared
 
 
 @settings(deadline=None, max_examples=40)
@@ -113,8 +113,8 @@ def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, 
     """
     answers = rollout([10, 20, 30, 64, 64, 64, 64, 64], [True, True, True, *[False] * 5])
     group = {"samples_per_prompt": 4, "rollout_size": 8}
-    shaping = ScoreShaping(PPOConfig(length_adjustment=1.0, missing_eos=rule, missing_eos_score=-1.0, **group))
-    learned = shaping.shape(0.1 * answers.lengths.float(), answers).learned
+    settings = group | {"missing_eos": rule, "missing_eos_score": -1.0}
+    learned, _ = learned_from(0.1 * answers.lengths.float(), answers, ScoreNormalization("none", 0.0), **settings)
     assert learned[:4].tolist() == pytest.approx([2.0, 2.0, 2.0, cut_off], abs=1e-5)
     unknown = {"keep": 6.4, "lower": 5.4, "replace": -1.0}[rule]
     assert learned[4:].tolist() == pytest.approx([unknown] * 4, abs=1e-5)
@@ -123,10 +123,10 @@ def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, 
 def test_under_replace_the_running_statistics_take_cut_off_answers_as_they_were_scored():
     """Lengths 1 and 3 with scores 0 and 2, both 1 without their length; a score of 9 that is replaced afterwards."""
     group = {"samples_per_prompt": 3, "rollout_size": 3}
-    shaping = ScoreShaping(PPOConfig(length_adjustment=1.0, missing_eos="replace", **group))
-    learned = shaping.shape(torch.tensor([0.0, 2.0, 9.0]), rollout([1, 3, 9], [True, True, False])).learned
+    answers, normalization = rollout([1, 3, 9], [True, True, False]), ScoreNormalization("none", 0.0)
+    learned, _ = learned_from(torch.tensor([0.0, 2.0, 9.0]), answers, normalization, missing_eos="replace", **group)
     assert learned.tolist() == pytest.approx([1.0, 1.0, -1.0])
-    assert shaping.metrics()["reward/running_mean"] == pytest.approx((1 + 1 + 9) / 3)
+    assert normalization.metrics()["reward/running_mean"] == pytest.approx((1 + 1 + 9) / 3)
 
 
 REWARDS = torch.tensor([[1.0, -2.0], [2.0, -2.0], [6.0, -2.0]], dtype=torch.float64)
@@ -160,9 +160,9 @@ def test_disagreement_by_hand():
         ("keep", -1.0, [3.0, 2.0, -5.0]),
     ],
 )
-def test_rules_for_a_missing_end(rule, penalty, expected):
+def test_penalties_for_a_missing_end(rule, penalty, expected):
     scores = torch.tensor([3.0, 2.0, -5.0])
-    assert apply_missing_eos_rule(scores, torch.tensor([True, False, False]), rule, penalty).tolist() == expected
+    assert apply_missing_eos(scores, torch.tensor([True, False, False]), rule, penalty).tolist() == expected
 
 
 def test_one_length_explains_nothing():

@@ -110,7 +110,7 @@ def test_a_reward_model_of_this_package_reads_no_end_behind_what_was_cut_off(loa
 def test_a_critic_starts_from_a_reward_model_only_where_ids_mean_the_same(added, starts, classifier, load_sharp):
     folder, _, _ = classifier(added=added)
     policy, reward = load_sharp("tiny-llama"), load_reward_model(folder, "float32")
-    module = build_actor_critic(PPOConfig(critic="separate"), policy, reward=reward)
+    module = build_actor_critic(policy, "separate", reward)
     critic = dict(module.critic.model.named_parameters())
     source = (reward.loaded if starts else policy).backbone.model
     name = "model.layers.0.self_attn.q_proj.weight"

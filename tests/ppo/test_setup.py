@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from align.core.errors import UserError
 from align.ppo import PPOTrainer
-from tests.ppo.test_algorithm import metrics, settings
 from tests.ppo.test_rollout_files import letters
+from tests.ppo.test_train import metrics, settings
 
 WAYS = {
     "tiny-t5": {},

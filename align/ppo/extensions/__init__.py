@@ -1,7 +1,8 @@
 """Optional parts of PPO, one file each: the loop calls their hooks at its lines marked `# extensions`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -9,8 +10,7 @@ from torch import Tensor, nn
 
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
-from align.ppo.experience import Experience, RoleOutputs
-from align.ppo.rollout import Rollout
+from align.ppo.records import Evaluation, Experience, RoleOutputs, Rollout
 from align.ppo.scoring_models import RewardAdapter
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
@@ -19,40 +19,13 @@ from align.training.run import Run
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """The run that an extension belongs to, with the values of its settings that an extension may need."""
+    """The run that an extension belongs to. Its `config` has the settings that all stages share."""
 
     run: Run
-    """Its `config` has the settings that all stages share."""
     policy: LoadedModel
+    training_prompts: Sequence[EncodedPrompt]
     prompts: Sequence[EncodedPrompt]
-    """All prompts that responses will be sampled for, those of the evaluations included."""
-    total_updates: int
-    critic_warmup: int
-    samples_per_prompt: int
-    max_prompt_tokens: int
-    max_new_tokens: int
-    missing_eos: str
-    missing_eos_score: float
-
-
-@dataclass
-class Evaluation:
-    """An evaluation in progress: the responses to the fixed prompts and their scores, which extensions may change."""
-
-    update: int
-    rollout: Rollout
-    scores: Tensor
-    """[N] rewards, before the penalty for a missing EOS."""
-    deduction: float = 0.0
-    """Subtracted from all scores, after the penalty for a missing EOS."""
-    acceptable: bool = True
-    """Whether the policy may replace one that is acceptable too."""
-    selection_scores: Tensor | None = None
-    """[N] by which the policy to keep is selected; None: `scores`."""
-    columns: dict[str, Tensor] = field(default_factory=dict)
-    """[N] each: further columns of samples.jsonl."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Further metrics, which are logged as `validation/<name>`."""
+    """All prompts that responses will be sampled for: those of training and of evaluations."""
 
 
 class Extension:
@@ -63,17 +36,30 @@ class Extension:
         adapters: reward models that it has put on the policy's base, set by `load`.
         moves_reference: whether it changes the reference during training.
         average_decay: of an exponential mean of the weights that evaluations and the result use; 0: none.
+        gives_scores: whether `score` or `transform_scores` is a reward, so that a run needs no other.
+        corrects_sampling: whether `token_weights` correct for a sampling engine that differs from the policy.
+        selects_by: the name of the scores by which it selects the policy to keep; empty: it does not.
+        card: lines of the model card by their titles.
     """
 
     modules: Sequence[nn.Module] = ()
     adapters: Sequence[RewardAdapter] = ()
     moves_reference: bool = False
     average_decay: float = 0.0
+    gives_scores: bool = False
+    corrects_sampling: bool = False
+    selects_by: str = ""
+    card: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training ends before the next update."""
+        return False
 
     def load(self, context: TrainingContext) -> None:
         """Load data and models, before memory is checked and the training engine is built."""
 
-    def start(self, engine: TrainEngine, models: Roles) -> None:
+    def start(self, engine: TrainEngine, roles: Roles) -> None:
         """Receive the engine and the roles, before a checkpoint is loaded."""
 
     def resume(self, update: int) -> None:
@@ -127,7 +113,7 @@ class Extension:
         """Change or add to an evaluation, before its metrics are computed."""
 
     def after_evaluation(self, update: int, metrics: dict[str, float]) -> str:
-        """Read the metrics of an evaluation, without their prefix; return why training should stop, or ""."""
+        """Read the metrics of an evaluation, without their prefix; return a line to print, or ""."""
         return ""
 
     def state_dict(self) -> Any:

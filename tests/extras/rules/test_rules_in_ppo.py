@@ -122,8 +122,7 @@ def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_
     apart = load_source(folder, other, "float32", RULE_ADAPTER, RULE)
     assert mounted.mounted is not None
     assert apart.loaded is not None
-    ppo = PPOConfig(rule_model=folder)
-    roles = Roles(build_actor_critic(ppo, policy, [mounted.mounted]))
+    roles = Roles(build_actor_critic(policy, adapters=[mounted.mounted]))
     tokenization = policy.tokenization
     responses = [sampled(tokenization, "How many?", text) for text in ("seven 7", "seven")]
     scorers = [

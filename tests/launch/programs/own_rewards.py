@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from align.core.errors import UserError
-from align.ppo import PPOConfig, PPOTrainer
+from align.ppo import PPOConfig, PPOTrainer, train
 
 RANK, folder = os.environ["RANK"], Path(sys.argv[1])
 drawn, calls = random.Random(int(RANK)), {"noisy": 0, "judge": 0}
@@ -56,11 +56,23 @@ def trainer(name, function, **more):
     return PPOTrainer("tiny-gpt2", [function], words, config, words, judge=judge)
 
 
+progress = []
+
+
+class SeenProgress(train.Progress):
+    def __init__(self, *settings):
+        super().__init__(*settings)
+        progress.append(self)
+
+
+train.Progress = SeenProgress
 made = trainer("noisy", noisy)
 made.train()
 seen = {
-    "moments": made.algorithm.score_shaping.state(),
-    "evaluation": made.algorithm.evaluation.state(),
+    "moments": progress[0].normalization.state_dict(),
+    "selection": progress[0].selection.state_dict(),
+    "drift": progress[0].drift.state_dict(),
+    "judge": made.prepared.extensions["judge"].state_dict(),
     "calls": dict(calls),
 }
 for function, more in ((failing, {}), (hanging, {"reward_timeout": 1.0})):

@@ -71,7 +71,7 @@ with sharded_loading(run.accelerator):
     held["reward"] = load_reward_model(reward, "float32").model.backbone.model
     peaks["reward"] = peak.end()
     peak = Peak()
-    module = build_actor_critic(config, loaded)
+    module = build_actor_critic(loaded, config.critic)
     held["critic"] = module.critic.model
     peaks["critic"] = peak.end()
     found = {}

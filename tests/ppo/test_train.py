@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from align.data.readers import write_records
 from align.data.records import Prompt
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
+from align.ppo.records import Experience, RoleOutputs, Rollout
+from align.ppo.scores import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
+from align.ppo.train import compute_advantages
+from align.tokenization.encoded import EncodedPrompt
 
 
 def settings(model: str, folder: Path, **more: object) -> PPOConfig:
@@ -143,3 +148,36 @@ def test_a_reward_rises_without_a_critic(more: dict[str, object], tmp_path: Path
     assert not {"loss/value", "clipped/value", "value/explained_variance", "learning_rate/value"} & rows[-1].keys()
     assert ("loss/entropy" in rows[-1]) == ("entropy_weight" in more)
     assert ("loss/kl" in rows[-1]) == ("kl_penalty" in more)
+
+
+def test_a_shaped_rollout_by_hand() -> None:
+    config = PPOConfig(kl_beta=0.1, gamma=1.0, lam=1.0)
+    old = RoleOutputs(
+        log_probs=torch.tensor([[-1.0, -1.0], [-2.0, 0.0]]),
+        ref_log_probs=torch.tensor([[-2.0, -1.0], [-1.0, 0.0]]),
+        values=torch.tensor([[0.5, 1.0], [0.0, 0.0]]),
+        entropy=torch.zeros(2, 2),
+    )
+    scores = apply_missing_eos(torch.tensor([3.0, 9.0]), torch.tensor([True, False]), "replace", -1.0)
+    assert scores.tolist() == [3.0, -1.0]  # the second did not end
+    advantages, returns = compute_advantages(config, scores, old, torch.tensor([2, 1]), kl_coef=0.1)
+    # Rewards: row 1 -.1 x 1 = -.1, then 3; row 2 -.1 x (-1) - 1 = -.9. With lambda 1 returns are what is still to come.
+    torch.testing.assert_close(returns, torch.tensor([[2.9, 3.0], [-0.9, 0.0]]), rtol=0, atol=1e-6)
+    # Advantages 2.4, 2, -.9: mean 3.5 / 3 = 1.16667, squares 1.52111 + .69444 + 4.27111 = 6.48667, variance 2.16222,
+    # deviation 1.47045.
+    expected = torch.tensor([[1.23333 / 1.47045, 0.83333 / 1.47045], [-2.06667 / 1.47045, 0.0]])
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=2e-5)
+    rollout = Rollout([EncodedPrompt((), [1])] * 2, [[7, 7], [7]], [True, False], ["xx", "x"])
+    experience = Experience(rollout, scores, old, advantages, returns, 0.1, scores, {})
+    assert experience.mask.tolist() == [[True, True], [True, False]]
+
+
+def test_whitened_rewards_keep_their_mean_and_reach_the_returns() -> None:
+    config = PPOConfig(gamma=1.0, lam=1.0, whiten_rewards=True)
+    nothing = torch.zeros(2, 1)
+    old = RoleOutputs(nothing, nothing, nothing, nothing)
+    scores, lengths = torch.tensor([2.0, 6.0]), torch.tensor([1, 1])
+    advantages, returns = compute_advantages(config, scores, old, lengths, kl_coef=0.0)
+    # Rewards 2 and 6: mean 4, deviation 2, so 4 - 1 and 4 + 1.
+    assert returns[:, 0].tolist() == pytest.approx([3.0, 5.0], abs=1e-6)
+    assert advantages[:, 0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-6)
