@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from align.models.backbone import Backbone
     from align.models.loading import LoadedModel
-    from align.ppo.algorithm import PPOAlgorithm
-    from align.ppo.rollout import Rollout
+    from align.ppo.config import PPOConfig
+    from align.ppo.records import Rollout
+    from align.ppo.setup import Prepared
     from align.training.run import Run
 
 pytest_plugins = ["tests.vllm_stand_in"]
@@ -236,31 +237,43 @@ def make_run(tmp_path) -> Callable[..., Run]:
     return make
 
 
-@pytest.fixture
-def make_ppo(make_run) -> Callable[..., PPOAlgorithm]:
-    """`make_ppo(loaded, critic="separate")`: the algorithm with its reference, around a model that is already loaded.
+class HandPPO:
+    """A PPO run around a model that is already loaded, without prompts and rewards: tests give it rollouts."""
 
-    It has no prompts and no reward: tests give it rollouts (`hand_rollout`).
-    """
+    def __init__(self, config: PPOConfig, prepared: Prepared) -> None:
+        self.config, self.prepared = config, prepared
+        self.run, self.loaded, self.engine, self.roles = prepared.run, prepared.policy, prepared.engine, prepared.roles
+
+
+@pytest.fixture
+def make_ppo(make_run) -> Callable[..., HandPPO]:
+    """`make_ppo(loaded, critic="separate")`: PPO with its reference around a model."""
 
     from align.models.backbone import flops_profile
-    from align.models.roles import LanguageModel, Roles
-    from align.ppo.algorithm import PPOAlgorithm
     from align.ppo.config import PPOConfig
+    from align.ppo.extensions import TrainingContext
+    from align.ppo.extensions.interim import configured_extensions
     from align.ppo.metrics import RoleFlopsProfiles
     from align.ppo.rewards import Rewards
-    from align.ppo.setup import build_actor_critic, copy_backbone
+    from align.ppo.setup import Prepared, build_actor_critic, build_engine_and_roles
     from align.sampling.engines import TransformersEngine
-    from align.training.start import build_engine
+    from align.sampling.generation import Sampling
 
-    def make(loaded: LoadedModel, mounted=None, **settings) -> PPOAlgorithm:
+    def make(loaded: LoadedModel, mounted=None, **settings) -> HandPPO:
         run = make_run(PPOConfig, "ppo", **({"epochs": 1, "updates": 1, "whiten_rewards": False} | settings))
-        reference = None if loaded.adapter else LanguageModel(copy_backbone(loaded.backbone)).eval().requires_grad_(False)
-        module = build_actor_critic(run.config, loaded, [mounted] if mounted else [], mounted)
-        optimization = build_engine(run, module, 1)
-        shapes = RoleFlopsProfiles(flops_profile(loaded.backbone, loaded.adapter), flops_profile(loaded.backbone, None))
-        roles, engine = Roles(optimization.module, reference), TransformersEngine(optimization, loaded)
-        return PPOAlgorithm(run, run.config, loaded, optimization, roles, shapes, Rewards([]), [], [], engine)
+        config, policy = run.config, flops_profile(loaded.backbone, loaded.adapter)
+        extensions = configured_extensions(config)
+        for extension in extensions.values():
+            extension.load(TrainingContext(run, loaded, [], []))
+        critic, adapters = config.critic if config.has_critic else "none", [mounted] if mounted else []
+        module = build_actor_critic(loaded, critic, mounted, adapters, config.entropy_weight > 0)
+        engine, roles = build_engine_and_roles(run, loaded, module, [], 1, [], 0.0, False)
+        for extension in extensions.values():
+            extension.start(engine, roles)
+        sampler, sampling = TransformersEngine(engine, loaded), Sampling(config.max_new_tokens)
+        profiles = RoleFlopsProfiles(policy, flops_profile(loaded.backbone, None))
+        parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, extensions)
+        return HandPPO(config, Prepared(*parts))
 
     return make
 
@@ -270,7 +283,7 @@ def hand_rollout() -> Rollout:
     """Six responses of 1 to 9 tokens to prompts of 2 to 12 tokens, the bytes' ids of the tiny tokenizer."""
     import torch
 
-    from align.ppo.rollout import Rollout
+    from align.ppo.records import Rollout
     from align.tokenization.encoded import EncodedPrompt
 
     generator = torch.Generator().manual_seed(11)

@@ -67,6 +67,7 @@ class PPOTrainer:
         extensions = configured_extensions(self.config, *judges)
         data = (prompts, validation_prompts)
         self.prepared = prepare(self.config, policy, models, functions, *data, extensions, tokenizer)
+        self.run = self.prepared.run
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; return the folder of the best policy."""

@@ -13,8 +13,8 @@ import torch
 
 from align.core.settings import ModelConfig
 from align.models.loading import load
-from align.ppo import PPOConfig
-from align.ppo.trainer import make_trainer
+from align.ppo import PPOConfig, PPOTrainer
+from align.ppo.toy_rewards import share_of_e
 from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
 from align.training.run_folder import read_metrics
@@ -91,8 +91,8 @@ def trainer(stage, settings, folder):
         data = "data/demonstrations.jsonl"
         config = SFTConfig(**common | {"train_data": data, "batch_size": 64, "max_response_tokens": 256})
         return SFTTrainer(config.model, config.train_data, config)
-    more = {"rollout_size": 64, "max_new_tokens": 128, "reward_functions": ["align.ppo.toy_rewards:share_of_e"]}
-    return make_trainer(PPOConfig(**common | PPO | more))
+    config = PPOConfig(**common | PPO | {"rollout_size": 64, "max_new_tokens": 128})
+    return PPOTrainer(config.model, [share_of_e], config.prompts, config)
 
 
 @pytest.mark.gpu

@@ -6,23 +6,34 @@ import pytest
 import torch
 
 from align.batches.micro_batches import micro_batches
-from align.ppo.algorithm import loss_of_minibatch
-from align.ppo.experience import compute_role_outputs, minibatches
+from align.ppo.experience import forward_all_roles, shuffled_minibatches
+from align.ppo.extensions import combined_token_weights
+from align.ppo.records import Experience
+from align.ppo.train import compute_advantages, micro_batch_loss
 from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
 from tests.training.toy_modules import accumulate
 
 
 def role_outputs(trainer, rollout):
-    """What the roles of `trainer` say of a rollout, batched as its first epoch will be."""
-    batches = minibatches(trainer.config, rollout, 1, 0)
-    return compute_role_outputs(
-        trainer.config, rollout, batches, trainer.loaded.backbone, trainer.roles, trainer.run.accelerator
-    )
+    """What the roles of `trainer` predict for a rollout, batched as its first epoch will be."""
+    config, run = trainer.config, trainer.run
+    counts = (len(rollout), config.samples_per_prompt, config.minibatches)
+    minibatches = shuffled_minibatches(*counts, update=1, epoch=0, seed=config.seed)
+    how = (config.temperature, config.micro_batch_tokens, run.accelerator)
+    return forward_all_roles(trainer.roles, rollout, minibatches, trainer.loaded.backbone, *how)
+
+
+def experience_of(trainer, rollout, scores, old, kl_coef=0.05):
+    """The experience that training scores [B] make of a rollout."""
+    advantages, returns = compute_advantages(trainer.config, scores, old, rollout.lengths, kl_coef)
+    weights = combined_token_weights(list(trainer.prepared.extensions.values()), rollout, old)
+    return Experience(rollout, scores, old, advantages, returns, kl_coef, scores, {}, weights)
 
 
 def minibatch_loss(trainer, experience, rows):
     """The loss of `rows` of a rollout, as a function of the rows of one micro-batch."""
-    return loss_of_minibatch(trainer.config, experience, rows, trainer.roles, trainer.optimization.accelerator.device)
+    tokens = float(experience.lengths[rows].sum())
+    return lambda part: micro_batch_loss(trainer.config, trainer.prepared, experience, part, tokens)
 
 
 def totals(optimization, lengths, rows, budget, loss):

@@ -17,9 +17,10 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
 from align.models.loading import load
 from align.models.roles import Role
-from align.ppo.experience import build_experience, minibatches, plan_minibatch
+from align.ppo.experience import plan_minibatch, shuffled_minibatches
+from align.ppo.train import update_policy
 from tests.models.adapters import CARD, PROMPT, RESPONSE, adapter_weights, states, trainable
-from tests.models.losses import minibatch_loss, role_outputs
+from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
 # -------------------------------------------------------------------------------------------------------------- switching
 
@@ -89,9 +90,9 @@ def test_a_critic_of_its_own_leaves_the_policys_adapter_trainable(lora, make_ppo
     trainer = make_ppo(lora, critic="separate")
     backbone = trainer.loaded.backbone
     assert trainable(backbone) == set(adapter_weights(backbone, "policy")) | set(adapter_weights(backbone, "value"))
-    assert {"value_head.linear.weight", "value_head.linear.bias"} <= set(trainer.optimization.trainable)
+    assert {"value_head.linear.weight", "value_head.linear.bias"} <= set(trainer.engine.trainable)
     # Values come from the critic's adapter: the policy's does not move them.
-    module = trainer.optimization.module
+    module = trainer.engine.module
     torch.nn.init.normal_(module.value_head.linear.weight)
     with torch.no_grad():
         before = module(Role.POLICY, PROMPT, RESPONSE)
@@ -126,10 +127,11 @@ def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_p
     config = trainer.config
     roles = role_outputs(trainer, hand_rollout)
     assert roles.log_probs.min() < -1.0  # something was said
-    torch.testing.assert_close(roles.log_probs, roles.reference, atol=1e-6, rtol=0)
-    experience = build_experience(config, hand_rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles, 0.05)
-    first = minibatches(config, hand_rollout, 1, 0)[0]
-    for batch in plan_minibatch(config, hand_rollout, first, trainer.loaded.backbone, trainer.optimization.accelerator):
+    torch.testing.assert_close(roles.log_probs, roles.ref_log_probs, atol=1e-6, rtol=0)
+    experience = experience_of(trainer, hand_rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles)
+    first = shuffled_minibatches(len(hand_rollout), 1, config.minibatches, 1, 0, config.seed)[0]
+    place = (trainer.loaded.backbone, config.micro_batch_tokens, trainer.run.accelerator)
+    for batch in plan_minibatch(hand_rollout, first, *place):
         assert (
             float(minibatch_loss(trainer, experience, first)(batch.rows)[1]["ratio_error"]) == 0.0
         )  # batched as they were scored
@@ -144,9 +146,9 @@ def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, ha
     trainer = make_ppo(beginning, learning_rate=1e-2, warmup=0.0)
     before = role_outputs(trainer, hand_rollout)
     scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
-    trainer.learn(build_experience(trainer.config, hand_rollout, scores, before, 0.05), 1)
+    update_policy(trainer.config, trainer.prepared, experience_of(trainer, hand_rollout, scores, before), 1)
     after = role_outputs(trainer, hand_rollout)
-    assert torch.equal(after.reference, before.reference)
+    assert torch.equal(after.ref_log_probs, before.ref_log_probs)
     assert (after.log_probs - before.log_probs).abs().max() > 1e-2
 
 
@@ -156,7 +158,7 @@ def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, ha
 def policy_gradients(beginning, make_ppo, checkpointing, **settings):
     """Gradients of a mixed loss of log-probs and values, and how often the first block was computed."""
     trainer = make_ppo(beginning(checkpointing), **settings)
-    module, calls = trainer.optimization.module, []
+    module, calls = trainer.engine.module, []
     torch.manual_seed(5)
     torch.nn.init.normal_(module.value_head.linear.weight)
     block = next(m for m in module.backbone.model.modules() if isinstance(m, GradientCheckpointingLayer))
@@ -165,7 +167,7 @@ def policy_gradients(beginning, make_ppo, checkpointing, **settings):
     said = module(Role.POLICY, PROMPT, RESPONSE)
     forward = len(calls)
     (said.log_probs.sum() + said.values.sum()).backward()
-    return forward, len(calls), {name: w.grad for name, w in trainer.optimization.trainable.items() if w.grad is not None}
+    return forward, len(calls), {name: w.grad for name, w in trainer.engine.trainable.items() if w.grad is not None}
 
 
 @pytest.mark.parametrize("mode", ["lora from an adapter, separate critic", "lora, separate critic", "full"])
@@ -198,8 +200,8 @@ def test_recomputing_blocks_changes_no_gradient(tiny_name, load_sharp, make_ppo,
 @torch.no_grad()
 def test_an_adapter_on_the_vocabulary_matrix_does_not_reach_the_reference(load_sharp, make_ppo, sharp_backbones):
     loaded = load_sharp("tiny-llama", lora_rank=2, lora_targets="q_proj,lm_head")
-    module = make_ppo(loaded).optimization.module
-    base = make_ppo(load_sharp("tiny-llama")).optimization.module
+    module = make_ppo(loaded).engine.module
+    base = make_ppo(load_sharp("tiny-llama")).engine.module
     expected = base("language", PROMPT, RESPONSE)
     torch.testing.assert_close(module(Role.REFERENCE, PROMPT, RESPONSE), expected, atol=1e-6, rtol=0)
     assert (module(Role.LANGUAGE_MODEL, PROMPT, RESPONSE) - expected).abs().max() > 0.01

@@ -8,13 +8,14 @@ import torch
 from align.batches.micro_batches import prompt_groups
 from align.core.tensor_ops import Padded
 from align.models.roles import LanguageModel, ScalarHead
-from align.ppo.experience import build_experience, pack_rollout, plan_minibatch
+from align.ppo.experience import pack_rollout, plan_minibatch
 from align.reward.train import RewardConfig, RewardTask, build_module
 from align.sft import SFTConfig
 from align.sft.train import batch_loss, loss_counts, token_counts
 from align.training.start import build_engine
 from tests.models.losses import (
     assert_invariant,
+    experience_of,
     hand_turns,
     lengths_of,
     minibatch_loss,
@@ -116,16 +117,16 @@ MORE_TERMS = {"entropy_weight": 0.3, "kl_penalty": "k3", "clip_high": 0.4}
 def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, more):
     trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), temperature=0.8, micro_batch_tokens=20, **more)
     torch.manual_seed(3)
-    torch.nn.init.normal_(trainer.optimization.module.value_head.linear.weight, std=0.1)
+    torch.nn.init.normal_(trainer.engine.module.value_head.linear.weight, std=0.1)
     roles = role_outputs(trainer, hand_rollout)
     # As if something had been learned since: ratios between exp(-0.6) and exp(0.6) reach both sides of the clip.
     noise = 0.3 * torch.randn(roles.log_probs.shape, generator=torch.Generator().manual_seed(4)).clamp(-2, 2)
     moved = dataclasses.replace(roles, log_probs=roles.log_probs + noise, values=roles.values + noise)
     scores = torch.tensor([1.0, -0.5, -1.0, 0.0, -1.0, -1.0])
-    experience = build_experience(trainer.config, hand_rollout, scores, moved, 0.05)
+    experience = experience_of(trainer, hand_rollout, scores, moved)
     lengths = lengths_of(hand_rollout)
-    assert_invariant(trainer.optimization, lengths, lambda rows: minibatch_loss(trainer, experience, rows))
-    _, sums, _ = totals(trainer.optimization, lengths, range(6), 10**6, minibatch_loss(trainer, experience, list(range(6))))
+    assert_invariant(trainer.engine, lengths, lambda rows: minibatch_loss(trainer, experience, rows))
+    _, sums, _ = totals(trainer.engine, lengths, range(6), 10**6, minibatch_loss(trainer, experience, list(range(6))))
     assert 0.05 < sums["clipped/policy"] < 0.95
 
 
@@ -137,23 +138,23 @@ def test_several_responses_to_a_prompt_cost_it_once_and_change_nothing(
     rollout = dataclasses.replace(hand_rollout, prompts=[hand_rollout.prompts[i] for i in (1, 1, 1, 4, 4, 4)])
     trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), critic=critic, samples_per_prompt=3, rollout_size=6)
     torch.manual_seed(3)
-    torch.nn.init.normal_(trainer.optimization.module.value_head.linear.weight, std=0.1)
-    backbone, config = trainer.loaded.backbone, trainer.config
+    torch.nn.init.normal_(trainer.engine.module.value_head.linear.weight, std=0.1)
+    backbone = trainer.loaded.backbone
     assert backbone.shares_prompts
     rows, found, planned = list(range(6)), [], []
     for shares in (True, False):
         monkeypatch.setattr(backbone, "shares_prompts", shares)
-        plan = plan_minibatch(config, rollout, rows, backbone, trainer.optimization.accelerator)
+        plan = plan_minibatch(rollout, rows, backbone, trainer.config.micro_batch_tokens, trainer.run.accelerator)
         planned.append(sum(len(pack_rollout(rollout, part.rows, backbone.device)[0].lengths) for part in plan))
         roles = role_outputs(trainer, rollout)
-        experience = build_experience(config, rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles, 0.05)
-        trainer.optimization.optimizer.zero_grad(set_to_none=True)
-        sums = accumulate(trainer.optimization, plan, minibatch_loss(trainer, experience, rows))
-        gradients = {name: w.grad.clone() for name, w in trainer.optimization.trainable.items() if w.grad is not None}
+        experience = experience_of(trainer, rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles)
+        trainer.engine.optimizer.zero_grad(set_to_none=True)
+        sums = accumulate(trainer.engine, plan, minibatch_loss(trainer, experience, rows))
+        gradients = {name: w.grad.clone() for name, w in trainer.engine.trainable.items() if w.grad is not None}
         found.append((roles, {name: float(value) for name, value in sums.items()}, gradients))
     (shared, sums, gradients), (plain, expected, their_gradients) = found
     assert planned[0] == 2
-    for name in ("log_probs", "reference", "values", "entropy"):
+    for name in ("log_probs", "ref_log_probs", "values", "entropy"):
         torch.testing.assert_close(getattr(shared, name), getattr(plain, name), atol=1e-5, rtol=0)
     assert sums == pytest.approx(expected, abs=1e-5)
     assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
@@ -176,10 +177,10 @@ def test_what_the_roles_say_of_a_rollout_does_not_depend_on_micro_batches(tiny_n
     for budget, minibatches in ((1, 1), (40, 1), (10**6, 3)):
         trainer = make_ppo(loaded, micro_batch_tokens=budget, minibatches=minibatches)
         torch.manual_seed(3)
-        torch.nn.init.normal_(trainer.optimization.module.value_head.linear.weight, std=0.1)
+        torch.nn.init.normal_(trainer.engine.module.value_head.linear.weight, std=0.1)
         found.append(role_outputs(trainer, hand_rollout))
     assert found[0].log_probs.shape == (6, 9)
-    for name in ("log_probs", "reference", "values", "entropy"):
+    for name in ("log_probs", "ref_log_probs", "values", "entropy"):
         for other in found[1:]:
             torch.testing.assert_close(getattr(other, name), getattr(found[0], name), atol=1e-5, rtol=0)
-    assert (found[0].log_probs - found[0].reference).abs().max() > 0.1  # the adapter is not the base
+    assert (found[0].log_probs - found[0].ref_log_probs).abs().max() > 0.1  # the adapter is not the base

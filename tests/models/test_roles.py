@@ -71,7 +71,7 @@ def test_a_reward_is_read_after_the_last_real_token(backbone):
 
 def test_an_actor_critic_says_values_before_tokens_and_entropy_only_without_gradients(tiny_name, load_sharp, make_ppo):
     trainer = make_ppo(load_sharp(tiny_name))
-    module, backbone = trainer.optimization.module, trainer.loaded.backbone
+    module, backbone = trainer.engine.module, trainer.loaded.backbone
     torch.nn.init.normal_(module.value_head.linear.weight)
     with torch.no_grad():
         prediction: Prediction = module(Role.POLICY, PROMPT, RESPONSE, 0.7)

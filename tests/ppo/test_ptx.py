@@ -9,7 +9,10 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.readers import Text, read_texts
 from align.ppo import PPOConfig, run_ppo
+from align.ppo.experience import plan_minibatch
 from align.ppo.ptx import PtxLoss
+from tests.models.losses import experience_of, minibatch_loss, role_outputs
+from tests.training.toy_modules import accumulate
 
 TEXTS = [{"text": "One document."}, {"text": "Another, longer one! It has two sentences."}, {"text": "Three. Is it?"}]
 WEIGHT = 27.8
@@ -22,50 +25,48 @@ def texts(tmp_path):
     return str(path)
 
 
-def gradients(algorithm):
-    found = {name: w.grad.clone() for name, w in algorithm.optimization.module.named_parameters() if w.grad is not None}
-    algorithm.optimization.module.zero_grad()
+def gradients(trainer):
+    found = {name: w.grad.clone() for name, w in trainer.engine.module.named_parameters() if w.grad is not None}
+    trainer.engine.module.zero_grad()
     return found
 
 
-def language_model_gradient(algorithm, examples):
+def language_model_gradient(trainer, examples):
     """The gradient of the mean loss of all tokens, each document read alone in a row of its own."""
     count, total = sum(len(ids) for example in examples for ids in example.responses), 0.0
     for example in examples:
         for ids in example.responses:
             prompt, response = Padded.from_lists([example.prompt]), Padded.from_lists([ids])
-            total = total - algorithm.roles.language_model(prompt, response).sum() / count
+            total = total - trainer.roles.language_model(prompt, response).sum() / count
     total.backward()
-    return gradients(algorithm)
+    return gradients(trainer)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2", "tiny-t5"])
 def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sharp, make_ppo, hand_rollout, texts):
     """Packed documents give the gradient of documents that are read alone: nothing is attended to across a border."""
     loaded = load_sharp(name)
-    algorithm = make_ppo(loaded, ptx_data=texts, ptx_objective="lm", ptx_tokens=40, micro_batch_tokens=100)
+    trainer = make_ppo(loaded, ptx_data=texts, ptx_objective="lm", ptx_tokens=40, micro_batch_tokens=100)
     rows, key = list(range(len(hand_rollout))), (1, 0, 0)
-    batches = [rows]
-    from align.ppo.experience import build_experience, compute_role_outputs
-
-    place = (algorithm.loaded.backbone, algorithm.roles, algorithm.run.accelerator)
-    outputs = compute_role_outputs(algorithm.config, hand_rollout, batches, *place)
     scores = torch.tensor([1.0, -1.0, 0.5, 2.0, 0.0, -0.5])
-    experience = build_experience(algorithm.config, hand_rollout, scores, outputs, 0.1)
+    experience = experience_of(trainer, hand_rollout, scores, role_outputs(trainer, hand_rollout), 0.1)
+    plan = plan_minibatch(hand_rollout, rows, loaded.backbone, 100, trainer.run.accelerator)
+    loss = minibatch_loss(trainer, experience, rows)
 
-    algorithm._accumulate(experience, rows, key)
-    ppo = gradients(algorithm)
-    ptx = PtxLoss(algorithm.config, loaded)
+    accumulate(trainer.engine, plan, loss)
+    ppo = gradients(trainer)
+    extension = trainer.prepared.extensions["ptx"]
+    ptx = extension.ptx
     examples = ptx.draw(len(rows), key)
     assert any(len(example.responses) > 1 for example in examples)
-    lm = language_model_gradient(algorithm, examples)
-    algorithm.ptx = ptx
-    sums = algorithm._accumulate(experience, rows, key)
-    both = gradients(algorithm)
+    lm = language_model_gradient(trainer, examples)
+    accumulate(trainer.engine, plan, loss)
+    extension.extra_loss(key, len(rows))
+    both = gradients(trainer)
     for name in both:
         expected = ppo.get(name, 0.0) + WEIGHT * lm.get(name, torch.zeros(()))
         assert torch.allclose(both[name], expected, rtol=1e-3, atol=1e-4 * float(both[name].abs().max())), name
-    assert sums["ptx_flops"] == pytest.approx(sum(map(ptx.flops, examples)))
+    assert extension.flops([]) == pytest.approx(sum(map(ptx.flops, examples)))
 
 
 def test_draws_repeat_by_their_key_and_differ_by_it(load_sharp, make_run, texts):

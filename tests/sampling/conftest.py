@@ -49,6 +49,6 @@ def make_engine_of(make_ppo, load_sharp):
 
     def make(url, longest=16, timeout=30.0, **loading):
         trainer = make_ppo(load_sharp("tiny-llama", **loading), engine="vllm-server", vllm_url=url, vllm_timeout=timeout)
-        return make_engine(trainer.config, trainer.optimization, trainer.loaded, longest)
+        return make_engine(trainer.config, trainer.engine, trainer.loaded, longest)
 
     return make

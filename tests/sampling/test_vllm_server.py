@@ -372,7 +372,7 @@ def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engi
 
     trainer = make_ppo(load_sharp("tiny-t5"), engine=engine)
     with pytest.raises(UserError, match=rf"engine {engine}: .* encoder-decoder \(t5\); use engine transformers"):
-        make_engine(trainer.config, trainer.optimization, trainer.loaded, 16)
+        make_engine(trainer.config, trainer.engine, trainer.loaded, 16)
 
 
 def test_nobody_at_the_address(stand_in_vllm, make_engine_of):

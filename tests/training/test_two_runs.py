@@ -9,8 +9,8 @@ import pytest
 
 from align import cli
 from align.core.errors import UserError
-from align.ppo.config import PPOConfig
-from align.ppo.trainer import make_trainer
+from align.ppo import PPOConfig, PPOTrainer
+from align.ppo.toy_rewards import share_of_e
 from align.sft import SFTConfig, SFTTrainer
 from align.training.run import Run
 from align.training.run_folder import refuse_other_run, release_lock, take_lock
@@ -63,18 +63,17 @@ def prompts(tmp_path) -> Path:
     return write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
 
 
-def second_ppo(prompts: Path, folder: Path, **more):
+def second_ppo(prompts: Path, folder: Path, validation: str):
     """PPO in a folder that no other run has touched so far."""
-    settings = {"model": "tiny-gpt2", "dtype": "float32", "log_to": ["none"], "prompts": str(prompts), **more}
-    rewards = ["align.ppo.toy_rewards:share_of_e"]
     sizes = {"updates": 1, "rollout_size": 4, "max_new_tokens": 4}
-    return make_trainer(PPOConfig(**settings, **sizes, reward_functions=rewards, output_dir=str(folder)))
+    config = PPOConfig(dtype="float32", log_to=["none"], output_dir=str(folder), **sizes)
+    return PPOTrainer("tiny-gpt2", [share_of_e], str(prompts), config, validation)
 
 
 @pytest.mark.parametrize("validation", [False, True])
 def test_the_rollouts_of_a_run_that_is_going_on_are_not_removed(validation, prompts, tmp_path):
     folder = tmp_path / "run"
-    second = second_ppo(prompts, folder, validation_prompts=str(prompts) if validation else "")
+    second = second_ppo(prompts, folder, str(prompts) if validation else "")
     first = hold(folder)
     try:
         rollouts = folder / "rollouts"
