@@ -332,12 +332,12 @@ class Roles:
         return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_index, adapter))
 
 
-class MountedReward(NamedTuple):
+class MountedReward:
     """A reward model that is an adapter on the policy's base, called like a `RewardModel`."""
 
-    roles: Roles
-    adapter: str
+    def __init__(self, roles: Roles, adapter: str) -> None:
+        self.roles, self.adapter = roles, adapter
 
-    def __call__(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
+    def __call__(self, prompt: Padded, response: Padded, prompt_index: Tensor | None, /) -> Tensor:
         """Return rewards [R]."""
         return self.roles.reward(self.adapter, prompt, response, prompt_index)

@@ -107,9 +107,18 @@ class Experience:
 
     def loss_inputs(self, rows: Sequence[int], width: int, device: torch.device) -> LossInputs:
         """Return the tensors of some rows [R, width] for `ppo_loss`."""
-        old = self.old
-        given = (old.log_probs, old.values, old.ref_log_probs, self.advantages, self.returns, self.token_weights)
-        return LossInputs(*(None if tensor is None else tensor[rows, :width].to(device) for tensor in given))
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor[rows, :width].to(device)
+
+        return LossInputs(
+            chosen(self.old.log_probs),
+            chosen(self.old.values),
+            chosen(self.old.ref_log_probs),
+            chosen(self.advantages),
+            None if self.returns is None else chosen(self.returns),
+            None if self.token_weights is None else chosen(self.token_weights),
+        )
 
 
 @dataclass

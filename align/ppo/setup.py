@@ -128,11 +128,12 @@ def require_readable(
     Args:
         after: tokens that the model reads after a response.
     """
-    for prompt in prompts if scorer.tokenization else ():
-        try:
-            scorer.tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
-        except ConversationError as error:
-            raise UserError(f"{name}: {error}") from error
+    if scorer.tokenization:
+        for prompt in prompts:
+            try:
+                scorer.tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
+            except ConversationError as error:
+                raise UserError(f"{name}: {error}") from error
     scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)
 
 
