@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from align.ppo.metrics import text_metrics
-from align.ppo.records import Evaluation, RoleOutputs
+from align.ppo.records import PolicyEvaluation, RoleOutputs
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class PolicySelection:
         self.kept, self.start = (Candidate(**found) if found else None for found in (state["kept"], state["start"]))
 
 
-def evaluation_metrics(evaluation: Evaluation, scores: Tensor, outputs: RoleOutputs) -> dict[str, float]:
+def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: RoleOutputs) -> dict[str, float]:
     """Return the metrics of an evaluation, without their prefix.
 
     Args:
@@ -138,7 +138,7 @@ def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
     return {name: float(values.mean()), f"{name}_error": error}
 
 
-def sample_rows(evaluation: Evaluation, scores: Tensor) -> list[dict[str, Any]]:
+def sample_rows(evaluation: PolicyEvaluation, scores: Tensor) -> list[dict[str, Any]]:
     """Return the rows of samples.jsonl."""
     rollout, columns = evaluation.rollout, evaluation.columns
     return [

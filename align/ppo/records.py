@@ -122,7 +122,7 @@ class Experience:
 
 
 @dataclass
-class Evaluation:
+class PolicyEvaluation:
     """Responses to the fixed prompts and their scores, which extensions may change before metrics are computed."""
 
     update: int

@@ -41,7 +41,7 @@ from align.ppo.metrics import (
     rollout_metrics,
     rollout_work,
 )
-from align.ppo.records import Evaluation, Experience, RoleOutputs, Rollout
+from align.ppo.records import Experience, PolicyEvaluation, RoleOutputs, Rollout
 from align.ppo.rewards import Rewards, WeightedFunction, load_functions, sum_of_rewards
 from align.ppo.rollout import PromptIdentity, prompts_of_update, sample_rollout, save_if_scoring_fails
 from align.ppo.scores import ScoreNormalization, apply_missing_eos
@@ -249,7 +249,7 @@ def evaluate(config: PPOConfig, ready: Prepared, progress: Progress, update: int
             rewards, _ = ready.rewards.parts(rollout)
             for extension in extensions:
                 rewards |= extension.score(rollout)
-            evaluation = Evaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
+            evaluation = PolicyEvaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
             for extension in extensions:
                 extension.evaluate(evaluation)
         ended = rollout.ended_mask

@@ -14,7 +14,7 @@ from align.builtin.zoo import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.evaluation import Candidate, PolicySelection, is_new_best, replaces
 from align.ppo.extensions.interim import RuleExtension
-from align.ppo.records import Evaluation
+from align.ppo.records import PolicyEvaluation
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
@@ -101,7 +101,7 @@ def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, ha
     rules.config, rules.terms = config, RuleTerms(config, RuleJudge([violation for _, violation, _ in policies]))
     selection = PolicySelection(0.0, len(policies), 25.0)
     for update, (_, _, ends) in enumerate(policies, 1):
-        evaluation = Evaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
+        evaluation = PolicyEvaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
         rules.evaluate(evaluation)
         scores = apply_missing_eos(evaluation.scores, evaluation.rollout.ended_mask, "replace", -1.0)
         scores = scores - evaluation.deduction

@@ -25,7 +25,7 @@ LAYERS = (
 )
 """From the ground up: a module may import its own package and what stands in layers below it."""
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-MOVING = {"align.ppo.rewards", "align.ppo.rule_terms", "align.ppo.scoring_models", "align.ppo.trainer"}
+MOVING = {"align.ppo.rule_terms", "align.ppo.extensions.interim"}
 """Modules of PPO whose optional parts are on their way to align/extras."""
 
 

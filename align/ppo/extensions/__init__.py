@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
-from align.ppo.records import Evaluation, Experience, RoleOutputs, Rollout
+from align.ppo.records import Experience, PolicyEvaluation, RoleOutputs, Rollout
 from align.ppo.scoring_models import RewardAdapter
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
@@ -109,7 +109,7 @@ class Extension:
     def after_update(self, update: int, experience: Experience) -> None:
         """Act after the last optimizer step of an update."""
 
-    def evaluate(self, evaluation: Evaluation) -> None:
+    def evaluate(self, evaluation: PolicyEvaluation) -> None:
         """Change or add to an evaluation, before its metrics are computed."""
 
     def after_evaluation(self, update: int, metrics: dict[str, float]) -> str:

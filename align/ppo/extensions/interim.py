@@ -19,7 +19,7 @@ from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.losses import importance_weights
 from align.ppo.metrics import OveroptimizationWatch, importance_metrics
 from align.ppo.ptx import PtxLoss
-from align.ppo.records import Evaluation, Experience, RoleOutputs, Rollout
+from align.ppo.records import Experience, PolicyEvaluation, RoleOutputs, Rollout
 from align.ppo.rewards import Rewards, WeightedFunction
 from align.ppo.rollout_files import RolloutWriter, recorded_updates
 from align.ppo.rule_terms import LARGEST_MULTIPLIER, RuleTerms, read_budgets
@@ -61,7 +61,7 @@ class RubricRewards(Extension):
 
     def load(self, context: TrainingContext) -> None:
         config, run = self.config, context.run
-        self.scorers = load_rubrics(config, run.accelerator, config.dtype, config.micro_batch_tokens)
+        self.scorers = load_rubrics(config.rubrics, run.accelerator, config.dtype, config.micro_batch_tokens)
         judges = [scorer.judge for scorer in self.scorers[:1]]  # one serves all rubrics
         self.modules = [judge.module for judge in judges if isinstance(judge, LocalJudge)]
         for scorer in self.scorers:
@@ -146,7 +146,7 @@ class RuleExtension(Extension):
         if update > self.config.critic_warmup:
             self.terms.adapt(self.violations)
 
-    def evaluate(self, evaluation: Evaluation) -> None:
+    def evaluate(self, evaluation: PolicyEvaluation) -> None:
         violations, preference = self.terms.violations(evaluation.rollout), evaluation.scores
         excess = self.terms.excess(violations)
         evaluation.scores = self.terms.score_to_compare(preference, violations)
@@ -331,7 +331,7 @@ class JudgeSelection(Extension):
     def should_stop(self) -> bool:
         return self.watch.reached
 
-    def evaluate(self, evaluation: Evaluation) -> None:
+    def evaluate(self, evaluation: PolicyEvaluation) -> None:
         scores = self.rewards(evaluation.rollout)[0]
         evaluation.selection_scores = evaluation.columns["judge"] = scores
         evaluation.metrics |= mean_and_error("judge", scores)
