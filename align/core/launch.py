@@ -22,19 +22,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
-
-
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
-
-
 LOST_PROCESS = (
     *("Connection closed by peer", "Connection reset by peer", "Socket closed", "Broken pipe"),
     *("Timed out waiting", "Application timeout", "Read timeout", "NCCL error"),
 )
 """Messages of gloo and NCCL about a process that has gone, or whose machine cannot be reached."""
-
-
 EXIT_CLOSED_PIPE = 141
 """Exit code after the reader of the output has gone (`align ... | head`), as in shells: 128 + SIGPIPE."""
 

@@ -23,7 +23,6 @@ from align.runtime.environment import console
 
 BATCH_TOKENS = 8192
 
-
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
 """Settings that may differ when a loop is resumed."""
 

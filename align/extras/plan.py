@@ -24,19 +24,12 @@ from align.training.run_folder import read_metrics
 
 FLOPS_PER_WEIGHT = 6
 """FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
-
-
 SMALLEST, LARGEST = (400e6, 1.92e19), (10e12, 1.30e28)
 """Parameters and FLOPs in the first and the last row of Chinchilla's table 3: sizes between them lie on a power law."""
-
-
 GIB = 2**30
-
 
 USABLE = 0.8
 """Share of a device's memory that a plan fills. The rest is for activations, its context, communication and fragments."""
-
-
 STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
 """A setting that only one of the planned stages has: it identifies the stage of a run."""
 
@@ -106,17 +99,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The needs of a stage.
-
-    Attributes:
-        flops: of each phase, over the whole run and all devices.
-        hours: of each phase.
-        layouts: ways to place it on the devices.
-    """
+    """The needs of a stage: its work, the hours of each phase, and ways to place it on the devices."""
 
     name: str
-    steps: int
-    flops: dict[str, float]
+    work: StageWork
     hours: dict[str, float]
     layouts: list[Layout]
 
@@ -129,24 +115,6 @@ class Measured(NamedTuple):
     seconds: float
     response_share: float
     """0 of a run that samples nothing."""
-
-
-class Speeds:
-    """FLOP/s of all devices together, by stage, from measured runs."""
-
-    def __init__(self, runs: Sequence[Measured]) -> None:
-        self.runs = runs
-
-    def flops_per_second(self, stage: str) -> float | None:
-        """FLOP/s of the stage's own runs, else of all runs; None without any."""
-        chosen = [run for run in self.runs if run.stage == stage] or self.runs
-        return sum(run.flops for run in chosen) / sum(run.seconds for run in chosen) if chosen else None
-
-    @property
-    def response_share(self) -> float:
-        """Mean response length as a share of max_new_tokens; 1 if nothing was sampled."""
-        shares = [run.response_share for run in self.runs if run.response_share]
-        return sum(shares) / len(shares) if shares else 1.0
 
 
 def run_plan(config: PlanConfig) -> None:
@@ -180,17 +148,19 @@ def allocate(flops: float) -> tuple[float, float]:
 
 def plan_stages(config: PlanConfig) -> list[StagePlan]:
     """Plan each stage that the settings name. Raises: see `run_plan`."""
-    speeds = Speeds([read_speed(folder) for folder in config.measured])
-    stages = []
+    runs = [read_speed(folder) for folder in config.measured]
+    shares = [run.response_share for run in runs if run.response_share] or [1.0]
+    share = sum(shares) / len(shares)
     kinds: dict[str, tuple[str, type, Callable[[Any], StageWork]]] = {
         "sft": (config.sft, SFTConfig, sft_work),
         "reward": (config.reward, RewardConfig, reward_work),
-        "ppo": (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus, response_share=speeds.response_share)),
+        "ppo": (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus, response_share=share)),
     }
-    for name, (file, kind, count_work) in kinds.items():
-        if file:
-            stages.append(_stage(config, name, count_work(_settings(config, file, kind)), speeds))
-    return stages
+    return [
+        _plan_stage(config, name, count_work(_settings(config, file, kind)), runs)
+        for name, (file, kind, count_work) in kinds.items()
+        if file
+    ]
 
 
 def _settings(config: PlanConfig, file: str, kind: type) -> Any:
@@ -202,26 +172,27 @@ def _settings(config: PlanConfig, file: str, kind: type) -> Any:
     return settings
 
 
-def _stage(config: PlanConfig, name: str, work: StageWork, speeds: Speeds) -> StagePlan:
+def _plan_stage(config: PlanConfig, name: str, work: StageWork, runs: Sequence[Measured]) -> StagePlan:
+    """Plan a stage at the speed of its own measured runs, else of all measured runs, else at the settings' MFU."""
     device = find_device(config.gpu, compute_dtype(work.config.dtype))
-    measured = speeds.flops_per_second(name)
-    rate = measured or config.gpus * device.peak * config.mfu
+    chosen = [run for run in runs if run.stage == name] or runs
+    rate = sum(run.flops for run in chosen) / sum(run.seconds for run in chosen) if chosen else 0.0
     hours = {}
-    for phase, flops in work.phases.items():
+    for phase, flops in work.flops.items():
         # Sampling a token reads every weight: on small batches memory bandwidth is the limit. Measured speeds include it.
-        floor = 0.0 if measured else work.decoded.get(phase, 0.0) / device.bandwidth
-        hours[phase] = max(flops / rate, floor) / 3600
+        floor = 0.0 if rate else work.decoded.get(phase, 0.0) / device.bandwidth
+        hours[phase] = max(flops / (rate or config.gpus * device.peak * config.mfu), floor) / 3600
     placed = layouts(work.roles, work.config.optimizer, device.memory, config.gpu, config.gpus)
-    return StagePlan(name, work.steps, work.phases, hours, placed)
+    return StagePlan(name, work, hours, placed)
 
 
 def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
     """FLOPs and hours of each phase of each stage."""
     rows = []
     for stage in stages:
-        parts = [(phase, flops, stage.hours[phase]) for phase, flops in stage.flops.items() if flops]
+        parts = [(phase, flops, stage.hours[phase]) for phase, flops in stage.work.flops.items() if flops]
         if len(parts) > 1:
-            parts.append(("all", sum(stage.flops.values()), sum(stage.hours.values())))
+            parts.append(("all", sum(stage.work.flops.values()), sum(stage.hours.values())))
         rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
     measured = f"the speed of {', '.join(config.measured)}"
     speed = measured if config.measured else f"{config.mfu:.0%} of their peak"

@@ -24,7 +24,6 @@ from align.ppo.rollout import prompts_of_update
 from align.reward.rankings import group_flops
 from align.reward.train import RewardConfig, predicted_tokens
 from align.runtime.distributed import compute_dtype
-from align.runtime.flops import forward_flops
 from align.sampling.generation import Sampling
 from align.sft.config import SFTConfig
 from align.sft.train import encode, example_flops
@@ -42,10 +41,10 @@ DRAWN_EXAMPLES = 200
 
 @dataclass(frozen=True)
 class HeldModel:
-    """A model in memory during a stage: its trained weights, and the bytes of all its weights."""
+    """A model in memory during a stage: the bytes of all its weights, and those of its weights that are trained."""
 
-    trained: Sequence[Tensor]
     weights: int
+    trained: Sequence[Tensor] = ()
 
 
 def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
@@ -56,12 +55,7 @@ def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
     """
     trained = [weight for weight in backbone.parameters() if weight.requires_grad]
     held = sum(weight.numel() * weight.element_size() for weight in trained) if only_trained else weights_bytes([backbone])
-    return HeldModel(trained, held)
-
-
-def frozen_model(weights: int) -> HeldModel:
-    """Return a model that is not trained, of `weights` bytes."""
-    return HeldModel([], weights)
+    return HeldModel(held, trained)
 
 
 @dataclass(frozen=True)
@@ -69,21 +63,21 @@ class StageWork:
     """A stage that is planned.
 
     Attributes:
-        phases: FLOPs of each phase, over the whole run and all devices.
+        flops: of each phase, over the whole run and all devices.
         steps: optimizer steps.
-        decoded: bytes of weights that one device reads for sampling, by phase: each token of a batch reads all of them.
         roles: the models that it keeps, by role.
+        decoded: bytes of weights that one device reads for sampling, by phase: each token of a batch reads all of them.
     """
 
-    phases: dict[str, float]
+    flops: dict[str, float]
     steps: int
     roles: dict[str, HeldModel]
-    config: Any
+    config: SFTConfig | RewardConfig | PPOConfig
     decoded: dict[str, float] = field(default_factory=dict)
 
 
 def sft_work(config: SFTConfig) -> StageWork:
-    """Count learning from demonstrations, and reading the held-out ones.
+    """Count learning from demonstrations.
 
     Raises:
         UserError: for a mistake in the settings, the model or the data.
@@ -94,36 +88,22 @@ def sft_work(config: SFTConfig) -> StageWork:
         )
     loaded = load_shapes(config, compute_dtype(config.dtype))
     examples, epochs = _mixture(config, partial(encode, loaded=loaded, config=config))
-    held_out = encode(config.validation_data, loaded, config) if config.validation_data else []
     shape = flops_profile(loaded.backbone, loaded.adapter)
-    once = sum(forward_flops(shape, len(e.prompt), [len(e.response)], sum(e.loss_mask)) for e in held_out)
     learned = [example_flops(shape, example, config.prompt_loss_weight) for example in examples]
-    phases = {
-        "learning": config.epochs * _epoch_sum(epochs, learned),
-        "validation": once * (1 + _evaluations(config, epochs)),
-    }
-    roles = {"model": trained_model(loaded.backbone)}
-    return StageWork(phases, epochs.updates(config.epochs), roles, config)
+    return _learning(config, epochs, learned, loaded)
 
 
 def reward_work(config: RewardConfig) -> StageWork:
-    """Count learning from rankings, and reading the held-out ones. Raises: as `sft_work`."""
+    """Count learning from rankings. Raises: as `sft_work`."""
     loaded = load_shapes(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
     read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     rankings, epochs = _mixture(config, read)
-    held_out = read(config.validation_data) if config.validation_data else []
     if not config.lm_loss_weight:
         freeze_unused_lm_head(loaded.backbone)
     shape = flops_profile(loaded.backbone, loaded.adapter)
-    once = sum(group_flops(loaded.backbone, shape, ranking, forward_flops) for ranking in held_out)
     of_best = predicted_tokens if config.lm_loss_weight else (lambda ranking: ())
     learned = [group_flops(loaded.backbone, shape, item, predicted=of_best(item)) for item in rankings]
-    phases = {
-        "learning": config.epochs * _epoch_sum(epochs, learned),
-        "validation": once * _evaluations(config, epochs),
-    }
-    roles = {"model": trained_model(loaded.backbone)}
-    return StageWork(phases, epochs.updates(config.epochs), roles, config)
+    return _learning(config, epochs, learned, loaded)
 
 
 def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> StageWork:
@@ -182,14 +162,14 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
 
 def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, LoadedModel]) -> dict[str, HeldModel]:
     """The models that PPO holds, by what they are for."""
-    frozen_copy = frozen_model(0 if loaded.adapter else weights_bytes([loaded.backbone]))
+    frozen_copy = HeldModel(0 if loaded.adapter else weights_bytes([loaded.backbone]))
     roles = {"policy": trained_model(loaded.backbone), "reference": frozen_copy}
     if config.critic == "separate":
         roles["critic"] = trained_model(loaded.backbone, only_trained=bool(loaded.adapter))
     if config.reference_refresh:
         roles["start"] = frozen_copy
     for name, model in rewards.items():
-        roles[name] = frozen_model(0 if model is loaded else weights_bytes([model.backbone]))
+        roles[name] = HeldModel(0 if model is loaded else weights_bytes([model.backbone]))
     return roles
 
 
@@ -200,19 +180,16 @@ def _mixture(
     return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config)
 
 
-def _epoch_sum(epochs: DataOrder[Any], flops: Sequence[float]) -> float:
-    """FLOPs of an epoch, in which a source may be over- or undersampled."""
-    total, start = 0.0, 0
+def _learning(
+    config: SFTConfig | RewardConfig, epochs: DataOrder[Any], flops: Sequence[float], loaded: LoadedModel
+) -> StageWork:
+    """Work of a stage that passes over examples of these FLOPs; a source may be over- or undersampled."""
+    epoch, start = 0.0, 0
     for size, count in zip(epochs.sizes, epochs.counts, strict=True):
-        total += count * sum(flops[start : start + size]) / size
+        epoch += count * sum(flops[start : start + size]) / size
         start += size
-    return total
-
-
-def _evaluations(config: SFTConfig | RewardConfig, epochs: DataOrder[Any]) -> int:
-    updates = epochs.updates(config.epochs)
-    every = config.evaluate_every or epochs.updates_per_epoch
-    return updates // every + (updates % every > 0)
+    roles = {"model": trained_model(loaded.backbone)}
+    return StageWork({"learning": config.epochs * epoch}, epochs.updates(config.epochs), roles, config)
 
 
 def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:

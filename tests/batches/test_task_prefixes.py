@@ -88,7 +88,7 @@ def test_a_stream_reads_what_is_read_whole(sources, load_sharp):
 def test_a_plan_counts_it(sources, tmp_path):
     def learning(*words):
         settings = ["--model", "tiny-llama", "--train_data", sources, "--output_dir", str(tmp_path), *words]
-        return sft_work(parse(SFTConfig, settings)).phases["learning"]
+        return sft_work(parse(SFTConfig, settings)).flops["learning"]
 
     assert learning("--task_prefixes", GERMAN, NEWS) > 1.2 * learning()
 

@@ -10,7 +10,7 @@ import yaml
 from align import cli
 from align.core.settings import ModelConfig
 from align.extras.plan import DEVICES, USABLE, PlanConfig, allocate, first_that_fits, layouts, plan_stages, read_speed
-from align.extras.plan_work import frozen_model, trained_model
+from align.extras.plan_work import HeldModel, trained_model
 from align.models.loading import load, load_shapes
 from align.training.run_folder import read_metrics
 from tests.models.encoders import write_encoder
@@ -44,8 +44,7 @@ def test_the_table_of_chinchilla(flops, parameters, tokens):
 
 def test_memory_by_hand_for_each_way():
     tensors = [torch.empty(1000, 300, dtype=torch.bfloat16, device="meta")]
-    policy = type(frozen_model(0))(tensors, 600_000)
-    roles = {"policy": policy, "reference": frozen_model(600_000)}
+    roles = {"policy": HeldModel(600_000, tensors), "reference": HeldModel(600_000)}
     found = {way.name: way for way in layouts(roles, "adamw", 10e6, "A100-80", 4)}
     # 300,000 weights: 2 bytes each, and 4 for the master, 8 for Adam, 4 for the gradient.
     assert {name: way.roles["policy"] for name, way in found.items()} == {
@@ -143,11 +142,11 @@ def planned(runs, stage, **changes):
 
 def test_a_plan_of_fine_tuning_has_the_flops_that_the_run_counted(runs):
     found = planned(runs, "sft")
-    assert found.flops["learning"] == pytest.approx(counted(runs / "sft"))
-    assert found.steps == 6
+    assert found.work.flops["learning"] == pytest.approx(counted(runs / "sft"))
+    assert found.work.steps == 6
     # Hours are FLOPs at the speed that was measured, and more of the same takes longer in proportion.
     speed = read_speed(str(runs / "sft"))
-    assert sum(found.hours.values()) * 3600 == pytest.approx(found.flops["learning"] / (speed.flops / speed.seconds))
+    assert sum(found.hours.values()) * 3600 == pytest.approx(found.work.flops["learning"] / (speed.flops / speed.seconds))
     assert sum(planned(runs, "sft", epochs=6).hours.values()) == pytest.approx(3 * sum(found.hours.values()))
 
 
@@ -158,12 +157,12 @@ def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
     found = planned(runs, "ppo", **changes)
     settings = yaml.safe_load((runs / "ppo.yaml").read_text(encoding="utf-8"))
     run_ppo(PPOConfig(**settings))
-    assert sum(found.flops.values()) == pytest.approx(counted(runs / "other"), rel=0.25)
+    assert sum(found.work.flops.values()) == pytest.approx(counted(runs / "other"), rel=0.25)
     lengths = [line["text/length"] for line in read_metrics(runs / "ppo")[1:]]
     assert read_speed(str(runs / "ppo")).response_share == pytest.approx(sum(lengths) / len(lengths) / 8)
-    assert set(found.flops) == {"sampling", "scoring", "learning"}
+    assert set(found.work.flops) == {"sampling", "scoring", "learning"}
     # Three epochs of a forward and a backward pass cost more than two forward passes, those more than sampling.
-    assert found.flops["learning"] > found.flops["scoring"] > found.flops["sampling"]
+    assert found.work.flops["learning"] > found.work.flops["scoring"] > found.work.flops["sampling"]
 
 
 def test_reward_ptx_and_evaluation_are_phases(runs, capsys):
@@ -174,7 +173,7 @@ def test_reward_ptx_and_evaluation_are_phases(runs, capsys):
         "reward_model": "runs/not/yet/trained",
     }
     found = planned(runs, "ppo", **extra)
-    assert set(found.flops) == {"sampling", "scoring", "learning", "ptx", "evaluation"}
+    assert set(found.work.flops) == {"sampling", "scoring", "learning", "ptx", "evaluation"}
     assert list(found.layouts[0].roles) == ["policy", "reference", "reward 1"]
     cli.main(["plan", "--ppo", str(runs / "ppo.yaml"), "--gpus", "2"])
     said = capsys.readouterr().out
