@@ -75,7 +75,6 @@ class Loop:
         folder, name = self.folder / f"round-{number}", f"round-{number}"
         run_once = self.state.run_once
         run_once(f"{name}/samples", lambda: self._sample(number, folder))
-        run_once(f"{name}/published", lambda: self._publish(name, folder))
         rankings = folder / "rankings.jsonl"
         if f"{name}/rankings" not in self.state.steps:
             missing = self.labeler.collect(name, folder / "samples.jsonl", rankings)
@@ -137,10 +136,6 @@ class Loop:
             )
             run_sample(settings)
         return read_rows(target)
-
-    def _publish(self, name: str, folder: Path) -> dict[str, Any]:
-        self.labeler.publish(name, folder / "samples.jsonl")
-        return {"labeler": self.config.labeler}
 
     def _split(self, number: int, folder: Path) -> dict[str, Any]:
         """Hold out some prompts with all their rankings; drop rankings that tie all answers."""

@@ -126,20 +126,21 @@ class LoopState:
 
 
 class Labeler(Protocol):
-    """Ranks answers. Both methods may be called again after a kill, at any point."""
-
-    def publish(self, name: str, samples: Path) -> None:
-        """Make a round's answers (rows of `align sample`) available for ranking, under the round's name."""
+    """Ranks answers."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
-        """Write the rankings as rows to `target` if all are there; returns what is still missing, or ""."""
+        """Write the rankings of a round's answers to `target` if all are there; returns what is still missing, or "".
+
+        It may be called again after a kill, at any point.
+
+        Args:
+            name: the round's.
+            samples: rows of `align sample`.
+        """
 
 
 class FileLabeler:
     """Waits for a file in the round's folder."""
-
-    def publish(self, name: str, samples: Path) -> None:
-        """Do nothing: the samples are in the round's folder."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         return "" if target.exists() else f"rank the answers in {samples} and write the rankings to {target}"
@@ -150,9 +151,6 @@ class SimulatedLabeler:
 
     def __init__(self, score: AnswerScorer) -> None:
         self.score = score
-
-    def publish(self, name: str, samples: Path) -> None:
-        """Do nothing: `collect` reads the samples."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         ranked = []
@@ -181,18 +179,14 @@ class AppLabeler:
         self.database.upgrade()
         self.overlap = config.overlap
 
-    def publish(self, name: str, samples: Path) -> None:
+    def collect(self, name: str, samples: Path, target: Path) -> str:
+        from annotation_ui.export import Selection, export
         from annotation_ui.importing import NewBatch, import_file
 
         if self._progress(name) is None:  # an import is all or nothing
             import_file(self.database, NewBatch(name, "rank", overlap=self.overlap), samples)
-
-    def collect(self, name: str, samples: Path, target: Path) -> str:
-        from annotation_ui.export import Selection, export
-
         progress = self._progress(name)
-        if progress is None:
-            raise UserError(f"labeler app: the batch {name!r} is no longer in the database")
+        assert progress is not None
         if progress["open"] and progress["done"] < progress["slots"]:
             done = f"{progress['done']} of {progress['slots']} judgments of the batch {name!r} are there"
             return f"{done}; closing the batch in the app ends the wait"

@@ -207,7 +207,7 @@ def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_be
     assert list(steps) == [
         f"round-{n}/{step}"
         for n in (1, 2)
-        for step in ("samples", "published", "rankings", "split", "reward-0", "reward-1", "ppo", "comparison")
+        for step in ("samples", "rankings", "split", "reward-0", "reward-1", "ppo", "comparison")
     ]
     assert steps["round-2/samples"]["disputed"] == 3
     rows = read_rows(whole / "round-2" / "rankings.jsonl")
@@ -258,7 +258,6 @@ def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, c
     assert "round 1 waits for labels: 0 of 3 judgments of the batch 'round-1' are there" in capsys.readouterr().err
     labeler = make_labeler(config)
     assert isinstance(labeler, AppLabeler)
-    labeler.publish("round-1", Path(config.output_dir) / "round-1" / "samples.jsonl")  # again, as after a kill
     database = Database(config.database)
     leases = Leases(database)
     (ann,) = add_users(database, "ann")
