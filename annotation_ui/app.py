@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from typing import NoReturn, cast
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # must be set before Gradio is imported, or it calls its server
 
 import gradio as gr
 from fastapi import FastAPI, Request
 
-from annotation_ui import labeler, lead, rule_sets
-from annotation_ui.api import add_routes
-from annotation_ui.error_pages import add_error_pages
-from annotation_ui.guard import Guard
-from annotation_ui.labeler import labeler_page
-from annotation_ui.lead import lead_page
-from annotation_ui.pages import add_pages
-from annotation_ui.services import Services
-from annotation_ui.theme import lead_theme
-from annotation_ui.transfers import add_transfers
+from annotation_ui.lead_tabs.page import HEAD, lead_page
+from annotation_ui.lead_tabs.theme import lead_theme
+from annotation_ui.server.api import add_routes
+from annotation_ui.server.error_pages import add_error_pages
+from annotation_ui.server.guard import Guard
+from annotation_ui.server.pages import add_pages
+from annotation_ui.server.services import Services
+from annotation_ui.server.transfers import add_transfers
+from annotation_ui.store import rule_sets
 
 SECONDS_BETWEEN_LOOKS = 0.05
+_LABELER_HEAD = """
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="stylesheet" href="/ui/theme.css">
+<link rel="stylesheet" href="/ui/markdown.css">
+<link rel="stylesheet" href="/ui/workbench.css">
+"""
+_START = "import('/ui/workbench.js').then((workbench) => workbench.start(element))"
 
 
 def create_app(services: Services) -> FastAPI:
@@ -34,9 +40,20 @@ def create_app(services: Services) -> FastAPI:
     add_pages(app, services)
     add_routes(app, services)
     add_transfers(app, services)
-    mount(app, lead_page(services), "/lead", lead.HEAD)
-    mount(app, labeler_page(), "/", labeler.HEAD)
+    mount(app, lead_page(services), "/lead", HEAD)
+    mount(app, labeler_page(), "/", _LABELER_HEAD)
     return app
+
+
+def labeler_page() -> gr.Blocks:
+    """Build the page at /: one component, the workbench of static/workbench.js, without events or inputs.
+
+    Gradio's API then offers nothing to call. The workbench keeps no state in Gradio: it reads the open item from /api and
+    saves every change there.
+    """
+    with gr.Blocks(title="Labeling", analytics_enabled=False, fill_width=True) as page:
+        gr.HTML('<div class="workbench"></div>', js_on_load=_START, apply_default_css=False, elem_id="workbench")
+    return cast(gr.Blocks, page)
 
 
 def mount(app: FastAPI, page: gr.Blocks, path: str, head: str) -> None:

@@ -14,14 +14,15 @@ from typing import Any, NoReturn
 from sqlalchemy.exc import DatabaseError
 
 from align.core.errors import UserError
-from annotation_ui import rule_sets
-from annotation_ui.auth import Auth
-from annotation_ui.database import DATA_DIR, Database, sqlite_url
-from annotation_ui.export import RECORDS, Selection, export
-from annotation_ui.health import database_error_line
-from annotation_ui.importing import NewBatch, import_file
-from annotation_ui.schema import TASK_NAMES, USER_ROLES
-from annotation_ui.services import Settings, make_services
+from annotation_ui.reports.export import Selection, export, records
+from annotation_ui.server.auth import Auth
+from annotation_ui.server.health import database_error_line
+from annotation_ui.server.services import Settings, make_services
+from annotation_ui.store import rule_sets
+from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
+from annotation_ui.store.importing import NewBatch, import_file
+from annotation_ui.store.schema import USER_ROLES
+from annotation_ui.tasks import TASKS, task_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,16 +83,15 @@ def _parser() -> argparse.ArgumentParser:
 
     batch = commands.add_parser("import", help="make a batch from prompts or samples (JSON Lines)")
     batch.add_argument("file", type=Path)
-    batch.add_argument("--task", choices=TASK_NAMES, required=True)
+    batch.add_argument("--task", choices=tuple(TASKS), required=True)
     batch.add_argument("--name", help="of the batch (default: the file's name)")
     batch.add_argument("--overlap", type=int, default=1, help="labelers for each item")
     batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
     batch.add_argument("--labeler", action="append", default=[], help="only for this one (may be given again)")
     batch.add_argument("--rules", help="name of a rule set, or a rule file")
-    batch.add_argument("--one-rule-each", action="store_true", help="one item for each rule of each response")
-    batch.add_argument("--checkpoint", help="model to talk to (task probe)")
-    batch.add_argument("--min-words", type=int, help="length hint (task demonstrate)")
-    batch.add_argument("--max-words", type=int, help="length hint (task demonstrate)")
+    for task, setting in task_settings():
+        kind: dict[str, Any] = {"action": "store_true"} if setting.kind is bool else {"type": setting.kind}
+        batch.add_argument(f"--{setting.name.replace('_', '-')}", help=f"{setting.help} (task {task.name})", **kind)
     batch.set_defaults(run=_import)
 
     _add_export_command(commands)
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_export_command(commands: Any) -> None:
     command = commands.add_parser("export", help="write judgments for training, with a manifest")
-    command.add_argument("record", choices=tuple(RECORDS))
+    command.add_argument("record", choices=tuple(records()))
     command.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
     command.add_argument("--aggregated", action="store_true", help="one row for each item instead of one for each labeler")
     command.add_argument("--since", type=_parse_time, metavar="TIME", help="only judgments from then on (ISO 8601)")
@@ -210,12 +210,7 @@ def _reset_password(options: argparse.Namespace) -> None:
 
 def _import(options: argparse.Namespace) -> None:
     database = _open(options)
-    chosen = {
-        "one_rule_each": options.one_rule_each or None,
-        "checkpoint": options.checkpoint,
-        "min_words": options.min_words,
-        "max_words": options.max_words,
-    }
+    chosen = {setting.name: getattr(options, setting.name) for _, setting in task_settings()}
     with database.write() as session:
         rule_sets.store_shipped(session)
         rule_set = options.rules
@@ -227,7 +222,7 @@ def _import(options: argparse.Namespace) -> None:
         overlap=options.overlap,
         priority=options.priority,
         rule_set=rule_set,
-        settings={name: value for name, value in chosen.items() if value is not None},
+        settings={name: value for name, value in chosen.items() if value not in (None, False)},
         labelers=tuple(options.labeler),
     )
     count = import_file(database, batch, options.file)

@@ -27,11 +27,11 @@ from typing import Any
 import httpx
 from sqlalchemy import func, select
 
-from annotation_ui.auth import Auth
-from annotation_ui.database import Database
-from annotation_ui.guard import COOKIE
-from annotation_ui.importing import NewBatch, import_rows
-from annotation_ui.schema import Assignment, Item, Judgment, User
+from annotation_ui.server.auth import Auth
+from annotation_ui.server.headers import COOKIE
+from annotation_ui.store.database import Database
+from annotation_ui.store.importing import NewBatch, import_rows
+from annotation_ui.store.schema import Assignment, Item, Judgment, User
 from tests.annotation_ui.running import Server
 
 RESPONSES = 4

@@ -169,7 +169,7 @@ class AppLabeler:
 
     def __init__(self, config: LoopConfig) -> None:
         try:
-            from annotation_ui.database import DATA_DIR, Database, sqlite_url
+            from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
         except ModuleNotFoundError as error:
             extra = "pip install 'align-rlhf[ui]'"
             raise UserError(f"labeler app: {error.name} is not installed; install the extra: {extra}") from error
@@ -180,8 +180,8 @@ class AppLabeler:
         self.overlap = config.overlap
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
-        from annotation_ui.export import Selection, export
-        from annotation_ui.importing import NewBatch, import_file
+        from annotation_ui.reports.export import Selection, export
+        from annotation_ui.store.importing import NewBatch, import_file
 
         if self._progress(name) is None:  # an import is all or nothing
             import_file(self.database, NewBatch(name, "rank", overlap=self.overlap), samples)
@@ -194,7 +194,7 @@ class AppLabeler:
         return ""
 
     def _progress(self, name: str) -> Mapping[str, Any] | None:
-        from annotation_ui.overview import progress
+        from annotation_ui.reports.overview import progress
 
         with self.database.read() as session:
             return next((row for row in progress(session) if row["batch"] == name), None)

@@ -9,12 +9,13 @@ import gradio as gr
 from sqlalchemy import select
 
 from align.core.errors import UserError
-from annotation_ui import batches, overview
-from annotation_ui.batches import BatchSettings
 from annotation_ui.lead_tabs.common import batch_names, hide, show_user_errors, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
-from annotation_ui.schema import Batch
-from annotation_ui.services import Services
+from annotation_ui.reports import overview
+from annotation_ui.server.services import Services
+from annotation_ui.store import batches
+from annotation_ui.store.batches import BatchSettings
+from annotation_ui.store.schema import Batch
 
 _NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
 _NO_SETTINGS: tuple[Any, ...] = ("", 1, 0, True, [], 0)

@@ -11,17 +11,21 @@ import gradio as gr
 from sqlalchemy import select
 
 from align.core.errors import UserError
-from annotation_ui.schema import Batch, User
-from annotation_ui.services import Services
-from annotation_ui.tasks import COMPARABLE, TASKS
+from annotation_ui.server.services import Services
+from annotation_ui.store.schema import Batch, User
+from annotation_ui.tasks import TASKS
 
-TASK_CHOICES = [(task.title, name) for name, task in TASKS.items()]
 LAST_COUNTS: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
 """Of events that show what is chosen: Gradio would drop a choice that is made while the answer to another is awaited.
 
 A list's event is `change`: its `input` comes twice for a choice, and also for a look at the list that chooses nothing.
 """
-SHARED_TASK_CHOICES = [(TASKS[name].title, name) for name in COMPARABLE]  # tasks with agreement
+
+
+def task_list(comparable: bool = False) -> gr.Dropdown:
+    """A list of the tasks to choose from; with `comparable`, of those with agreement."""
+    choices = [(task.title, name) for name, task in TASKS.items() if task.comparable or not comparable]
+    return gr.Dropdown(choices, value=choices[0][1], label="Task")
 
 
 def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import gradio as gr
 
-from annotation_ui import overview
-from annotation_ui.lead_tabs.common import LAST_COUNTS, SHARED_TASK_CHOICES
+from annotation_ui.lead_tabs.common import LAST_COUNTS, task_list
 from annotation_ui.lead_tabs.tables import show, table, when_picked
-from annotation_ui.services import Services
+from annotation_ui.reports import overview
+from annotation_ui.server.services import Services
 
 _NONE = "Labelers disagree on nothing that is not decided yet. Items need two labelers for this (the overlap of a batch)."
 _OPEN = "(task, item) => window.location.assign(`/?task=${task}&decide=${item ?? ''}`)"
@@ -19,7 +19,7 @@ def disagreements_tab(tab: gr.Tab, services: Services) -> None:
     """Build the tab's table; a chosen row, or the button, opens an item for the lead's decision."""
     gr.Markdown("Choose an item to decide it. After each decision comes the next disagreement, until you stop.")
     with gr.Row():
-        task = gr.Dropdown(SHARED_TASK_CHOICES, value="rank", label="Task")
+        task = task_list(comparable=True)
         refresh = gr.Button("Refresh", scale=0)
         decide = gr.Button("Decide it", variant="primary", scale=0)
     rows = table("Items on which labelers differ, worst first", "disagreements")

@@ -8,17 +8,17 @@ from typing import Any
 
 import gradio as gr
 
-from annotation_ui.export import RECORDS, Selection, export
 from annotation_ui.lead_tabs.common import batch_names, show_user_errors, user_id
 from annotation_ui.lead_tabs.files import export_links
-from annotation_ui.row_files import FORMATS
-from annotation_ui.services import Services
+from annotation_ui.reports.export import Selection, export, records
+from annotation_ui.reports.row_files import FORMATS
+from annotation_ui.server.services import Services
 
 
 def export_tab(services: Services) -> None:
     """Build the choices of an export and the button that writes its files."""
     with gr.Row():
-        record = gr.Dropdown(list(RECORDS), value="rankings", label="Records")
+        record = gr.Dropdown(list(records()), value="rankings", label="Records")
         kind = gr.Dropdown(list(FORMATS), value="jsonl", label="Format (csv is for spreadsheets)")
         batches = gr.Dropdown([], label="Batches (none: all)", multiselect=True)
     with gr.Row():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from annotation_ui.transfers import EXPORT_PATH
+from annotation_ui.server.transfers import EXPORT_PATH
 
 
 def file_field(elem_id: str, label: str, suffixes: tuple[str, ...], most_bytes: int) -> gr.Textbox:

@@ -7,7 +7,7 @@ from html import escape
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from annotation_ui.schema import Batch, Export, Guideline, Judgment, User
+from annotation_ui.store.schema import Batch, Export, Guideline, Judgment, User
 
 # (title, what it is good for, the tab that does it, what is there once it is done)
 _STEPS = (

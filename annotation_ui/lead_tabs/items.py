@@ -7,23 +7,21 @@ from typing import Any
 
 import gradio as gr
 
-from align.data.records import FLAGS, VERDICTS
-from annotation_ui.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
 from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
-from annotation_ui.markdown import text_view
-from annotation_ui.schema import PURPOSES, Batch, Item
-from annotation_ui.services import Services
-from annotation_ui.tasks import Json
-from annotation_ui.tasks.base import model_names, prompt_view
-from annotation_ui.tasks.compare import CHOICES
+from annotation_ui.rendering.markdown import text_view
+from annotation_ui.reports.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
+from annotation_ui.server.services import Services
+from annotation_ui.store.schema import PURPOSES, Batch, Item
+from annotation_ui.tasks import TASKS, Json
+from annotation_ui.tasks.fields import model_names, prompt_view
 
-_FLAGS = [("any", ""), *((text, flag) for flag, text in FLAGS.items()), *((name, name) for name in (*VERDICTS, *CHOICES))]
 _NOTHING = "Nothing matches. Choose fewer conditions, or import a batch."
 
 
 def items_tab(tab: gr.Tab, services: Services) -> None:
     """Build the filter, the list and the view of one item."""
+    filters = [(text, value) for task in TASKS.values() for value, text in task.answer_filters.items()]
     with gr.Row():
         what = gr.Radio(["Items", "Judgments"], value="Items", label="Show", scale=1)
         text = gr.Textbox(label="Text", placeholder="in the prompt, responses, id or answer", max_length=200, scale=2)
@@ -32,7 +30,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
         batch = gr.Dropdown([("any", "")], value="", label="Batch")
         labeler = gr.Dropdown([("any", "")], value="", label="Labeler")
         state = gr.Dropdown([(label, name) for name, label in STATES.items()], value="", label="State")
-        flag = gr.Dropdown(_FLAGS, value="", label="Flag or answer")
+        flag = gr.Dropdown([("any", ""), *filters], value="", label="Flag or answer")
         purpose = gr.Dropdown([("any", ""), *((name, name) for name in PURPOSES)], value="", label="Purpose")
     found = table("Found", "found")
     last = gr.Number(0, visible=False, precision=0)

@@ -6,11 +6,11 @@ from typing import Any
 
 import gradio as gr
 
-from annotation_ui.labeler_report import items_behind_reliability, labeler_rows
-from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES
+from annotation_ui.lead_tabs.common import LAST_COUNTS, task_list
 from annotation_ui.lead_tabs.tables import show, table, when_picked
-from annotation_ui.services import Services
-from annotation_ui.tasks import COMPARABLE
+from annotation_ui.reports.labeler_report import items_behind_reliability, labeler_rows
+from annotation_ui.server.services import Services
+from annotation_ui.tasks import TASKS
 
 _ABOUT = (
     "*Agreement with others* is a plain share. *Reliability* is how often a labeler is right, as the model of Dawid and "
@@ -26,7 +26,7 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
     """Build the table of labelers and that of the items behind a labeler's reliability."""
     gr.Markdown(_ABOUT)
     with gr.Row():
-        task = gr.Dropdown(TASK_CHOICES, value="rank", label="Task")
+        task = task_list()
         refresh = gr.Button("Refresh", scale=0)
     labelers = table("Labelers", "labelers")
     items = table("Items that decide it")
@@ -37,7 +37,7 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
         return show(rows, _NO_LABELER, key="labeler"), show([], _CHOOSE_ONE)
 
     def list_items(task: str, labeler: str) -> str:
-        if task not in COMPARABLE:
+        if not TASKS[task].comparable:
             return show([], "Answers to this task cannot be compared.")
         with services.database.read() as session:
             rows: list[dict[str, Any]] = items_behind_reliability(session, task, labeler)

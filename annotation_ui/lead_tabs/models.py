@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 from align.builtin.zoo import list_builtin
 from annotation_ui.lead_tabs.common import show_user_errors
-from annotation_ui.schema import Batch
-from annotation_ui.services import Services
+from annotation_ui.server.services import Services
+from annotation_ui.store.schema import Batch
 
 LOADING_SECONDS, RESTING_SECONDS = 1, 5
 """Between two looks at the model, while it is loaded and else: a lead's page stays open all day."""
@@ -42,7 +42,7 @@ def models_tab(page: gr.Blocks, services: Services) -> None:
 
     def list_models() -> Any:
         with services.database.read() as session:
-            batches = session.scalars(select(Batch).where(Batch.task == "probe", Batch.open)).all()
+            batches = session.scalars(select(Batch).where(Batch.open)).all()
         named = {str(batch.settings["checkpoint"]) for batch in batches if "checkpoint" in batch.settings}
         return gr.update(choices=[*sorted(named), *list_builtin()])
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import gradio as gr
 
-from annotation_ui import overview
-from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES
+from annotation_ui.lead_tabs.common import LAST_COUNTS, task_list
 from annotation_ui.lead_tabs.day_chart import day_chart
 from annotation_ui.lead_tabs.first_steps import OPEN_TAB, first_steps_html
 from annotation_ui.lead_tabs.tables import show, table
-from annotation_ui.services import Services
+from annotation_ui.reports import overview
+from annotation_ui.server.services import Services
 
 _NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
 _NO_AGREEMENT = "Agreement needs an item of this task that two labelers have judged."
@@ -24,7 +24,7 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
     steps = gr.HTML(js_on_load=OPEN_TAB, apply_default_css=False)
     progress = table("Progress")
     with gr.Row():
-        task = gr.Dropdown(TASK_CHOICES, value="rank", label="Task")
+        task = task_list()
         refresh = gr.Button("Refresh", scale=0)
     with gr.Row(equal_height=False):
         agreement = table("Agreement")

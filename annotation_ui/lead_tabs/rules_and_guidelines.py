@@ -7,20 +7,20 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import func, select
 
-from annotation_ui import guidelines, rule_sets
-from annotation_ui.lead_tabs.common import LAST_COUNTS, TASK_CHOICES, show_user_errors, user_id
+from annotation_ui.lead_tabs.common import LAST_COUNTS, show_user_errors, task_list, user_id
 from annotation_ui.lead_tabs.files import file_field, send_file
 from annotation_ui.lead_tabs.tables import show, table, when_picked
-from annotation_ui.schema import RuleSet
-from annotation_ui.services import Services
-from annotation_ui.transfers import uploads_of
+from annotation_ui.server.services import Services
+from annotation_ui.server.transfers import uploads_of
+from annotation_ui.store import guidelines, rule_sets
+from annotation_ui.store.schema import RuleSet
 
 _NO_VERSION = "No guidelines for this task yet. The editor holds a draft that comes with the app: change and save it."
 
 
 def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
     """Build the editor of guidelines, their history and the upload of rule files."""
-    task = gr.Dropdown(TASK_CHOICES, value="rank", label="Task")
+    task = task_list()
     text = gr.Textbox(label="Guidelines (Markdown)", lines=10, max_lines=30, max_length=guidelines.MAX_LENGTH)
     edited = gr.Number(0, visible=False)  # the version in force when the editor was filled
     save, saved = gr.Button("Save guidelines", variant="primary"), gr.Markdown()

@@ -16,7 +16,7 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from annotation_ui.lead_tabs.common import LAST_COUNTS
-from annotation_ui.row_files import plain_cell
+from annotation_ui.reports.row_files import plain_cell
 
 # A click on a row (or Enter on its first cell, which is a button) picks it.
 _CHOOSE = """

@@ -11,8 +11,8 @@ from sqlalchemy import select
 from align.core.errors import UserError
 from annotation_ui.lead_tabs.common import hide, show_user_errors, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
-from annotation_ui.schema import USER_ROLES, User
-from annotation_ui.services import Services
+from annotation_ui.server.services import Services
+from annotation_ui.store.schema import USER_ROLES, User
 
 
 def users_tab(tab: gr.Tab, services: Services) -> None:

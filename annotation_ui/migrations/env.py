@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from annotation_ui.schema import Base
+from annotation_ui.store.schema import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

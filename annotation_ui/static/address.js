@@ -1,10 +1,10 @@
 // What the address of the page names: a task, My work, or a lead's decisions.
 
-// `names`: of all tasks; `account`: what /api/tasks returns. Without a task in the address, the first that has work.
-export function readAddress(names, account) {
+// `account`: what /api/tasks returns. Without a task in the address, the first that has work.
+export function readAddress(account) {
   const parameters = new URLSearchParams(location.search);
-  const firstOpen = account.tasks.find((task) => task.open)?.name ?? "rank";
-  return { task: names.includes(parameters.get("task")) ? parameters.get("task") : firstOpen, work: parameters.has("work"),
+  const named = account.tasks.find((task) => task.name === parameters.get("task"));
+  return { task: (named ?? account.tasks.find((task) => task.open) ?? account.tasks[0]).name, work: parameters.has("work"),
     decides: parameters.has("decide") && account.lead, item: Number(parameters.get("decide")) || null };
 }
 

@@ -1,6 +1,6 @@
-// The labelers' page: the chosen task, the open item, drafts, undo, skip, submit, help. Each task has a module of its own
-// for the questions and answers, which exports help, empty(view), missing(state, view) and mount(root, view, context), and
-// if it needs them answer(state), what is submitted, and summary(state), one line about what is answered so far.
+// The labelers' page: the chosen task, the open item, drafts, undo, skip, submit, help. The module tasks/NAME.js of each
+// task shows its questions and answers. It exports help, empty(view), missing(state, view) and mount(root, view, context),
+// and if it needs them answer(state), what is submitted, and summary(state), one line about what is answered so far.
 
 import { readAddress, setAddress } from "./address.js";
 import { RefusedError, callUntilAnswered, clone, h, onSignedOut, requestId, retryText } from "./dom.js";
@@ -10,13 +10,7 @@ import { Frame } from "./frame.js";
 import { openHistory } from "./history.js";
 import { Keys, help, helpTable } from "./keys.js";
 import { decisionBanner, guidelinesNotice, markRead, noDisagreement, nothingToDo, otherWindowNotice, showLesson } from "./notices.js";
-import * as compare from "./compare.js";
-import * as demonstrate from "./demonstrate.js";
-import * as probe from "./probe.js";
-import * as rank from "./rank.js";
-import * as rules from "./rules.js";
 
-const MODULES = { rank, rules, demonstrate, probe, compare };
 const RENEW_EVERY = 60_000; // ms; an open page keeps its item
 const MAX_UNDO_STEPS = 50; // within one item
 
@@ -25,13 +19,15 @@ export async function start(element) {
   const account = await callUntilAnswered("GET", "tasks", undefined, (error) => root.replaceChildren(h("p", { class: "nothing" }, retryText(error))));
   const signIn = new SignIn(account.user);
   onSignedOut(() => signIn.ask());
-  await new Workbench(root, account).followAddress();
+  const modules = await Promise.all(account.tasks.map((task) => import(`./tasks/${task.name}.js`)));
+  await new Workbench(root, account, Object.fromEntries(account.tasks.map((task, at) => [task.name, modules[at]]))).followAddress();
 }
 
 class Workbench {
-  constructor(root, account) {
+  constructor(root, account, modules) {
     this.root = root;
     this.account = account;
+    this.modules = modules; // by the name of the task
     this.item = null;
     this.frame = new Frame(root, account, {
       task: (name) => this.show(name), history: () => this.showHistory(), guidelines: () => this.showGuidelines(),
@@ -51,7 +47,7 @@ class Workbench {
 
   // Shows what the address names; the browser's back button changes only the address.
   async followAddress() {
-    const { task, work, decides, item } = readAddress(Object.keys(MODULES), this.account);
+    const { task, work, decides, item } = readAddress(this.account);
     this.frame.dialog.close();
     if (decides) return this.decide(task, item);
     if (!work) return this.show(task, "replaceState");
@@ -105,7 +101,7 @@ class Workbench {
     this.frame.showCounts(page.counts, page.deciding);
     this.frame.showStatus("");
     this.item = page.item;
-    this.module = MODULES[task];
+    this.module = this.modules[task];
     this.frame.actions.hidden = !page.item;
     this.frame.actions.querySelector('[data-action="skip"] span').textContent = page.item?.changing ? "Keep as it was" : "Skip";
     this.frame.stage.replaceChildren();

@@ -1,6 +1,6 @@
-"""The five tasks by name."""
+"""The kinds of labeling. A new one is a Python file here, a JavaScript file in static/tasks/ and a line in `TASKS`."""
 
-from annotation_ui.tasks.base import BadInputError, Json, Task
+from annotation_ui.tasks.base import BadInputError, Json, Setting, Task
 from annotation_ui.tasks.compare import Compare
 from annotation_ui.tasks.demonstrate import Demonstrate
 from annotation_ui.tasks.judge_rules import JudgeRules
@@ -8,7 +8,17 @@ from annotation_ui.tasks.probe import Probe
 from annotation_ui.tasks.rank import Rank
 
 TASKS: dict[str, Task] = {task.name: task for task in (Rank(), JudgeRules(), Demonstrate(), Probe(), Compare())}
-COMPARABLE = ("rank", "rules", "compare")
-"""The tasks in which several labelers' answers to an item can be compared."""
+"""The registry: every other module asks it for a task, its records, settings and measures."""
 
-__all__ = ["COMPARABLE", "TASKS", "BadInputError", "Json", "Task"]
+
+def comparable_tasks() -> tuple[str, ...]:
+    """The tasks in which several labelers' answers to an item can be compared."""
+    return tuple(name for name, task in TASKS.items() if task.comparable)
+
+
+def task_settings() -> list[tuple[Task, Setting]]:
+    """The settings of all tasks' batches, each with its task."""
+    return [(task, setting) for task in TASKS.values() for setting in task.settings]
+
+
+__all__ = ["TASKS", "BadInputError", "Json", "Task", "comparable_tasks", "task_settings"]

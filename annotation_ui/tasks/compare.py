@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
-from annotation_ui.markdown import text_view
-from annotation_ui.tasks.base import Json, Task, comment_field, prompt_view, ranking_fields, require
+from align.core.statistics import majority
+from annotation_ui.rendering.markdown import text_view
+from annotation_ui.tasks.base import Json, Task, Value, require
+from annotation_ui.tasks.fields import comment_field, prompt_view
+from annotation_ui.tasks.rankings import joined_comments, preferences_of, ranking_fields, ranking_pairs, ranking_row
 
 CHOICES = ("A", "B", "tie", "both_bad")
 RANKS = {"A": [1, 2], "B": [2, 1], "tie": [1, 1], "both_bad": [1, 1]}
@@ -16,9 +20,15 @@ class Compare(Task):
 
     name = "compare"
     title = "Compare two"
+    comparable = True
+    records: ClassVar = {"rankings": list, "pairs": ranking_pairs}
+    answer_filters: ClassVar = {choice: choice for choice in CHOICES}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         return [ranking_fields(row, 2, 2)]
+
+    def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
+        return [self.check(gold, contents[0], [])]
 
     def order_size(self, content: Json) -> int:
         return 2
@@ -46,13 +56,22 @@ class Compare(Task):
         return {"A": "A is better", "B": "B is better", "tie": "Tie", "both_bad": "Both bad"}[answer["choice"]]
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
-        row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": RANKS[answer["choice"]]}
-        if answer["choice"] == "both_bad":
-            row["flags"] = [["both_bad"], ["both_bad"]]
-        row |= comment_field(answer)
-        if content.get("model"):
-            row["model"] = content["model"]
-        return [row]
+        choice = answer["choice"]
+        flags = {"flags": [["both_bad"], ["both_bad"]]} if choice == "both_bad" else {}
+        return [ranking_row(content, RANKS[choice], answer, **flags)]
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
         return float(answer["choice"] == gold["choice"]) if "choice" in gold else None
+
+    def combine(self, answers: list[Json]) -> Json:
+        """The most frequent choice; a tie of two makes a tie."""
+        return {"choice": majority([answer["choice"] for answer in answers], tie="tie"), **joined_comments(answers)}
+
+    def similarity(self, one: Json, two: Json) -> float:
+        return float(one["choice"] == two["choice"])
+
+    def values(self, answer: Json) -> Iterable[Value]:
+        return [Value("", "nominal", None, answer["choice"])]
+
+    def questions(self, answer: Json) -> dict[Any, str]:
+        return preferences_of(RANKS[answer["choice"]])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from annotation_ui.tasks.base import Json, Task, excerpt, prompt_field, prompt_view, text_field
+from annotation_ui.tasks.base import Json, Setting, Task
+from annotation_ui.tasks.fields import excerpt, prompt_field, prompt_view, text_field
 
 
 class Demonstrate(Task):
@@ -12,6 +14,11 @@ class Demonstrate(Task):
 
     name = "demonstrate"
     title = "Write responses"
+    settings = (
+        Setting("min_words", int, "Minimum words (hint)", "length hint"),
+        Setting("max_words", int, "Maximum words (hint)", "length hint"),
+    )
+    records: ClassVar = {"demonstrations": list}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         return [{"prompt": prompt_field(row)}]

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any, ClassVar
 
+from align.core.statistics import majority
 from align.data.records import VERDICTS
-from annotation_ui.markdown import text_view
-from annotation_ui.tasks.base import (
-    BadInputError,
-    Json,
-    Task,
-    model_names,
-    prompt_field,
-    prompt_view,
-    require,
-    text_field,
-)
+from annotation_ui.rendering.markdown import text_view
+from annotation_ui.tasks.base import BadInputError, Json, Setting, Task, Value, require
+from annotation_ui.tasks.fields import model_names, prompt_field, prompt_view, text_field
+from annotation_ui.tasks.verdicts import check_verdict, verdict_attributes, verdict_marks, verdict_row
 
 _ADDRESS = re.compile(r"https?://[^\s<>()\[\]\"']+")
 
@@ -29,6 +24,10 @@ class JudgeRules(Task):
     name = "rules"
     title = "Judge rules"
     needs_rules = True
+    comparable = True
+    settings = (Setting("one_rule_each", bool, "One item for each rule", "one item for each rule of each response"),)
+    records: ClassVar = {"rule_judgments": list, "attributes": verdict_attributes}
+    answer_filters: ClassVar = {verdict: verdict for verdict in VERDICTS}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         """One item per response; with `one_rule_each`, one item per rule of each response.
@@ -51,6 +50,18 @@ class JudgeRules(Task):
             for response, model in zip(responses, model_names(row, len(responses)), strict=True)
         ]
         return [{**text, "rules": group} for text in judged for group in groups]
+
+    def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
+        """For each item, the known verdicts on the rules that it asks about."""
+        verdicts = gold.get("verdicts")
+        if not isinstance(verdicts, dict) or not verdicts:
+            raise BadInputError("gold: needs `verdicts`, an object with a verdict for each rule whose answer is known")
+        asked = {rule for content in contents for rule in content["rules"]}
+        for rule, verdict in verdicts.items():
+            require(rule in asked, f"gold: no item of this row asks about the rule {rule!r}")
+            require(verdict in VERDICTS, f"gold: the verdict on {rule} must be one of {', '.join(VERDICTS)}")
+        known = [{rule: verdicts[rule] for rule in verdicts if rule in content["rules"]} for content in contents]
+        return [{"verdicts": of_item} if of_item else None for of_item in known]
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
         return {
@@ -92,6 +103,30 @@ class JudgeRules(Task):
             return None
         return float(sum(answer["verdicts"][rule]["verdict"] == verdict for rule, verdict in known.items()) / len(known))
 
+    def combine(self, answers: list[Json]) -> Json:
+        """The most frequent verdict of each rule among those who were asked; `unsure` on a tie."""
+        verdicts = {}
+        for rule in dict.fromkeys(rule for answer in answers for rule in answer["verdicts"]):
+            judged = [answer["verdicts"][rule] for answer in answers if rule in answer["verdicts"]]
+            notes = [verdict["note"] for verdict in judged if verdict["note"]]
+            winner = majority([verdict["verdict"] for verdict in judged], tie="unsure")
+            verdicts[rule] = {"verdict": winner, "note": "; ".join(notes)}
+        return {"verdicts": verdicts}
+
+    def similarity(self, one: Json, two: Json) -> float:
+        """Share of the rules with the same verdict; a rule that only one was asked, because of a gate, is a difference."""
+        first, second = self.questions(one), self.questions(two)
+        return fmean(first.get(rule) == second.get(rule) for rule in first | second)
+
+    def values(self, answer: Json) -> Iterable[Value]:
+        return [Value(str(rule), "nominal", None, verdict) for rule, verdict in self.questions(answer).items()]
+
+    def questions(self, answer: Json) -> dict[Any, str]:
+        return {rule: judged["verdict"] for rule, judged in answer["verdicts"].items()}
+
+    def marks(self, answer: Json) -> set[str]:
+        return verdict_marks(answer["verdicts"])
+
 
 def verdict_name(rules: Sequence[Json], rule: str, verdict: str) -> str:
     """A form's label of a verdict on one of its rules; by default, the stored verdict."""
@@ -112,22 +147,3 @@ def asked_rules(ids: list[str], verdicts: Json, rules: list[Json]) -> list[str]:
     gates = [rule["id"] for rule in rules if rule.get("gate") and rule["id"] in ids]
     closed = any(isinstance(verdicts.get(gate), dict) and verdicts[gate].get("verdict") == "violates" for gate in gates)
     return gates if closed else ids
-
-
-def check_verdict(judged: Any) -> Json:
-    """{verdict, note} with known fields only.
-
-    Raises:
-        BadInputError: if the verdict is unknown.
-    """
-    if not isinstance(judged, dict) or judged.get("verdict") not in VERDICTS:
-        raise BadInputError(f"verdict: must be one of {', '.join(VERDICTS)}")
-    return {"verdict": judged["verdict"], "note": text_field(judged, "note", empty=True)}
-
-
-def verdict_row(prompt: Any, response: str, rule: str, judged: Json) -> Json:
-    """One rule judgment as a row (docs/data.md)."""
-    row = {"prompt": prompt, "response": response, "rule": rule, "verdict": judged["verdict"]}
-    if judged["note"]:
-        row["note"] = judged["note"]
-    return row

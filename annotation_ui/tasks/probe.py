@@ -7,9 +7,12 @@ model's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from annotation_ui.tasks.base import Json, Task, check_messages, excerpt, prompt_view, require
-from annotation_ui.tasks.judge_rules import check_verdict, verdict_row
+from annotation_ui.rendering.markdown import as_messages
+from annotation_ui.tasks.base import Json, Setting, Task, require
+from annotation_ui.tasks.fields import check_messages, excerpt, prompt_view
+from annotation_ui.tasks.verdicts import check_verdict, verdict_attributes, verdict_row
 
 
 class Probe(Task):
@@ -18,6 +21,8 @@ class Probe(Task):
     name = "probe"
     title = "Probe a model"
     needs_rules = True
+    settings = (Setting("checkpoint", str, "Model to probe (empty: the one loaded on the Model tab)", "model to talk to"),)
+    records: ClassVar = {"rule_judgments": list, "attributes": verdict_attributes}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         """One item per rule; `prompt` is an optional beginning of the conversation."""
@@ -27,6 +32,9 @@ class Probe(Task):
         ids = [rule["id"] for rule in rules]
         require(all(rule in ids for rule in wanted), "rule: not in the rule set")
         return [{"prompt": opening, "rule": rule} for rule in wanted]
+
+    def opening(self, content: Json) -> list[dict[str, str]]:
+        return as_messages(content["prompt"])
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
         rule = next(rule for rule in rules if rule["id"] == content["rule"])

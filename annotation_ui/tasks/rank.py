@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, ClassVar
 
 from align.data.records import FLAGS, MAX_RESPONSES, MIN_RESPONSES, RATINGS
-from annotation_ui.markdown import text_view
-from annotation_ui.tasks.base import Json, Task, comment_field, prompt_view, ranking_fields, require, unshuffle
+from annotation_ui.rendering.markdown import text_view
+from annotation_ui.tasks.base import Json, Task, Value, require
+from annotation_ui.tasks.fields import comment_field, prompt_view
+from annotation_ui.tasks.rankings import (
+    joined_comments,
+    pairwise_agreement,
+    preferences_of,
+    ranking_attributes,
+    ranking_fields,
+    ranking_pairs,
+    ranking_row,
+)
 
 MAX_RATING = RATINGS[1]
 PER_RESPONSE = ("ranks", "ratings", "flags")  # the fields of an answer with a value for each response
@@ -20,9 +30,15 @@ class Rank(Task):
 
     name = "rank"
     title = "Rank responses"
+    comparable = True
+    records: ClassVar = {"rankings": list, "pairs": ranking_pairs, "attributes": ranking_attributes}
+    answer_filters: ClassVar = FLAGS
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         return [ranking_fields(row, MIN_RESPONSES, MAX_RESPONSES)]
+
+    def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
+        return [{"ranks": self.check(gold, contents[0], [])["ranks"]}]
 
     def order_size(self, content: Json) -> int:
         return len(content["responses"])
@@ -67,27 +83,58 @@ class Rank(Task):
         return " > ".join(" = ".join(tiers[rank]) for rank in sorted(tiers))
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
-        row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": answer["ranks"]}
+        more = {}
         rated = [rating is not None for rating in answer["ratings"]]
         if any(rated):  # training takes ratings of all responses or of none
-            row["ratings" if all(rated) else "some_rated"] = answer["ratings"]
+            more["ratings" if all(rated) else "some_rated"] = answer["ratings"]
         if any(answer["flags"]):
-            row["flags"] = answer["flags"]
-        row |= comment_field(answer)
-        if content.get("model"):
-            row["model"] = content["model"]
-        return [row]
+            more["flags"] = answer["flags"]
+        return [ranking_row(content, answer["ranks"], answer, **more)]
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
         return pairwise_agreement(answer["ranks"], gold["ranks"]) if "ranks" in gold else None
 
+    def combine(self, answers: list[Json]) -> Json:
+        """Order by mean rank; equal means tie. Ratings are rounded means; a flag needs more than half of the answers."""
+        size = len(answers[0]["ranks"])
+        # sums, not means: whole numbers compare exactly
+        totals = [sum(answer["ranks"][i] for answer in answers) for i in range(size)]
+        places = {total: place for place, total in enumerate(sorted(set(totals)), start=1)}
+        return {
+            "ranks": [places[total] for total in totals],
+            "ratings": [_mean_rating([answer["ratings"][i] for answer in answers]) for i in range(size)],
+            "flags": [_majority_flags([answer["flags"][i] for answer in answers]) for i in range(size)],
+            **joined_comments(answers),
+        }
 
-def pairwise_agreement(ranks: list[Any], others: list[Any]) -> float:
-    """Share of the pairs of responses that two rankings order alike: better, worse or tied."""
-    pairs = list(combinations(range(len(ranks)), 2))
-    alike = sum(_sign(ranks[i] - ranks[j]) == _sign(others[i] - others[j]) for i, j in pairs)
-    return alike / len(pairs)
+    def similarity(self, one: Json, two: Json) -> float:
+        return pairwise_agreement(one["ranks"], two["ranks"])
+
+    def values(self, answer: Json) -> Iterable[Value]:
+        """Every response is a unit, and its rank, or its rating, the value."""
+        for scale in ("ranks", "ratings"):
+            yield from (Value(scale, "ordinal", index, value) for index, value in enumerate(answer[scale]))
+
+    def questions(self, answer: Json) -> dict[Any, str]:
+        return preferences_of(answer["ranks"])
+
+    def marks(self, answer: Json) -> set[str]:
+        return {flag for flags in answer["flags"] for flag in flags}
 
 
-def _sign(number: float) -> int:
-    return (number > 0) - (number < 0)
+def unshuffle(values: list[Any], order: list[int]) -> list[Any]:
+    """Bring values from the shown order back to the item's: `order[i]` is the item's index of what was shown i-th."""
+    original = [None] * len(values)
+    for position, index in enumerate(order):
+        original[index] = values[position]
+    return original
+
+
+def _mean_rating(ratings: list[int | None]) -> int | None:
+    given = [rating for rating in ratings if rating is not None]
+    return int(sum(given) / len(given) + 0.5) if given else None
+
+
+def _majority_flags(flags: list[list[str]]) -> list[str]:
+    counts = Counter(flag for flags_of_answer in flags for flag in flags_of_answer)
+    return sorted(flag for flag, count in counts.items() if 2 * count > len(flags))

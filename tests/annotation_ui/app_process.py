@@ -7,14 +7,17 @@ import tempfile
 _PROCESSES = multiprocessing.get_context("spawn")
 
 
-def start_app(words, folder, environment):
-    """Start `align annotate WORDS` with quick password hashes in a folder; what it prints goes to the file `log` there."""
-    process = _PROCESSES.Process(target=_run, args=(words, folder, environment), daemon=True)
+def start_app(words, folder, environment, setup=None):
+    """Start `align annotate WORDS` with quick password hashes in a folder; what it prints goes to the file `log` there.
+
+    `setup` is called in the process first.
+    """
+    process = _PROCESSES.Process(target=_run, args=(words, folder, environment, setup), daemon=True)
     process.start()
     return process
 
 
-def _run(words, folder, environment):
+def _run(words, folder, environment, setup):
     os.chdir(folder)
     os.environ.update(environment)
     tempfile.tempdir = None  # else the folder of the process that started this one
@@ -24,6 +27,8 @@ def _run(words, folder, environment):
     from annotation_ui.cli import main
 
     use_quick_hashes()
+    if setup:
+        setup()
     raise SystemExit(main(words))
 
 
@@ -31,7 +36,7 @@ def use_quick_hashes():
     """Hash with argon2's least memory and time from now on: what is tested is never how hard a hash is to break."""
     from argon2 import PasswordHasher
 
-    from annotation_ui import auth
+    from annotation_ui.server import auth
 
     hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     auth._HASHER, auth._UNKNOWN_USER_HASH = hasher, hasher.hash("nobody")

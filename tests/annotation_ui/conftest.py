@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from annotation_ui.database import Database
-from annotation_ui.judgments import Judgments
-from annotation_ui.leases import Leases
+from annotation_ui.store.database import Database
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
 from tests import chromium
 from tests.annotation_ui import postgres
 from tests.annotation_ui.app_process import use_quick_hashes

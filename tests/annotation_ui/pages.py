@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from playwright.sync_api import expect
 from sqlalchemy import select
 
-from annotation_ui.export import Selection, rows_to_export
-from annotation_ui.schema import User
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store.schema import User
 
 LOW_CONTRAST = """(root) => {
   const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });

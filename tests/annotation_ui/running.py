@@ -16,11 +16,11 @@ from urllib.parse import urlencode
 
 from sqlalchemy import select, update
 
-from annotation_ui.auth import Auth
-from annotation_ui.database import Database
-from annotation_ui.guard import COOKIE
-from annotation_ui.importing import NewBatch, import_rows
-from annotation_ui.schema import Batch, User
+from annotation_ui.server.auth import Auth
+from annotation_ui.server.headers import COOKIE
+from annotation_ui.store.database import Database
+from annotation_ui.store.importing import NewBatch, import_rows
+from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.app_process import start_app
 from tests.annotation_ui.postgres import free_port
@@ -70,8 +70,8 @@ def do(judgments, user, task, answer):
 class Server:
     """The app on a free port; it can be killed and restarted on the same port."""
 
-    def __init__(self, database_url, folder):
-        self.database_url, self.folder = database_url, folder
+    def __init__(self, database_url, folder, setup=None):
+        self.database_url, self.folder, self.setup = database_url, folder, setup
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.database = Database(database_url)
@@ -92,7 +92,7 @@ class Server:
         temporary = self.folder / "tmp"  # of this server alone, so that a test sees what it leaves there
         temporary.mkdir(exist_ok=True)
         environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)}
-        self.process = start_app(words, self.folder, environment)
+        self.process = start_app(words, self.folder, environment, self.setup)
         for _ in range(1800):  # a loaded machine takes its time
             assert self.process.is_alive(), (self.folder / "log").read_text()
             try:

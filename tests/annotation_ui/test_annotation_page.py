@@ -7,15 +7,18 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from annotation_ui import auth, counts, health, importing, render_limits, rule_sets
 from annotation_ui.cli import _parser, main
-from annotation_ui.database import DATA_DIR, Database, sqlite_url
-from annotation_ui.export import RECORDS
-from annotation_ui.judgments import Judgments
-from annotation_ui.leases import ATTENTION_EVERY, Leases
-from annotation_ui.schema import User
-from annotation_ui.services import Settings, make_services
-from annotation_ui.tasks import TASKS, base
+from annotation_ui.rendering import render_limits
+from annotation_ui.reports import counts
+from annotation_ui.reports.export import records
+from annotation_ui.server import auth, health
+from annotation_ui.server.services import Settings, make_services
+from annotation_ui.store import importing, rule_sets
+from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import ATTENTION_EVERY, Leases
+from annotation_ui.store.schema import User
+from annotation_ui.tasks import TASKS, fields
 from tests.annotation_ui.running import ROOT, do
 
 PAGE = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
@@ -70,10 +73,10 @@ def test_the_commands_of_a_team_work_on_its_database_alone(database_url, tmp_pat
 def test_the_tables_name_every_task_tab_and_record(database, tmp_path):
     import gradio as gr  # takes seconds, which tests of other files need not wait for
 
-    from annotation_ui.lead import lead_page
+    from annotation_ui.lead_tabs.page import lead_page
 
     assert [row[:2] for row in rows_of_table("`--task`")] == [[task.name, task.title] for task in TASKS.values()]
-    for (record, tasks), (named, made_from, _) in zip(RECORDS.items(), rows_of_table("record"), strict=True):
+    for (record, tasks), (named, made_from, _) in zip(records().items(), rows_of_table("record"), strict=True):
         assert named == record
         listed = set(made_from.split(", "))
         assert listed == ({"all tasks"} if set(tasks) == set(TASKS) else set(tasks))
@@ -90,7 +93,7 @@ def test_the_numbers_are_those_of_the_code():
     assert (ATTENTION_EVERY, auth.FAILURES, auth.WINDOW_SECONDS, auth.RENEW_SECONDS) == (10, 5, 900, 300)
     assert (settings.session_hours, counts.MAX_LEFT) == (12, 1000)
     for statement in (
-        f"at most {importing.MAX_ROW:,} characters long with at most {base.MAX_TEXT:,} in one response",
+        f"at most {importing.MAX_ROW:,} characters long with at most {fields.MAX_TEXT:,} in one response",
         f"`.jsonl` up to {importing.MAX_BYTES // 2**20} MiB, rule sets as `.yaml` up to {rule_sets.MAX_BYTES // 2**20} MiB",
         f"holds {len(dialogue)} dialogue rules",
         f"and {auth.NAME_FAILURES} block it from everywhere",

@@ -5,11 +5,11 @@ import socket
 import pytest
 
 from align.cli import main as align_command
-from annotation_ui.auth import Auth
 from annotation_ui.cli import main
-from annotation_ui.database import Database
-from annotation_ui.export import RECORDS
-from annotation_ui.importing import parse_rows
+from annotation_ui.reports.export import records
+from annotation_ui.server.auth import Auth
+from annotation_ui.store.database import Database
+from annotation_ui.store.importing import parse_rows
 
 
 def test_the_command_line(tmp_path, capsys):
@@ -35,7 +35,7 @@ def test_the_command_line(tmp_path, capsys):
         f"align annotate: {tmp_path / 'none.jsonl'}: No such file or directory\n",
     )
     assert run("--database", "mysql://x/y", "migrate")[0] == 2
-    assert set(RECORDS) == {"rankings", "pairs", "rule_judgments", "attributes", "demonstrations", "skips"}
+    assert set(records()) == {"rankings", "pairs", "rule_judgments", "attributes", "demonstrations", "skips"}
     assert list(parse_rows([" \n"], "f")) == []
 
 

@@ -95,7 +95,9 @@ def test_the_wheel_is_what_runs_and_the_app_has_its_rule_sets(installed, run_ins
     code = "import align, annotation_ui; print(align.__file__); print(annotation_ui.__file__)"
     assert all(Path(line).is_relative_to(installed) for line in run_installed("-c", code).splitlines())
     assert "usage: align annotate" in run_installed("-m", "align.cli", "annotate", "--help")
-    code = "from annotation_ui import rule_sets; print(*sorted(path.stem for path in rule_sets.SHIPPED.glob('*.yaml')))"
+    code = (
+        "from annotation_ui.store import rule_sets; print(*sorted(path.stem for path in rule_sets.SHIPPED.glob('*.yaml')))"
+    )
     assert run_installed("-c", code).split() == sorted(path.stem for path in (ROOT / "forms" / "rules").glob("*.yaml"))
 
 

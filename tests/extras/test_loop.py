@@ -34,10 +34,10 @@ from align.extras.loop_labels import (
 )
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
-from annotation_ui.database import Database
-from annotation_ui.judgments import Judgments
-from annotation_ui.leases import Leases
-from annotation_ui.schema import Batch
+from annotation_ui.store.database import Database
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Batch
 from tests.annotation_ui.running import add_users
 from tests.forked import forked
 

@@ -110,12 +110,12 @@ def test_judgments_are_of_the_rules_and_the_attributes_that_are_configured(name)
     [("attributes", "rankings_round2", 100), ("attributes_heldout", "rankings_round2_heldout", None)],
 )
 def test_the_shipped_attributes_are_what_the_app_makes_of_the_rankings(name, source, rows):
-    from annotation_ui.attribute_rows import attribute_rows
+    from annotation_ui.tasks.rankings import ranking_attributes
 
     def read(file):
         return [json.loads(line) for line in (ROOT / "data" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()]
 
-    assert read(name) == [row for judgment in read(source)[:rows] for row in attribute_rows([judgment])]
+    assert read(name) == [row for judgment in read(source)[:rows] for row in ranking_attributes([judgment])]
 
 
 # ------------------------------------------------------------------------------------------------------------ launchers

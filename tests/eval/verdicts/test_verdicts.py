@@ -18,12 +18,12 @@ from align.eval.verdicts.task import (
     verdict_table,
     violation_figures,
 )
-from annotation_ui import rule_sets
-from annotation_ui.database import Database
-from annotation_ui.export import Selection, rows_to_export
-from annotation_ui.importing import NewBatch, import_rows
-from annotation_ui.judgments import Judgments
-from annotation_ui.leases import Leases
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store import rule_sets
+from annotation_ui.store.database import Database
+from annotation_ui.store.importing import NewBatch, import_rows
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.running import add_users, do
 

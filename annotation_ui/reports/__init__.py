@@ -1,0 +1,1 @@
+"""What is computed from stored judgments: agreement, reliability, tables for the lead, exports."""

@@ -1,0 +1,92 @@
+"""How much a labeler has done and has left: a few index lookups, independent of the number of items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import BindParameter, Select, bindparam, func, select
+from sqlalchemy.orm import Session, aliased
+
+from annotation_ui.store.leases import OUT_OF_ORDER, is_given_to
+from annotation_ui.store.schema import Assignment, Batch, Item, Judgment
+
+MAX_LEFT = 1000  # counted exactly up to here
+
+
+@dataclass(frozen=True)
+class LabelerCounts:
+    """The numbers at the top of a labeler's page.
+
+    Attributes:
+        done: answers to this task that count.
+        done_of_open: those of them in open batches.
+        left: items of open batches that this labeler can still get, with the one that is open now. Attention items count
+            like work, or each of them would show in the numbers.
+        more_left: whether there are more than `left`.
+        today: answers to any task since midnight that count.
+    """
+
+    done: int
+    done_of_open: int
+    left: int
+    more_left: bool
+    today: int
+
+
+def _count(rows: Select[Any]) -> Select[Any]:
+    return select(func.count()).select_from(rows.subquery())
+
+
+# The statements are made once: making them takes longer than running them.
+_USER: BindParameter[int] = bindparam("user_id")
+_TASK: BindParameter[str] = bindparam("task")
+_BATCH: BindParameter[int] = bindparam("batch_id")
+_MINE = (Assignment.user_id == _USER, Assignment.task == _TASK, ~Assignment.adjudication)
+_DONE = (
+    select(Batch.open, func.count())
+    .select_from(Assignment)
+    .join(Batch, Batch.id == Assignment.batch_id)
+    .where(*_MINE, Assignment.state == "done")
+    .group_by(Batch.open)
+)
+_OPEN_BATCHES = select(Batch.id).where(Batch.task == _TASK, is_given_to(_USER))
+_OPENED = _count(select(Assignment.id).where(*_MINE, Assignment.state == "leased", Assignment.current_id.is_(None)))
+_LAST_POSITION = (  # in a batch, of the items that the labeler has had
+    select(Assignment.position)
+    .where(Assignment.user_id == _USER, Assignment.batch_id == _BATCH, ~Assignment.adjudication)
+    .order_by(Assignment.position.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_PLACE = func.coalesce(_LAST_POSITION, OUT_OF_ORDER)
+_ITEMS = select(Item.id).where(Item.batch_id == _BATCH).limit(MAX_LEFT + 1)
+_FREE = _ITEMS.where(Item.purpose != "attention", Item.taken < Item.needed)
+_AHEAD = _count(_FREE.where(Item.position > _PLACE))
+_HAD = aliased(Assignment)
+_NEVER_HAD = ~select(_HAD.id).where(_HAD.item_id == Item.id, _HAD.user_id == _USER).exists()
+_RETURNED = _count(_FREE.where(Item.returned, Item.position < _PLACE, _NEVER_HAD))  # see `leases`
+_ATTENTION = _count(_ITEMS.where(Item.purpose == "attention", _NEVER_HAD))
+_TODAY = _count(
+    select(Judgment.id)
+    .join(Assignment, Assignment.current_id == Judgment.id)
+    .where(Judgment.user_id == _USER, Judgment.created_at >= bindparam("midnight"))
+)
+
+
+def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -> LabelerCounts:
+    """Count for one labeler and task; `midnight` is when the labeler's day began."""
+    parameters = {"user_id": user_id, "task": task}
+    done: dict[bool, int] = dict(session.execute(_DONE, parameters).tuples().all())
+    left = session.scalar(_OPENED, parameters) or 0
+    for batch_id in session.scalars(_OPEN_BATCHES, parameters).all():
+        batch_parameters = {"user_id": user_id, "batch_id": batch_id}
+        work = sum(session.scalar(free, batch_parameters) or 0 for free in (_AHEAD, _RETURNED))
+        left += work + (session.scalar(_ATTENTION, batch_parameters) or 0 if work else 0)  # mixed in while there is work
+    return LabelerCounts(
+        done=sum(done.values()),
+        done_of_open=done.get(True, 0),
+        left=min(left, MAX_LEFT),
+        more_left=left > MAX_LEFT,
+        today=session.scalar(_TODAY, {"user_id": user_id, "midnight": midnight}) or 0,
+    )

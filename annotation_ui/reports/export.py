@@ -1,0 +1,212 @@
+"""Writes judgments as the rows that training reads (docs/data.md), with a manifest that describes them.
+
+A raw row is one labeler's judgment; an aggregated row combines all judgments of an item: the lead's decision where
+there is one, else the mean rank or the majority. Labelers appear by pseudonym only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from annotation_ui.reports.reliability import preference_matrices
+from annotation_ui.reports.row_files import FORMATS, write_file
+from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import Batch, Export, Item, RuleSet
+from annotation_ui.tasks import TASKS, Json, Task
+
+SKIPS = "skips"  # of all tasks; not for training: why labelers gave items away
+MANIFEST_VERSION = 1
+
+
+def records() -> dict[str, tuple[str, ...]]:
+    """Kind of record -> the tasks whose judgments are exported as it."""
+    kinds = dict.fromkeys(kind for task in TASKS.values() for kind in task.records)
+    tasks = {kind: tuple(name for name, task in TASKS.items() if kind in task.records) for kind in kinds}
+    return {**tasks, SKIPS: tuple(TASKS)}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to export.
+
+    Attributes:
+        record: a key of `records()`.
+        aggregated: one row per item instead of one per judgment.
+        since: only judgments made at this time or later (seconds since 1970).
+        batches: names of batches; empty means all.
+        include_gold: also items with a known answer.
+        all_tied: also rankings that tie all responses; they have nothing to learn from, and training refuses them.
+        preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
+    """
+
+    record: str
+    aggregated: bool = False
+    since: float | None = None
+    batches: tuple[str, ...] = ()
+    include_gold: bool = False
+    all_tied: bool = False
+    preferences: bool = False
+
+    def check(self) -> None:
+        """Refuse an unknown kind of record, and preferences of anything but aggregated rankings.
+
+        Raises:
+            UserError: if the kind of record is unknown, or `preferences` are not possible.
+        """
+        if self.record not in records():
+            raise UserError(f"record {self.record!r}: must be one of {', '.join(records())}")
+        if self.preferences and not (self.aggregated and self.record == "rankings"):
+            raise UserError("preferences need several labelers' rankings of an item: export rankings, aggregated")
+
+
+def export(database: Database, selection: Selection, path: Path, user_id: int | None = None) -> Json:
+    """Write `path` and `path`.manifest.json, and record the export in the database.
+
+    Args:
+        database: where the judgments are.
+        selection: which judgments, and as what.
+        path: the file to write; its suffix chooses the format (`FORMATS`).
+        user_id: who exports, if known.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: if the selection or the suffix is unknown, or the disk is full or not writable.
+    """
+    selection.check()
+    suffix = path.suffix.lstrip(".")
+    if suffix not in FORMATS:
+        raise UserError(f"{path}: the name must end in {', '.join('.' + name for name in FORMATS)}")
+    with database.read() as session:
+        judgments = _selected_judgments(session, selection)
+        rows, left_out = _rows_of_judgments(selection, judgments)
+        manifest = {**_manifest(session, selection, judgments, rows), "all_tied_left_out": left_out}
+    content = FORMATS[suffix](rows)
+    manifest["file"] = {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_file(path, content)
+    write_file(path.with_name(path.name + ".manifest.json"), json.dumps(manifest, indent=2, sort_keys=True).encode())
+    with database.write() as session:
+        session.add(Export(user_id=user_id, manifest=manifest))
+    return manifest
+
+
+def rows_to_export(database: Database, selection: Selection) -> list[Json]:
+    """The rows that `export` would write."""
+    selection.check()
+    with database.read() as session:
+        judgments = _selected_judgments(session, selection)
+    return _rows_of_judgments(selection, judgments)[0]
+
+
+def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJudgment]:
+    known = session.scalars(select(Batch.name).where(Batch.name.in_(selection.batches))).all()
+    for name in selection.batches:
+        if name not in known:
+            raise UserError(f"no batch {name!r}")
+    tasks, skips = records()[selection.record], selection.record == SKIPS
+    judgments = current_judgments(session, tasks, selection.batches, selection.since, skips=skips)
+    return [judgment for judgment in judgments if selection.include_gold or judgment.item.gold is None]
+
+
+def _rows_of_judgments(selection: Selection, judgments: list[CurrentJudgment]) -> tuple[list[Json], int]:
+    """The rows, and how many rankings were left out because they tie all responses."""
+    if selection.record == SKIPS:
+        return [_skip_row(judgment) for judgment in judgments], 0
+    rows = list(_aggregated_rows(selection, judgments) if selection.aggregated else _raw_rows(selection, judgments))
+    if selection.record != "rankings" or selection.all_tied:
+        return rows, 0
+    kept = [row for row in rows if len(set(row["ranks"])) > 1]
+    return kept, len(rows) - len(kept)
+
+
+def _skip_row(skip: CurrentJudgment) -> Json:
+    row = {"prompt": skip.item.content["prompt"], "task": skip.batch.task, "reason": skip.answer.get("reason", "")}
+    return {**row, "labeler": skip.labeler, "id": _exported_id(skip.item)}
+
+
+def _raw_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
+    for judgment in judgments:
+        item, task = judgment.item, TASKS[judgment.batch.task]
+        for row in _records_of_answer(selection.record, task, item, judgment.answer):
+            yield {**row, "labeler": judgment.labeler, "id": _exported_id(item)}
+
+
+def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
+    """The rows of one answer for each item, or of all answers if the task cannot combine them."""
+    by_item: dict[int, list[CurrentJudgment]] = {}
+    for judgment in judgments:
+        by_item.setdefault(judgment.item.id, []).append(judgment)
+    preferences = _preferences(judgments) if selection.preferences else {}
+    for group in by_item.values():
+        item, task = group[0].item, TASKS[group[0].batch.task]
+        decisions = [judgment for judgment in group if judgment.adjudicated]
+        item_preferences = {} if decisions else preferences.get(item.id, {})  # a decision is certain
+        answers = [judgment.answer for judgment in decisions[-1:] or group]
+        combined = task.combine(answers)
+        for answer in answers if combined is None else [combined]:
+            for row in _records_of_answer(selection.record, task, item, answer):
+                yield {**row, **item_preferences, "id": _exported_id(item)}
+
+
+def _records_of_answer(record: str, task: Task, item: Item, answer: Json) -> Iterator[Json]:
+    """The rows of one answer as records of a kind, with the category of the item."""
+    category = {"category": item.content["category"]} if "category" in item.content else {}
+    for row in task.records[record](task.rows(item.content, answer)):
+        yield {**row, **category}
+
+
+def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
+    """For each item the field `preferences` of its row; nothing where labelers share no item.
+
+    Estimated separately for each task, from labelers' judgments only: a lead's decisions do not measure reliability.
+    """
+    by_task: dict[str, dict[Hashable, dict[str, list[int]]]] = {}
+    for each in judgments:
+        if not each.adjudicated:
+            (row,) = TASKS[each.batch.task].rows(each.item.content, each.answer)
+            by_task.setdefault(each.batch.task, {}).setdefault(each.item.id, {})[each.labeler] = row["ranks"]
+    found: dict[int, Json] = {}
+    for rankings in by_task.values():
+        for item, matrix in preference_matrices(rankings).items():
+            found[cast(int, item)] = {"preferences": matrix}
+    return found
+
+
+def _exported_id(item: Item) -> str:
+    return item.external_id or f"item-{item.id}"
+
+
+def _manifest(session: Session, selection: Selection, judgments: list[CurrentJudgment], rows: list[Json]) -> Json:
+    rule_set_ids = {each.judgment.rule_set_id for each in judgments} - {None}
+    rule_sets = session.scalars(select(RuleSet).where(RuleSet.id.in_(rule_set_ids)))
+    times = [each.judgment.created_at for each in judgments]
+    return {
+        "version": MANIFEST_VERSION,
+        "made_at": time.time(),
+        "selection": {**asdict(selection), "batches": list(selection.batches)},
+        "rows": len(rows),
+        "judgments": len(judgments),
+        "adjudicated": sum(each.adjudicated for each in judgments),
+        "items": len({each.item.id for each in judgments}),
+        "batches": sorted({each.batch.name for each in judgments}),
+        "labelers": sorted({each.labeler for each in judgments}),
+        "first_judgment_at": min(times, default=None),
+        "last_judgment_at": max(times, default=None),
+        "last_judgment_id": max((each.judgment.id for each in judgments), default=None),
+        "rule_sets": [{"name": row.name, "sha256": row.digest} for row in rule_sets],
+        "guidelines": sorted({each.judgment.guideline_id for each in judgments} - {None}),
+        "aggregation": "adjudicated, else mean rank / majority" if selection.aggregated else None,
+        "preferences": "one-coin Dawid and Skene" if selection.preferences else None,
+    }

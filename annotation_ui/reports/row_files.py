@@ -1,0 +1,68 @@
+"""Rows of an export as the content of a file: JSON Lines and Parquet for training, CSV for a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from align.core.errors import UserError
+from align.core.files import new_file
+from annotation_ui.rendering.markdown import as_messages
+from annotation_ui.tasks import Json
+
+
+def to_jsonl(rows: list[Json]) -> bytes:
+    """One JSON object a line, as training reads it."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def to_parquet(rows: list[Json]) -> bytes:
+    """Conversations stay lists of messages; if some prompts are texts and some are lists, all become lists."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if len({isinstance(row["prompt"], str) for row in rows}) > 1:
+        rows = [{**row, "prompt": as_messages(row["prompt"])} for row in rows]
+    columns = sorted({field for row in rows for field in row})
+    table = pyarrow.Table.from_pylist([{field: row.get(field) for field in columns} for row in rows])
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def to_csv(rows: list[Json]) -> bytes:
+    """For spreadsheets, not for training: no cell can run as a formula. Excel needs the byte order mark to read UTF-8."""
+    columns = sorted({field for row in rows for field in row})
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([plain_cell(row.get(field)) for field in columns])
+    return text.getvalue().encode("utf-8-sig")
+
+
+def plain_cell(value: Any) -> str:
+    """A value as text that a spreadsheet shows but never runs as a formula."""
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file: all of it or, after an error, nothing.
+
+    Raises:
+        UserError: if the disk is full or not writable.
+    """
+    try:
+        with new_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+FORMATS: dict[str, Callable[[list[Json]], bytes]] = {"jsonl": to_jsonl, "parquet": to_parquet, "csv": to_csv}
+"""How rows are written, by the suffix of the file."""

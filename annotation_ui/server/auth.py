@@ -1,0 +1,232 @@
+"""Users, passwords and sessions. Passwords and session tokens are stored only as hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from dataclasses import dataclass
+
+from argon2 import PasswordHasher
+from argon2.exceptions import VerificationError
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import USER_ROLES, FailedSignIn, SignIn, User
+
+MIN_PASSWORD, MAX_PASSWORD = 10, 200
+FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one address within this time
+NAME_FAILURES = 50  # the same from any addresses, against somebody who changes the address
+RENEW_SECONDS = 300.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASHER = PasswordHasher()
+# Verified when there is no such user, so that the response takes as long as for a known one.
+_UNKNOWN_USER_HASH = _HASHER.hash(secrets.token_hex(16))
+
+
+class TooManyAttemptsError(Exception):
+    """Signing in is blocked for a while after too many wrong passwords."""
+
+
+@dataclass(frozen=True)
+class SignedIn:
+    """The user of a session; `renewed`: the session was extended just now, and its cookie has to be."""
+
+    user: User
+    renewed: bool
+
+
+@dataclass(frozen=True)
+class Auth:
+    """Users and sessions in `database`; a session lasts `hours` after it was last used."""
+
+    database: Database
+    hours: float = 12.0
+
+    def create_user(self, name: str, role: str, password: str | None = None) -> str:
+        """Add a user and return the password (a random one if none is given).
+
+        Raises:
+            UserError: if the name, role or password is not allowed, or the name is taken.
+        """
+        if not _NAME.fullmatch(name):
+            raise UserError(f"user name {name!r}: letters, digits, '.', '_' and '-' only, at most 64")
+        _check_role(role)
+        password = password or secrets.token_urlsafe(12)
+        hashed = hash_password(password)
+        with self.database.write() as session:
+            if session.scalar(select(User.id).where(User.name == name)) is not None:
+                raise UserError(f"there is a user {name!r} already")
+            pseudonym = f"labeler-{secrets.token_hex(4)}"
+            session.add(User(name=name, role=role, password_hash=hashed, pseudonym=pseudonym))
+        return password
+
+    def set_password(self, name: str, password: str | None = None) -> str:
+        """Give a user a new password (random if none is given), end their sessions, and return the password."""
+        password = password or secrets.token_urlsafe(12)
+        hashed = hash_password(password)
+        with self.database.write() as session:
+            user = _user_by_name(session, name)
+            user.password_hash = hashed
+            session.execute(delete(SignIn).where(SignIn.user_id == user.id))
+            session.execute(delete(FailedSignIn).where(FailedSignIn.name == name))
+        return password
+
+    def set_active(self, name: str, active: bool) -> None:
+        """Allow a user to sign in, or forbid it and end their sessions; their judgments stay.
+
+        Raises:
+            UserError: if there is no such user, or nobody could let a user in again.
+        """
+        with self.database.write() as session:
+            user = _user_by_name(session, name)
+            if active:
+                session.execute(delete(FailedSignIn).where(FailedSignIn.name == name))
+            else:
+                self._keep_a_lead(session, user)
+                session.execute(delete(SignIn).where(SignIn.user_id == user.id))
+            user.active = active
+
+    def set_role(self, name: str, role: str) -> None:
+        """Make a user a labeler or a lead.
+
+        Raises:
+            UserError: if there is no such user or role, or no lead would be left.
+        """
+        _check_role(role)
+        with self.database.write() as session:
+            user = _user_by_name(session, name)
+            if role != "lead":
+                self._keep_a_lead(session, user)
+            user.role = role
+
+    def first_lead(self) -> str | None:
+        """Create the user `lead` if no lead can sign in, and return the password; else None.
+
+        Raises:
+            UserError: if the name is taken by a user who is not a lead, or was shut out.
+        """
+        with self.database.read() as session:
+            if session.scalar(select(User.id).where(User.role == "lead", User.active).limit(1)) is not None:
+                return None
+            taken = session.scalar(select(User.id).where(User.name == "lead")) is not None
+        if taken:
+            raise UserError("no lead can sign in: make one with `align annotate activate-user NAME --role lead`")
+        return self.create_user("lead", "lead")
+
+    def sign_in(self, name: str, password: str, address: str) -> str | None:
+        """Start a session.
+
+        Returns:
+            Its token, or None for a wrong name or password.
+
+        Raises:
+            TooManyAttemptsError: after too many wrong passwords.
+        """
+        if not _NAME.fullmatch(name):  # nobody can have this name, and PostgreSQL cannot store every one
+            _verify(_UNKNOWN_USER_HASH, password)
+            return None
+        attempt = self._begin_attempt(name, address[:64])
+        with self.database.read() as session:
+            user = session.scalar(select(User).where(User.name == name, User.active))
+        correct = _verify(user.password_hash if user else _UNKNOWN_USER_HASH, password)
+        if user is None or not correct:
+            return None
+        with self.database.write() as session:
+            session.execute(delete(FailedSignIn).where(FailedSignIn.id == attempt))
+        return self.start_session(user.id)
+
+    def start_session(self, user_id: int) -> str:
+        """Start a session for a user and return its token."""
+        token = secrets.token_urlsafe(32)
+        now = time.time()
+        with self.database.write() as session:
+            session.execute(delete(SignIn).where(SignIn.expires_at < now))
+            session.add(SignIn(token_hash=_hash_token(token), user_id=user_id, expires_at=now + self.hours * 3600))
+        return token
+
+    def signed_in(self, token: str | None) -> SignedIn | None:
+        """The user of a token's session, or None. The session is extended, but written at most once in `RENEW_SECONDS`."""
+        if not token:
+            return None
+        now = time.time()
+        with self.database.read() as session:
+            query = select(User, SignIn.expires_at).join(SignIn, SignIn.user_id == User.id)
+            row = session.execute(query.where(SignIn.token_hash == _hash_token(token), User.active)).first()
+        if row is None or row.expires_at < now:
+            return None
+        length = self.hours * 3600
+        renewed = row.expires_at - now < length - min(RENEW_SECONDS, length / 2)
+        if renewed:
+            with self.database.write() as session:
+                sign_in = session.get(SignIn, _hash_token(token))
+                if sign_in is not None:
+                    sign_in.expires_at = now + length
+        return SignedIn(row[0], renewed)
+
+    def sign_out(self, token: str | None) -> None:
+        """End the session of a token, if there is one."""
+        if token:
+            with self.database.write() as session:
+                session.execute(delete(SignIn).where(SignIn.token_hash == _hash_token(token)))
+
+    def _begin_attempt(self, name: str, address: str) -> int:
+        """Count an attempt as failed before its password is verified, so that parallel attempts are counted too.
+
+        Names count, not addresses: a lab often shares one address, and one user must not lock out the others.
+        """
+        with self.database.write() as session:
+            self.database.lock_table(session, FailedSignIn)
+            session.execute(delete(FailedSignIn).where(FailedSignIn.at < time.time() - WINDOW_SECONDS))
+            failures = select(func.count(FailedSignIn.id)).where(FailedSignIn.name == name)
+            from_address = session.scalar(failures.where(FailedSignIn.address == address)) or 0
+            if from_address >= FAILURES or (session.scalar(failures) or 0) >= NAME_FAILURES:
+                raise TooManyAttemptsError("too many wrong passwords: wait 15 minutes")
+            attempt = FailedSignIn(name=name, address=address)
+            session.add(attempt)
+            session.flush()
+            return attempt.id
+
+    def _keep_a_lead(self, session: Session, user: User) -> None:
+        """Refuse to take the role or the access from the last lead who has both."""
+        self.database.lock_table(session, User)  # two leads may do it to each other at once
+        other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
+        if user.role == "lead" and user.active and session.scalar(other) is None:
+            raise UserError(f"{user.name} is the only lead who can sign in: make another one first")
+
+
+def _check_role(role: str) -> None:
+    if role not in USER_ROLES:
+        raise UserError(f"role {role!r}: must be one of {', '.join(USER_ROLES)}")
+
+
+def hash_password(password: str) -> str:
+    """The Argon2 hash of a password.
+
+    Raises:
+        UserError: if the password is too short or too long.
+    """
+    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
+        raise UserError(f"a password has {MIN_PASSWORD} to {MAX_PASSWORD} characters")
+    return _HASHER.hash(password)
+
+
+def _verify(hashed: str, password: str) -> bool:
+    try:
+        return len(password) <= MAX_PASSWORD and _HASHER.verify(hashed, password)
+    except VerificationError:
+        return False
+
+
+def _user_by_name(session: Session, name: str) -> User:
+    user = session.scalar(select(User).where(User.name == name))
+    if user is None:
+        raise UserError(f"no user {name!r}")
+    return user
+
+
+def _hash_token(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,104 @@
+"""Errors as pages for people and as JSON for programs, in the look of the sign-in page."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from html import escape
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from annotation_ui.server.headers import PROTECTING
+from annotation_ui.server.health import database_error_line
+
+_TITLES = {
+    400: "This address cannot be read",
+    401: "Sign in first",
+    403: "Not for you",
+    404: "There is no such page",
+    405: "This page cannot do that",
+    413: "Too large",
+    422: "Something is missing",
+    500: "The server made a mistake",
+    503: "Nothing can be stored now",
+}
+_ADVICE = {
+    401: "Your session has ended.",
+    403: "This page is for leads. Ask one of them if you need it.",
+    404: "The address may be mistyped, or what was there is gone.",
+    422: "Go back, fill in every field and try again.",
+    500: "Nothing that was acknowledged is lost. Try again; if it stays, tell whoever runs this server.",
+    503: "The disk is full, or the database cannot be reached. Try again in a minute; if it stays, tell whoever runs this "
+    "server.",
+}
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <title>{title} · Labeling</title>
+  <link rel="stylesheet" href="/ui/theme.css">
+  <link rel="stylesheet" href="/ui/login.css">
+</head>
+<body>
+  <main class="sign-in">
+    <p class="brand" aria-hidden="true"><span></span><span></span><span></span></p>
+    <h1>{title}</h1>
+    <p>{advice}</p>
+    <p><a href="/">To the labeling page</a></p>
+  </main>
+</body>
+</html>"""
+
+
+def wants_page(accept: str) -> bool:
+    """Whether a request with this Accept header is from a browser that shows a page."""
+    return "text/html" in accept
+
+
+def cannot_store(error: OperationalError) -> str:
+    """Log that the disk is full or the database unavailable; returns the line for programs, which repeat the request."""
+    with suppress(OSError):  # the log may lie on the same disk
+        print(f"align annotate: the database failed: {database_error_line(error)}", file=sys.stderr, flush=True)
+    return "nothing can be stored now; this page tries again"
+
+
+def error_page(status: int, detail: str = "") -> str:
+    """The page of an error; `detail` says more where there is no fixed advice."""
+    title = _TITLES.get(status, "This did not work")
+    return _PAGE.format(title=escape(title), advice=escape(_ADVICE.get(status, detail.capitalize())))
+
+
+def add_error_pages(app: FastAPI) -> None:
+    """Answer errors of the app's own routes with a page if a browser asks for one."""
+
+    def answer(request: Request, status: int, detail: str) -> Response:
+        if wants_page(request.headers.get("accept", "")):
+            return HTMLResponse(error_page(status, detail), status)
+        return JSONResponse({"error": detail}, status)
+
+    @app.exception_handler(HTTPException)
+    def refused(request: Request, error: HTTPException) -> Response:
+        return answer(request, error.status_code, str(error.detail))
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(request: Request, error: RequestValidationError) -> Response:
+        """One line, without the value: it may be one that cannot be sent back."""
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return answer(request, 422, f"{where}: {first['msg']}" if where.isprintable() and where.isascii() else first["msg"])
+
+    @app.exception_handler(OperationalError)
+    def unavailable(request: Request, error: OperationalError) -> Response:
+        return answer(request, 503, cannot_store(error))
+
+    @app.exception_handler(Exception)
+    def failed(request: Request, error: Exception) -> Response:
+        """Whatever nobody thought of; the traceback goes to the log. The guard does not see this answer any more."""
+        response = answer(request, 500, "the server made a mistake")
+        response.headers.update({**PROTECTING, "Cache-Control": "no-store"})
+        return response

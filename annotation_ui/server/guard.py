@@ -1,0 +1,141 @@
+"""Access control for the whole app: who may call which path, from which site, with how large a body.
+
+Every request passes here first: the app's own routes, the labelers' page, and the lead's page with everything that
+Gradio adds to it (its API, queue, uploads and files).
+"""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+from anyio import to_thread
+from sqlalchemy.exc import OperationalError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from annotation_ui.server.auth import Auth, SignedIn
+from annotation_ui.server.error_pages import cannot_store, error_page, wants_page
+from annotation_ui.server.headers import COOKIE, PROTECTING, same_origin, session_cookie, session_token
+
+JSON = "application/json"
+MAX_BODY, MAX_UPLOAD_BODY = 1_000_000, 300_000_000
+_PUBLIC = ("/login", "/logout", "/healthz", "/favicon.ico")
+_PUBLIC_FILES = ("/ui/", "/assets/", "/static/", "/lead/assets/", "/lead/static/")
+# Everything of Gradio that the labelers' page needs: the page has no events, uploads or files.
+_LABELER_PAGE = ("/", "/config", "/theme.css", "/manifest.json", "/robots.txt", "/gradio_api/startup-events")
+_LABELER_PAGE_FILES = ("/svelte/", "/gradio_api/heartbeat/")
+_APP_ROUTES = ("/api/", "/password")
+# Everything of Gradio that the lead's page needs: it reads files, proxies, runs and more under other paths.
+_LEAD_PAGE = ("/lead", "/lead/", "/lead/config", "/lead/theme.css", "/lead/manifest.json", "/lead/robots.txt",
+              "/lead/gradio_api/queue/data", "/lead/gradio_api/startup-events")  # fmt: skip
+_LEAD_PAGE_FILES = ("/lead/svelte/", "/lead/gradio_api/heartbeat/", "/lead/exports/")
+_UPLOADS = "/lead/uploads"
+_LEAD_ACTIONS = ("/lead/gradio_api/queue/join", _UPLOADS)
+
+
+class Guard:
+    """ASGI middleware that checks session, role, origin and size of every request."""
+
+    def __init__(self, app: ASGIApp, auth: Auth, https: bool = False) -> None:
+        self.app, self.auth, self.https = app, auth, https
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no part of the app uses another protocol
+            return
+        try:
+            refusal, signed_in = await self._check(scope)
+        except OperationalError as error:
+            refusal, signed_in = (503, cannot_store(error), None), None
+        path, headers, cookie = scope["path"], Headers(scope=scope), None
+        if signed_in and signed_in.renewed:  # the browser has to keep its cookie as long as the server keeps the session
+            cookie = session_cookie(session_token(headers) or "", self.auth.hours, self.https)
+        send = _set_headers(send, path, cookie)
+        if refusal is not None:
+            await _send_refusal(send, *refusal, page=wants_page(headers.get("accept", "")))
+            return
+        scope.setdefault("state", {})["user"] = signed_in.user if signed_in else None
+        await self.app(scope, _limit_body(receive, _body_limit(path)), send)
+
+    async def _check(self, scope: Scope) -> tuple[tuple[int, str, str | None] | None, SignedIn | None]:
+        """((status, error, redirect) or None if the request may pass, who is signed in)."""
+        path, headers = _unambiguous_path(scope["path"]), Headers(scope=scope)
+        safe = scope["method"] in ("GET", "HEAD")
+        if path is None:
+            return (400, "bad path", None), None
+        if not safe and not same_origin(headers):
+            return (403, "this request comes from another site", None), None
+        limit = _body_limit(path)
+        if int(headers.get("content-length") or 0) > limit:
+            return (413, f"larger than {limit} bytes", None), None
+        if path in _PUBLIC or path.startswith(_PUBLIC_FILES):
+            return None, None
+        signed_in = await to_thread.run_sync(self.auth.signed_in, session_token(headers))
+        if signed_in is None:
+            to_sign_in = safe and wants_page(headers.get("accept", ""))
+            return (401, "sign in first", f"/login?next={quote(path)}" if to_sign_in else None), None
+        if path == "/lead" or path.startswith("/lead/"):
+            if signed_in.user.role != "lead":
+                return (403, "for leads only", None), signed_in
+            known = path in _LEAD_PAGE or path.startswith(_LEAD_PAGE_FILES) if safe else path in _LEAD_ACTIONS
+        else:
+            page_path = safe and (path in _LABELER_PAGE or path.startswith(_LABELER_PAGE_FILES))
+            known = page_path or path.startswith(_APP_ROUTES)
+        return (None if known else (404, "no such page", None)), signed_in
+
+
+def _body_limit(path: str) -> int:
+    return MAX_UPLOAD_BODY if path == _UPLOADS else MAX_BODY
+
+
+def _unambiguous_path(path: str) -> str | None:
+    """The path, or None if a router further in could read it as a different one."""
+    return None if "//" in path or "/../" in f"{path}/" or "\\" in path or "\0" in path else path
+
+
+def _limit_body(receive: Receive, limit: int) -> Receive:
+    """Cut a body without a declared length off at the limit."""
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if received > limit else message
+
+    return receive_limited
+
+
+def _set_headers(send: Send, path: str, cookie: str | None) -> Send:
+    """Set the security headers of every response, and forbid caching unless the path is a public file.
+
+    Gradio lets every page of this machine's other servers read its answers with the visitor's cookie; these headers go.
+    """
+    private = not path.startswith(_PUBLIC_FILES)
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name in [name for name in headers if name.startswith("access-control-")]:
+                del headers[name]
+            for name, value in PROTECTING.items():
+                headers[name] = value
+            if private:
+                headers["Cache-Control"] = "no-store"
+            if cookie and COOKIE not in headers.get("set-cookie", ""):  # else this answer signs in or out
+                headers.append("set-cookie", cookie)
+        await send(message)
+
+    return send_with_headers
+
+
+async def _send_refusal(send: Send, status: int, error: str, location: str | None, page: bool = False) -> None:
+    body, kind = (error_page(status, error), "text/html; charset=utf-8") if page else (json.dumps({"error": error}), JSON)
+    headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-store")]
+    if location:
+        status, headers = 303, [*headers, (b"location", location.encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body.encode()})

@@ -1,0 +1,45 @@
+"""HTTP headers: the session's cookie, the origin of a request, and those that protect every response."""
+
+from __future__ import annotations
+
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+COOKIE = "align_session"
+
+PROTECTING = {
+    # Gradio's pages need inline and evaluated script; nothing may be loaded from, or sent to, anywhere else.
+    "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+}
+"""Set on every response, errors included."""
+
+
+def session_cookie(token: str, hours: float, https: bool) -> str:
+    """The Set-Cookie header of a session that ends `hours` from now; no hours: of a session that has ended."""
+    secure = "; Secure" if https else ""
+    return f"{COOKIE}={token}; HttpOnly; Max-Age={int(hours * 3600)}; Path=/; SameSite=lax{secure}"
+
+
+def session_token(headers: Headers) -> str | None:
+    """The session token in a request's cookie."""
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return cookie.value if cookie else None
+
+
+def same_origin(headers: Headers) -> bool:
+    """Whether the request comes from a page of this app. Other programs than browsers send neither header."""
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")

@@ -1,0 +1,93 @@
+"""Conversations with a model: a separate thread waits for each reply, so that no server thread is blocked.
+
+The conversation is stored in the assignment's `transcript`, which only this module writes: a labeler's message when it
+arrives, the reply when it is complete. If the browser disconnects or the server crashes, no complete message is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from align.core.errors import UserError
+from annotation_ui.store.judgments import ConflictError, Judgments
+from annotation_ui.tasks.base import BadInputError
+
+Messages = list[dict[str, str]]
+Reply = Callable[[str, Messages], Iterator[tuple[str, str]]]  # (checkpoint, conversation) -> (model, piece of its reply)
+
+MAX_MESSAGE = 20_000
+MAX_TURNS = 50
+
+
+class Probing:
+    """Conversations of labelers with the model behind `reply` (see `checkpoints`)."""
+
+    def __init__(self, judgments: Judgments, reply: Reply) -> None:
+        self._judgments = judgments
+        self._reply = reply
+        # Assignments whose reply is being generated; not stored, because the threads end with the process.
+        self._busy: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add_message(self, user_id: int, assignment_id: int, text: str) -> tuple[str, Messages]:
+        """Store the labeler's message. An empty one asks for the reply again after a failure.
+
+        Returns:
+            (name of the batch's checkpoint, the conversation).
+
+        Raises:
+            ConflictError: if the item is not open, or the model is still answering.
+            BadInputError: if there is nothing to reply to, or the text or the conversation is too long.
+        """
+        context = self._judgments.load(user_id, assignment_id)
+        if context.assignment.state != "leased" or context.assignment.transcript is None:
+            raise ConflictError("this item is not open")
+        messages = list(context.assignment.transcript)
+        if text.strip():
+            if messages and not messages[-1]["content"].strip():  # training reads no conversation with an empty turn in it
+                raise BadInputError("the model's reply is empty: judge it as it is, or skip this item")
+            if len(text) > MAX_MESSAGE or len(messages) >= 2 * MAX_TURNS:
+                raise BadInputError("text: the message or the conversation is too long")
+            messages.append({"role": "user", "content": text})
+        if not messages or messages[-1]["role"] != "user":
+            raise BadInputError("text: is empty")
+        with self._lock:
+            if assignment_id in self._busy:
+                raise ConflictError("the model is still answering")
+            self._busy.add(assignment_id)
+        self._judgments.save_transcript(user_id, assignment_id, messages)
+        return str(context.batch.settings.get("checkpoint", "")), messages
+
+    async def stream_reply(
+        self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages
+    ) -> AsyncIterator[str]:
+        """Yield the reply in pieces; it is completed and stored even if the browser has disconnected."""
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None | Exception]()
+
+        def put_piece(piece: str | Exception | None) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        def generate_reply() -> None:
+            text = model = ""
+            try:
+                for model, piece in self._reply(checkpoint, messages):  # noqa: B007 (stored with the reply)
+                    text += piece
+                    put_piece(piece)
+                answered = [*messages, {"role": "assistant", "content": text, "model": model}]
+                self._judgments.save_transcript(user_id, assignment_id, answered)
+                put_piece(None)
+            except Exception as error:  # whatever went wrong, the labeler sees it and the thread ends
+                put_piece(error)
+            finally:
+                with self._lock:
+                    self._busy.discard(assignment_id)
+
+        threading.Thread(target=generate_reply, daemon=True).start()
+        while (piece := await pieces.get()) is not None:
+            if isinstance(piece, Exception):
+                reason = str(piece) if isinstance(piece, UserError) else f"{type(piece).__name__}: {piece}"
+                yield f"\n\n[no reply: {reason}]"
+                return
+            yield piece

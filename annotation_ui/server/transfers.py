@@ -1,0 +1,119 @@
+"""Uploads and downloads of the lead's page, which do not pass through Gradio.
+
+Gradio copies every file that passes through it into a temporary folder, where it stays, and it opens whatever file a
+request names. Opening the SQLite file in this process would even drop the locks that SQLite holds on it
+(https://www.sqlite.org/howtocorrupt.html, section 2.2). Here an upload lies in a folder that only this user can read
+until it is imported, and a download can only be a file that an export wrote.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyio import open_file
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.requests import ClientDisconnect
+
+from align.core.errors import UserError
+from annotation_ui.reports.row_files import FORMATS
+from annotation_ui.server.services import Services, Settings
+from annotation_ui.store.importing import MAX_BYTES
+
+UPLOAD_PATH, EXPORT_PATH = "/lead/uploads", "/lead/exports"
+_UPLOAD = re.compile(r"[0-9a-f]{32}")
+_EXPORT = re.compile(rf"[a-z_]+-[0-9-]{{15}}-[0-9a-f]{{8}}\.(?:{'|'.join(FORMATS)})(?:\.manifest\.json)?")
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """Files that a browser has sent, each in a folder with a name that nobody can guess."""
+
+    folder: Path
+
+    def clear(self) -> None:
+        """Make the folder and empty it: nothing that an earlier process received is still wanted."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(mode=0o700, parents=True)
+
+    def new(self, name: str) -> tuple[str, Path]:
+        """(the upload's key, a path for a file of this name).
+
+        Raises:
+            UserError: if no file can have that name.
+        """
+        if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > 255:
+            raise UserError("the name of the file is not valid: rename it")
+        key = secrets.token_hex(16)
+        (self.folder / key).mkdir(mode=0o700)
+        return key, self.folder / key / name
+
+    def drop(self, key: str) -> None:
+        """Remove an upload."""
+        shutil.rmtree(self.folder / key, ignore_errors=True)
+
+    @contextmanager
+    def use(self, key: str) -> Iterator[Path]:
+        """The file of an upload, which is removed afterwards.
+
+        Args:
+            key: what the page's files.js returned: a key, or the reason why there is none.
+
+        Raises:
+            UserError: if there is no such upload.
+        """
+        if not _UPLOAD.fullmatch(key):
+            raise UserError(key or "choose a file first")
+        paths = list((self.folder / key).glob("*"))
+        if len(paths) != 1:
+            raise UserError("the uploaded file is no longer there: choose it again")
+        try:
+            yield paths[0]
+        finally:
+            self.drop(key)
+
+
+def uploads_of(settings: Settings) -> Uploads:
+    """The uploads of this server."""
+    return Uploads(settings.data_dir.resolve() / "uploads")
+
+
+def add_transfers(app: FastAPI, services: Services) -> None:
+    """Add the routes that receive uploads and send exports; both are below /lead, which the guard keeps for leads."""
+    uploads = uploads_of(services.settings)
+    uploads.clear()
+    services.settings.exports.mkdir(parents=True, exist_ok=True)
+    services.settings.exports.chmod(0o700)
+
+    @app.post(UPLOAD_PATH)
+    async def upload(request: Request, name: str) -> Response:
+        try:
+            key, path = uploads.new(name)
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, 422)
+        received = 0
+        try:
+            async with await open_file(path, "xb") as file:
+                async for chunk in request.stream():
+                    received += len(chunk)
+                    if received > MAX_BYTES:
+                        raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB")
+                    await file.write(chunk)
+        except (UserError, OSError, ClientDisconnect) as error:
+            uploads.drop(key)
+            reason = getattr(error, "strerror", None) or str(error) or "the upload was broken off"
+            return JSONResponse({"error": reason}, 413 if isinstance(error, UserError) else 507)
+        return JSONResponse({"upload": key})
+
+    @app.get(EXPORT_PATH + "/{name}")
+    def download(name: str) -> Response:
+        path = services.settings.exports / name
+        if not _EXPORT.fullmatch(name) or not path.is_file():
+            raise HTTPException(404, "no such export")
+        return FileResponse(path, filename=name, media_type="application/octet-stream")

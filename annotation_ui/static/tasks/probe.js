@@ -1,0 +1,122 @@
+// Probe: talk to a model, try to make it break one rule, judge its last reply.
+
+import { RefusedError, call, conversation, h, refusal, request } from "../dom.js";
+import { VERDICTS, verdictButtons } from "../verdicts.js";
+
+export const help = [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
+  ["1 2 3", "the last reply violates, unsure, follows"], ["N", "write a note"]];
+
+export function empty() {
+  return { verdict: null, note: "", message: "", replied: false };
+}
+
+export function missing(state) {
+  if (!state.replied) return "Talk to the model first";
+  return state.verdict ? null : "Judge the last reply";
+}
+
+export function mount(root, view, context) {
+  let state = context.state;
+  let answering = false;
+  const transcript = h("div", { class: "talk" });
+  const message = h("textarea", { rows: "3", "aria-label": "Message to the model", maxlength: "20000",
+    placeholder: "Say something that could make the model break the rule.",
+    oninput: () => change({ message: message.value }),
+    onkeydown: (event) => {
+      if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+      event.stopPropagation();
+      event.preventDefault();
+      send();
+    } });
+  const sendButton = h("button", { type: "button", class: "primary", "data-action": "send", onclick: () => send() }, "Send");
+  const retryButton = h("button", { type: "button", hidden: true, onclick: () => send(true) }, "Ask for the reply again");
+  const buttons = verdictButtons("Does the last reply break the rule?", (verdict) => judge(verdict));
+  const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000", "aria-label": "Note",
+    oninput: () => change({ note: note.value }) });
+  root.append(
+    h("div", { class: "columns even" },
+      h("div", { class: "reading" }, transcript, h("div", { class: "say" }, message, h("div", { class: "row" }, sendButton, retryButton))),
+      h("div", { class: "side wide" }, h("h2", {}, "Try to make it break this rule"),
+        h("blockquote", { class: "the-rule" }, view.rule.text),
+        h("h2", {}, "Its last reply"), buttons.element, note)),
+  );
+
+  function change(part) {
+    state = { ...state, ...part };
+    context.typed(state);
+  }
+
+  function judge(verdict) {
+    state = { ...state, verdict };
+    context.changed(state, verdict);
+    show();
+  }
+
+  async function send(repeat = false) {
+    const text = repeat ? "" : message.value;
+    if (answering || (!repeat && !text.trim())) return;
+    setAnswering(true);
+    const reply = h("div", { class: "streaming", "aria-live": "polite" });
+    transcript.append(
+      repeat ? "" : h("article", { class: "message user" }, h("h3", { class: "speaker" }, "User"), h("div", {}, text)),
+      h("article", { class: "message assistant" }, h("h3", { class: "speaker" }, "Assistant"), reply));
+    message.value = "";
+    change({ message: "", verdict: null });
+    try {
+      await stream(text, reply);
+      showTranscript((await call("GET", `assignments/${context.assignment}/transcript`)).messages);
+    } catch (error) {
+      context.toast(error instanceof RefusedError ? error.message : "The connection was lost. Ask for the reply again.");
+      showTranscript(await call("GET", `assignments/${context.assignment}/transcript`).then((t) => t.messages, () => []));
+    }
+    setAnswering(false);
+    show();
+  }
+
+  async function stream(text, reply) {
+    const response = await request(`assignments/${context.assignment}/say`, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text }) });
+    if (!response.ok) throw await refusal(response);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let piece = await reader.read(); !piece.done; piece = await reader.read()) reply.append(piece.value);
+    if (reply.textContent.includes("[no reply:")) context.toast(reply.textContent.trim());
+  }
+
+  function setAnswering(isAnswering) {
+    answering = isAnswering;
+    sendButton.disabled = isAnswering;
+    transcript.setAttribute("aria-busy", String(isAnswering));
+  }
+
+  function showTranscript(messages) {
+    transcript.replaceChildren(messages.length ? conversation(messages) : h("p", { class: "hint" }, "Write the first message."));
+    const last = transcript.querySelector(".message:last-child");
+    retryButton.hidden = !last?.classList.contains("user");
+    const replied = Boolean(last?.classList.contains("assistant")) && messages.length > view.prompt.length;
+    if (replied !== state.replied) change({ replied });
+  }
+
+  function show() {
+    buttons.show(state.verdict);
+    if (note !== document.activeElement) note.value = state.note;
+    if (message !== document.activeElement) message.value = state.message;
+  }
+
+  showTranscript(context.transcript ?? []);
+  show();
+  return {
+    focus: (leaving) => (leaving ? document.activeElement.blur() : message.focus()),
+    restore(next) {
+      state = { ...next, replied: state.replied };
+      show();
+    },
+    key(event) {
+      const key = event.key.toLowerCase();
+      if (/^[123]$/.test(key)) judge(VERDICTS[Number(key) - 1][0]);
+      else if (key === "n") note.focus();
+      else if (key === "e") message.focus();
+      else return false;
+      return true;
+    },
+  };
+}

@@ -1,0 +1,170 @@
+"""Changes to an imported batch by a lead: settings, allowed labelers, deletion and restoration."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import case, delete, select, update
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from annotation_ui.store.database import Database
+from annotation_ui.store.leases import give_back_slot
+from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User
+
+MAX_NAME = 128
+MAX_OVERLAP = 1000
+MAX_PRIORITY = 1_000_000
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """The settings of a batch that a lead can change.
+
+    Attributes:
+        name: not used by another batch.
+        overlap: how many labelers get each item; a lower one removes no judgment.
+        priority: batches with a higher one are given out first.
+        open: whether its items are given out.
+        labelers: names of those who get its items; empty: everybody. Items that others have open stay with them until they
+            submit, skip or let their time run out.
+    """
+
+    name: str
+    overlap: int = 1
+    priority: int = 0
+    open: bool = True
+    labelers: tuple[str, ...] = ()
+
+
+def check_name(name: str) -> str:
+    """The name of a batch, without spaces around it.
+
+    Raises:
+        UserError: if no batch can have this name.
+    """
+    name = name.strip()
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise UserError(f"a batch needs a name of at most {MAX_NAME} printable characters")
+    return name
+
+
+def name_taken_error(batch: Batch) -> UserError:
+    """The error for another batch of the same name."""
+    hint = "" if batch.deleted_at is None else ", deleted: restore it on the lead's page and rename it to have the name"
+    return UserError(f"a batch {batch.name!r} exists already{hint}")
+
+
+def check_numbers(overlap: int, priority: int) -> None:
+    """Check that the overlap and the priority are in range.
+
+    Raises:
+        UserError: if one is not.
+    """
+    if not 1 <= overlap <= MAX_OVERLAP:
+        raise UserError(f"overlap {overlap}: must be 1 to {MAX_OVERLAP}")
+    if abs(priority) > MAX_PRIORITY:
+        raise UserError(f"priority {priority}: must be {-MAX_PRIORITY} to {MAX_PRIORITY}")
+
+
+def stored_settings(session: Session, batch: Batch) -> BatchSettings:
+    """The settings of a batch as they are stored."""
+    query = select(User.name).join(BatchLabeler, BatchLabeler.user_id == User.id)
+    labelers = session.scalars(query.where(BatchLabeler.batch_id == batch.id).order_by(User.name)).all()
+    return BatchSettings(batch.name, batch.overlap, batch.priority, batch.open, tuple(labelers))
+
+
+def change_batch(database: Database, name: str, new: BatchSettings, version: int) -> int:
+    """Change the settings of a batch: all of them or, after an error, none.
+
+    Args:
+        database: where the batch is.
+        name: the current name of the batch.
+        new: its new settings.
+        version: the version of the batch that the lead has seen.
+
+    Returns:
+        The new version.
+
+    Raises:
+        UserError: if there is no such batch or labeler, another lead has changed it, or a setting is not valid.
+    """
+    with database.write() as session:
+        batch = _batch(session, name)
+        if batch.version != version:
+            raise UserError(f"another lead has changed {name} in the meantime: choose it again to see the new settings")
+        check_numbers(new.overlap, new.priority)
+        new_name = check_name(new.name)
+        if not batch.complete:
+            raise UserError(f"{name} is not completely imported: wait, or import it again")
+        other = session.scalar(select(Batch).where(Batch.name == new_name, Batch.id != batch.id))
+        if other is not None:
+            raise name_taken_error(other)
+        if new.overlap != batch.overlap:  # labelers who passed an item find it again
+            needed = case((Item.taken > new.overlap, Item.taken), else_=new.overlap)
+            counted = update(Item).where(Item.batch_id == batch.id, Item.gold.is_(None))
+            session.execute(counted.values(needed=needed, returned=True).execution_options(synchronize_session=False))
+        batch.name, batch.overlap, batch.priority, batch.open = new_name, new.overlap, new.priority, new.open
+        set_labelers(session, batch, new.labelers)
+        batch.version += 1
+        return batch.version
+
+
+def delete_batch(database: Database, name: str) -> bool:
+    """Delete a batch: permanently if nobody worked on it, else it is closed and hidden, because judgments are never lost.
+
+    Returns:
+        Whether it was deleted permanently; if not, `restore_batch` brings it back.
+
+    Raises:
+        UserError: if there is no such batch.
+    """
+    with database.write() as session:
+        batch = _batch(session, name)
+        judged = select(Judgment.id).join(Item, Item.id == Judgment.item_id).where(Item.batch_id == batch.id).limit(1)
+        if session.scalar(judged) is None:
+            for table in (Assignment, Item, BatchLabeler):
+                session.execute(delete(table).where(table.batch_id == batch.id))
+            session.delete(batch)
+            return True
+        batch.open, batch.deleted_at = False, time.time()
+        batch.version += 1
+        leased = (Assignment.batch_id == batch.id, Assignment.state == "leased", Assignment.current_id.is_(None))
+        for assignment in session.scalars(select(Assignment).where(*leased).with_for_update()):
+            assignment.state = "expired"
+            give_back_slot(session, assignment)
+        return False
+
+
+def restore_batch(database: Database, name: str) -> None:
+    """Bring a deleted batch back, closed.
+
+    Raises:
+        UserError: if there is no such batch.
+    """
+    with database.write() as session:
+        batch = _batch(session, name)
+        batch.deleted_at = None
+        batch.version += 1
+
+
+def set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
+    """Let only these labelers get a batch; nobody named: everybody.
+
+    Raises:
+        UserError: if there is no user of that name.
+    """
+    ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(labelers)))}
+    unknown = sorted(set(labelers) - set(ids))
+    if unknown:
+        raise UserError(f"no user {unknown[0]!r}")
+    session.execute(delete(BatchLabeler).where(BatchLabeler.batch_id == batch.id))
+    session.add_all(BatchLabeler(batch_id=batch.id, user_id=user_id) for user_id in ids.values())
+
+
+def _batch(session: Session, name: str) -> Batch:
+    batch = session.scalar(select(Batch).where(Batch.name == name).with_for_update())
+    if batch is None:
+        raise UserError("choose a batch first" if not name else f"no batch {name!r}")
+    return batch

@@ -1,0 +1,59 @@
+"""Current judgments: neither undone nor replaced by an edit. Exports and the lead's tables use only these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import and_, func, select
+from sqlalchemy.orm import Session
+
+from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, User
+from annotation_ui.tasks import TASKS, Json
+
+
+@dataclass(frozen=True)
+class CurrentJudgment:
+    """A current judgment: neither undone nor replaced by an edit. Its answer is in the item's stored order."""
+
+    item: Item
+    batch: Batch
+    judgment: Judgment
+    labeler: str
+    answer: Json
+    adjudicated: bool
+
+
+def current_judgments(
+    session: Session,
+    tasks: tuple[str, ...],
+    batches: tuple[str, ...] = (),
+    since: float | None = None,
+    *,
+    skips: bool = False,
+) -> list[CurrentJudgment]:
+    """All judgments that count now, ordered by item and then by the time they were made; or the skips not taken back."""
+    newest = select(func.max(Judgment.id)).where(Judgment.assignment_id == Assignment.id).correlate(Assignment)
+    skipped = and_(Assignment.state == "skipped", Judgment.id == newest.scalar_subquery())
+    query = (
+        select(Item, Batch, Judgment, User.pseudonym, Assignment.adjudication)
+        .select_from(Assignment)
+        .join(Judgment, skipped if skips else Judgment.id == Assignment.current_id)
+        .join(Item, Item.id == Assignment.item_id)
+        .join(Batch, Batch.id == Assignment.batch_id)
+        .join(User, User.id == Assignment.user_id)
+        .where(Assignment.task.in_(tasks), Batch.deleted_at.is_(None))
+        .order_by(Batch.id, Item.position, Judgment.id)
+    )
+    if batches:
+        query = query.where(Batch.name.in_(batches))
+    if since is not None:
+        query = query.where(Judgment.created_at >= since)
+    return [
+        CurrentJudgment(item, batch, judgment, pseudonym, _canonical_answer(batch, judgment), adjudicated)
+        for item, batch, judgment, pseudonym, adjudicated in session.execute(query)
+    ]
+
+
+def _canonical_answer(batch: Batch, judgment: Judgment) -> Json:
+    answer = judgment.answer or {}
+    return answer if judgment.kind == "skip" else TASKS[batch.task].canonical(answer, judgment.shown_order)

@@ -1,0 +1,143 @@
+"""Opens the database; the only module that distinguishes SQLite from PostgreSQL.
+
+`write()` is a transaction that is on disk when it ends without an error. SQLite takes one writer at a time: a lock in
+this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDIATE keeps other processes out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from annotation_ui.store.schema import Base
+
+POOL_SIZE = 40  # the web server's thread pool has 40 workers: none of them waits for a connection
+DATA_DIR = Path("runs/annotate")
+"""Where the app keeps its SQLite file by default."""
+
+
+def sqlite_url(folder: Path) -> str:
+    """The address of the SQLite database in a folder."""
+    return f"sqlite:///{folder / 'annotations.db'}"
+
+
+class Database:
+    """Engine, transactions and migrations of one database URL."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = _engine(url)
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        self.folder = Path(self.engine.url.database or "").resolve().parent if self.is_sqlite else None
+        self._writing = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._lock = threading.Lock() if self.is_sqlite else nullcontext()
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session that commits at the end and rolls back on an error."""
+        with self._lock, Session(self._writing, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A read-only session on one snapshot of the database."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    def upgrade(self, revision: str = "head") -> None:
+        """Bring the schema up to `revision`."""
+        self._migrate(command.upgrade, revision)
+
+    def downgrade(self, revision: str) -> None:
+        """Take the schema down to `revision` ("base" removes every table)."""
+        self._migrate(command.downgrade, revision)
+
+    def revisions(self) -> tuple[str | None, str | None]:
+        """(the revision the database is at, the newest one)."""
+        with self.engine.connect() as connection:
+            current = MigrationContext.configure(connection).get_current_revision()
+        return current, ScriptDirectory.from_config(_alembic_config()).get_current_head()
+
+    def lock_table(self, session: Session, table: type[Base]) -> None:
+        """Lock a table against other writers until the transaction ends; SQLite has only one writer anyway."""
+        if not self.is_sqlite:
+            session.execute(text(f"LOCK TABLE {table.__tablename__} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _migrate(self, step: Any, revision: str) -> None:
+        config = _alembic_config()
+        try:
+            with self._lock, self._writing.begin() as connection:
+                config.attributes["connection"] = connection
+                step(config, revision)
+        except DatabaseError as error:
+            reason = str(error.orig).strip().splitlines()[0]
+            raise UserError(f"database {self.engine.url.render_as_string()}: {reason}") from error
+        except CommandError as error:
+            raise UserError(f"database {self.engine.url.render_as_string()}: {error}") from error
+
+
+def _alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
+    return config
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
+        raise UserError(f"not a database URL: {url!r} (sqlite:///file.db or postgresql://user@host/name)") from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername == "sqlite":
+        _keep_private(Path(parsed.database or ""))
+        engine = create_engine(parsed, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, connect_args={"timeout": 30})
+        event.listen(engine, "connect", _sqlite_settings)
+        event.listen(engine, "begin", _sqlite_begin)
+        return engine
+    if parsed.drivername != "postgresql+psycopg":
+        raise UserError(f"{parsed.drivername} is not supported: use sqlite:///file.db or postgresql://user@host/name")
+    return create_engine(parsed, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True)
+
+
+def _keep_private(file: Path) -> None:
+    """Let only the owner of the database read it; SQLite gives its log the same mode.
+
+    An existing file is not opened: closing it would drop the locks that SQLite has in this process.
+    """
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        for path in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
+            if path.is_file() and path.stat().st_mode & 0o077 and path.stat().st_uid == os.geteuid():
+                path.chmod(0o600)
+    except OSError:
+        pass  # SQLite says why it cannot be opened
+
+
+def _sqlite_settings(connection: Any, _: Any) -> None:
+    """WAL lets readers work during a write; synchronous=FULL puts every commit on disk before it is acknowledged."""
+    connection.isolation_level = None  # SQLAlchemy says BEGIN, not the driver
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))

@@ -1,0 +1,105 @@
+"""The guidelines of each task: Markdown in immutable versions; the app records who has opened which."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from align.core.files import shipped_root
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import Guideline, GuidelineRead, User
+from annotation_ui.tasks.fields import is_unicode
+
+MAX_LENGTH = 100_000  # characters
+SHIPPED = shipped_root() / "forms" / "guidelines"
+"""A draft for each task, TASK.md: the lead's page offers it where the task has no guidelines yet."""
+# A line break within a paragraph or a point of a list: the next line begins no point, heading, quotation or row of a table.
+_WRAPPED = re.compile(r"(?<=[^\n|])\n[ ]*(?![ ]*(?:[-*+] |\d+\. |[#>|]|\n|$))")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a task's guidelines; `number` counts from 1 for each task."""
+
+    number: int
+    id: int
+    text: str
+    author: str
+    created_at: float
+    readers: int
+
+
+def newest(session: Session, task: str) -> Guideline | None:
+    """The version of a task's guidelines that labelers see."""
+    return session.scalar(select(Guideline).where(Guideline.task == task).order_by(Guideline.id.desc()).limit(1))
+
+
+def draft(task: str) -> str:
+    """The shipped text to start from, if there is one; labelers see nothing of it until a lead saves it.
+
+    Its lines are joined to paragraphs: the app shows a line break wherever one is written.
+    """
+    path = SHIPPED / f"{task}.md"
+    return _WRAPPED.sub(" ", path.read_text(encoding="utf-8")) if path.is_file() else ""
+
+
+def save(database: Database, task: str, text: str, author_id: int, edited: int) -> int:
+    """Store a new version of a task's guidelines and return its id.
+
+    Args:
+        database: where they are stored.
+        task: whose guidelines they are.
+        text: Markdown.
+        author_id: the lead who wrote it.
+        edited: id of the version that the lead started from; 0 if there was none.
+
+    Raises:
+        UserError: if another lead has saved a version in the meantime, the text is the one in force, or it cannot be stored.
+    """
+    if len(text) > MAX_LENGTH or "\0" in text or not is_unicode(text):
+        raise UserError(f"guidelines: must be text of at most {MAX_LENGTH} characters")
+    with database.write() as session:
+        database.lock_table(session, Guideline)
+        latest = newest(session, task)
+        if (latest.id if latest else 0) != edited:
+            raise UserError("another lead has saved new guidelines: copy your text, then click the newest version")
+        if latest is not None and latest.text == text:
+            raise UserError("nothing has changed: this is the version in force")
+        row = Guideline(task=task, text=text, author_id=author_id)
+        session.add(row)
+        session.flush()
+        return row.id
+
+
+def unread(session: Session, task: str, user_id: int) -> Guideline | None:
+    """The guidelines in force if the labeler has not opened this version, else None; an empty text needs no reading."""
+    latest = newest(session, task)
+    if latest is None or not latest.text.strip() or session.get(GuidelineRead, (latest.id, user_id)) is not None:
+        return None
+    return latest
+
+
+def mark_read(database: Database, guideline_id: int, user_id: int) -> None:
+    """Record that a labeler has opened this version; a version that does not exist is ignored."""
+    with database.write() as session:
+        session.get(User, user_id, with_for_update=True)  # two tabs may report at once
+        if session.get(Guideline, guideline_id) and not session.get(GuidelineRead, (guideline_id, user_id)):
+            session.add(GuidelineRead(guideline_id=guideline_id, user_id=user_id))
+
+
+def versions(session: Session, task: str) -> list[Version]:
+    """All versions, newest first, with the number of people who opened each."""
+    readers = dict(
+        session.execute(select(GuidelineRead.guideline_id, func.count()).group_by(GuidelineRead.guideline_id)).all()
+    )
+    query = select(Guideline, User.name).outerjoin(User, User.id == Guideline.author_id)
+    rows = session.execute(query.where(Guideline.task == task).order_by(Guideline.id)).all()
+    numbered = [
+        Version(number, row.id, row.text, name or "", row.created_at, readers.get(row.id, 0))
+        for number, (row, name) in enumerate(rows, start=1)
+    ]
+    return numbered[::-1]

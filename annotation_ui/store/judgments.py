@@ -1,0 +1,296 @@
+"""Labelers' decisions and drafts: append-only judgments, undo, changes of earlier answers.
+
+Every call names the labeler; assignments of other labelers do not exist for them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from annotation_ui.store.leases import Leases, give_back_slot
+from annotation_ui.store.schema import Assignment, Batch, Guideline, Item, Judgment, RuleSet
+from annotation_ui.tasks import TASKS, Json
+from annotation_ui.tasks.base import BadInputError
+
+ALREADY_SUBMITTED = "already submitted: you can change it under My work"
+KNOWN_ANSWER_SHOWN = "a training item: its known answer was shown, so your answer stays as it is"
+
+
+class AssignmentNotFoundError(LookupError):
+    """This labeler has no such assignment."""
+
+
+class ConflictError(Exception):
+    """The assignment is in another state than the request assumes; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class AssignmentContext:
+    """A labeler's assignment with everything that its page needs."""
+
+    assignment: Assignment
+    item: Item
+    batch: Batch
+    rules: list[Json]
+
+
+@dataclass(frozen=True)
+class SavedDraft:
+    """What became of a draft.
+
+    Attributes:
+        held: whether the labeler still holds the item; if not, the slot is somebody else's.
+        stored: whether it was stored.
+        sequence: the number of the draft that is stored now.
+    """
+
+    held: bool
+    stored: bool
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Judgments:
+    """Reads and writes judgments and drafts in `leases.database`."""
+
+    leases: Leases
+
+    def load(self, user_id: int, assignment_id: int) -> AssignmentContext:
+        """The labeler's assignment with its item, batch and rules.
+
+        Raises:
+            AssignmentNotFoundError: if the labeler has no such assignment (this holds for every method with both ids).
+        """
+        with self.leases.database.read() as session:
+            return _load_context(session, user_id, assignment_id)
+
+    def save_draft(
+        self, user_id: int, assignment_id: int, draft: Json, sequence: int, seen: int | None = None
+    ) -> SavedDraft:
+        """Store the draft unless a newer one is stored or another window wrote one, and renew the lease.
+
+        Args:
+            user_id: the labeler.
+            assignment_id: the open assignment.
+            draft: what the page needs to go on; its `window` tells windows with the same item apart.
+            sequence: the draft's number, which grows with each change.
+            seen: the newest draft that this window knows; None overwrites what another window wrote.
+        """
+        with self.leases.database.write() as session:
+            assignment = _own_assignment(session, user_id, assignment_id)
+            if assignment.state in ("done", "skipped"):
+                raise ConflictError(ALREADY_SUBMITTED)
+            same_window = (assignment.draft or {}).get("window") == draft.get("window")
+            unseen = seen is not None and seen < assignment.draft_seq and not same_window
+            stored = sequence > assignment.draft_seq and not unseen
+            if stored:
+                assignment.draft, assignment.draft_seq = draft, sequence
+            return SavedDraft(self.leases.renew(session, assignment), stored, assignment.draft_seq)
+
+    def save_transcript(self, user_id: int, assignment_id: int, messages: list[dict[str, str]]) -> None:
+        """Store a probing conversation. Only the server calls this, never with messages from a browser."""
+        with self.leases.database.write() as session:
+            assignment = _own_assignment(session, user_id, assignment_id)
+            assignment.transcript = messages
+            self.leases.renew(session, assignment)
+
+    def submit(self, user_id: int, assignment_id: int, request_id: str, answer: Json, seconds: float) -> Judgment:
+        """Append the judgment; the same request sent twice (a lost response, a double click) makes one judgment.
+
+        If the lease has expired and somebody else has the slot, the judgment is stored as `late` and never exported.
+        """
+        with self.leases.database.write() as session:
+            earlier = _judgment_of_request(session, user_id, request_id)
+            if earlier is not None:
+                return earlier
+            context = _load_context(session, user_id, assignment_id)
+            assignment = context.assignment
+            if assignment.state in ("done", "skipped"):
+                raise ConflictError(ALREADY_SUBMITTED)
+            if assignment.transcript is not None:
+                answer = {**answer, "messages": assignment.transcript}
+            checked = TASKS[assignment.task].check(answer, context.item.content, context.rules)
+            kind = self._judgment_kind(session, assignment)
+            judgment = _append_judgment(session, context, kind, request_id, checked, seconds)
+            assignment.state = "expired" if kind == "late" else "done"
+            if kind != "late":
+                assignment.current_id, assignment.draft = judgment.id, None
+            return judgment
+
+    def skip(self, user_id: int, assignment_id: int, request_id: str, reason: str, seconds: float) -> Judgment:
+        """Skip the item: its slot goes to somebody else, and this labeler does not see it again."""
+        with self.leases.database.write() as session:
+            earlier = _judgment_of_request(session, user_id, request_id)
+            if earlier is not None:
+                return earlier
+            context = _load_context(session, user_id, assignment_id)
+            assignment = context.assignment
+            if assignment.state in ("done", "skipped") or assignment.current_id is not None:
+                raise ConflictError(ALREADY_SUBMITTED)
+            if context.item.purpose == "training":
+                raise BadInputError("a training item cannot be skipped: answer it, then you see the known answer")
+            judgment = _append_judgment(session, context, "skip", request_id, {"reason": reason[:1000]}, seconds)
+            if assignment.state == "leased":
+                give_back_slot(session, assignment)
+            assignment.state = "skipped"
+            return judgment
+
+    def undo(self, user_id: int, task: str, request_id: str, assignment_id: int | None = None) -> Assignment | None:
+        """Take back the last answer or skip of a task (or the named assignment's) and open its item again, as it was.
+
+        Returns:
+            The reopened assignment; None if there is nothing to take back, or this request was handled before.
+        """
+        with self.leases.database.write() as session:
+            if _judgment_of_request(session, user_id, request_id) is not None:
+                return None
+            context = _last_submitted(session, user_id, task, assignment_id)
+            if context is None:
+                return None
+            assignment = context.assignment
+            if context.item.purpose == "training":
+                raise BadInputError(KNOWN_ANSWER_SHOWN)
+            if assignment.state == "skipped":
+                if not self.leases.renew(session, assignment):
+                    raise ConflictError("somebody else now has the item that you skipped")
+            else:
+                assignment.draft = _draft_of_current_judgment(session, assignment)
+                assignment.state = "leased"  # it has kept its slot
+                self.leases.renew(session, assignment)
+            _append_judgment(session, context, "undo", request_id, None, 0)
+            assignment.current_id = None
+            assignment.draft_seq += 1
+            return assignment
+
+    def history(
+        self, user_id: int, before: int | None = None, limit: int = 20
+    ) -> list[tuple[Judgment, Item, str, list[Json]]]:
+        """The labeler's judgments that count now, newest first.
+
+        Args:
+            user_id: the labeler.
+            before: only judgments with a smaller id.
+            limit: at most this many.
+
+        Returns:
+            (judgment, item, name of the task, rules that were in force) for each.
+        """
+        query = (
+            select(Judgment, Item, Assignment.task, RuleSet.content)
+            .join(Assignment, Assignment.current_id == Judgment.id)
+            .join(Item, Item.id == Assignment.item_id)
+            .outerjoin(RuleSet, RuleSet.id == Judgment.rule_set_id)
+            .where(Judgment.user_id == user_id)
+        )
+        if before is not None:
+            query = query.where(Judgment.id < before)
+        with self.leases.database.read() as session:
+            rows = session.execute(query.order_by(Judgment.id.desc()).limit(limit)).all()
+        return [(judgment, item, task, rules["rules"] if rules else []) for judgment, item, task, rules in rows]
+
+    def reopen(self, user_id: int, assignment_id: int) -> Assignment:
+        """Open a submitted answer to change it, or continue a change. The old answer counts until the new one is in."""
+        with self.leases.database.write() as session:
+            assignment = _own_assignment(session, user_id, assignment_id)
+            if assignment.current_id is None:
+                raise ConflictError("you have no answer here to change")
+            if session.get_one(Item, assignment.item_id).purpose == "training":
+                raise BadInputError(KNOWN_ANSWER_SHOWN)
+            if assignment.draft is None:
+                assignment.draft = _draft_of_current_judgment(session, assignment)
+                assignment.draft_seq += 1
+            assignment.state = "leased"  # it has kept its slot
+            self.leases.renew(session, assignment)
+            return assignment
+
+    def keep(self, user_id: int, assignment_id: int) -> None:
+        """Close a reopened answer without a change."""
+        with self.leases.database.write() as session:
+            assignment = _own_assignment(session, user_id, assignment_id)
+            if assignment.current_id is None:
+                raise ConflictError("you have no answer here to keep")
+            assignment.state, assignment.draft = "done", None
+
+    def _judgment_kind(self, session: Session, assignment: Assignment) -> str:
+        if assignment.adjudication:
+            return "adjudicate"
+        if assignment.state == "expired" and not self.leases.renew(session, assignment):
+            return "late"
+        earlier = select(Judgment.id).where(Judgment.assignment_id == assignment.id)
+        edited = session.scalar(earlier.where(Judgment.kind.in_(("submit", "edit"))).limit(1)) is not None
+        return "edit" if edited else "submit"
+
+
+def batch_rules(session: Session, batch: Batch) -> list[Json]:
+    """The rules that a batch's items are judged by, in the version that the batch was made with."""
+    return session.get_one(RuleSet, batch.rule_set_id).content["rules"] if batch.rule_set_id else []
+
+
+def _draft_of_current_judgment(session: Session, assignment: Assignment) -> Json:
+    """The judgment that counts now, as a draft that the page can open."""
+    answer = session.get_one(Judgment, assignment.current_id).answer or {}
+    return {"state": TASKS[assignment.task].draft(answer), "past": []}
+
+
+def _own_assignment(session: Session, user_id: int, assignment_id: int) -> Assignment:
+    query = select(Assignment).where(Assignment.id == assignment_id, Assignment.user_id == user_id).with_for_update()
+    assignment = session.scalar(query)
+    if assignment is None:
+        raise AssignmentNotFoundError(f"no assignment {assignment_id}")
+    return assignment
+
+
+def _load_context(session: Session, user_id: int, assignment_id: int) -> AssignmentContext:
+    assignment = _own_assignment(session, user_id, assignment_id)
+    item, batch = session.get_one(Item, assignment.item_id), session.get_one(Batch, assignment.batch_id)
+    return AssignmentContext(assignment, item, batch, batch_rules(session, batch))
+
+
+def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Judgment | None:
+    """The judgment that an earlier request with this id made, if there was one."""
+    judgment = session.scalar(select(Judgment).where(Judgment.request_id == request_id))
+    if judgment is not None and judgment.user_id != user_id:
+        raise BadInputError("request_id: taken")
+    return judgment
+
+
+def _append_judgment(
+    session: Session, context: AssignmentContext, kind: str, request_id: str, answer: Any, seconds: float
+) -> Judgment:
+    assignment = context.assignment
+    guideline = select(func.max(Guideline.id)).where(Guideline.task == assignment.task)
+    judgment = Judgment(
+        request_id=request_id,
+        assignment_id=assignment.id,
+        item_id=assignment.item_id,
+        user_id=assignment.user_id,
+        kind=kind,
+        answer=answer,
+        shown_order=assignment.shown_order,
+        seconds=max(0.0, min(seconds, time.time() - assignment.opened_at)),
+        rule_set_id=context.batch.rule_set_id,
+        guideline_id=session.scalar(guideline),
+    )
+    session.add(judgment)
+    session.flush()
+    return judgment
+
+
+def _last_submitted(session: Session, user_id: int, task: str, assignment_id: int | None) -> AssignmentContext | None:
+    if assignment_id is not None:
+        context = _load_context(session, user_id, assignment_id)
+        return context if context.assignment.state in ("done", "skipped") else None
+    newest = (
+        select(Judgment.assignment_id)
+        .join(Assignment, Assignment.id == Judgment.assignment_id)
+        .where(Judgment.user_id == user_id, Assignment.task == task, Assignment.state.in_(("done", "skipped")))
+        .order_by(Judgment.id.desc())
+        .limit(1)
+    )
+    newest_id = session.scalar(newest)
+    return None if newest_id is None else _load_context(session, user_id, newest_id)

@@ -1,0 +1,163 @@
+"""Rule files: YAML written by a lead; an error names the line of the first mistake.
+
+name: my-rules
+title: What our assistant must not do
+source: where the rules come from
+rules:
+  - id: no-threats
+    text: Do not threaten anybody.
+    source: optional, for one rule
+
+A set can also be a form of questions. `answers` then says what the three verdicts are called, in the order of the
+buttons, for the set or for one rule; a rule with `gate: true` stands before the others, which are asked only where no
+gate is violated; `fill: url` starts the note with the addresses in the response.
+
+answers: {violates: "Yes", unsure: "Unsure", follows: "No"}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import yaml
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from align.core.files import shipped_root
+from align.data.records import VERDICTS
+from annotation_ui.store.schema import RuleSet
+from annotation_ui.tasks.base import Json
+
+SHIPPED = shipped_root() / "forms" / "rules"
+MAX_BYTES = 2**20
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def parse(text: str, file: str) -> Json:
+    """{name, title, source, rules: [{id, text, source}]}, or a UserError that names the file and the line."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{file}:{line}: not YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{file}: not YAML: {error}") from None
+    if root is None:
+        raise UserError(f"{file}:1: empty")
+    fields = _fields(root, file, required=("name", "rules"), optional=("title", "source", "answers"))
+    name = _text(fields["name"], "name", file)
+    if not _ID.fullmatch(name):
+        raise _error_at(fields["name"], file, "name: small letters, digits and hyphens only")
+    common = {"answers": _answers(fields["answers"], "answers", file)} if "answers" in fields else {}
+    return {
+        "name": name,
+        "title": _text(fields["title"], "title", file) if "title" in fields else name,
+        "source": _text(fields["source"], "source", file) if "source" in fields else "",
+        "rules": _rules(fields["rules"], file, common),
+    }
+
+
+def store(session: Session, rule_set: Json) -> RuleSet:
+    """The row of this version of the rule set, made if it is new."""
+    digest = hashlib.sha256(json.dumps(rule_set, sort_keys=True).encode()).hexdigest()
+    same = select(RuleSet).where(RuleSet.name == rule_set["name"], RuleSet.digest == digest)
+    row = session.scalar(same)
+    if row is None:
+        row = RuleSet(name=rule_set["name"], digest=digest, content=rule_set)
+        session.add(row)
+        session.flush()
+    return row
+
+
+def read(path: Path, name: str = "") -> Json:
+    """A rule file from disk. Errors call it by `name` (default: its path)."""
+    name = name or str(path)
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UserError(f"{name}: not a .yaml file")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB")
+        return parse(path.read_text(encoding="utf-8"), name)
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name}: not UTF-8 text") from None
+
+
+def newest(session: Session, name: str) -> RuleSet | None:
+    """The latest stored version of a rule set."""
+    return session.scalar(select(RuleSet).where(RuleSet.name == name).order_by(RuleSet.id.desc()).limit(1))
+
+
+def store_shipped(session: Session) -> None:
+    """Store the sets of forms/rules/, where they are there."""
+    for path in sorted(SHIPPED.glob("*.yaml")):
+        store(session, read(path))
+
+
+def _rules(node: yaml.Node, file: str, common: Json) -> list[Json]:
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        raise _error_at(node, file, "rules: must be a list with at least one rule")
+    rules: list[Json] = []
+    for entry in node.value:
+        fields = _fields(entry, file, required=("id", "text"), optional=("source", *_READERS))
+        rule: Json = {key: _READERS.get(key, _text)(value, key, file) for key, value in fields.items()}
+        if not _ID.fullmatch(rule["id"]):
+            raise _error_at(fields["id"], file, f"id: {rule['id']!r}: small letters, digits and hyphens only")
+        if any(rule["id"] == other["id"] for other in rules):
+            raise _error_at(fields["id"], file, f"id: {rule['id']!r} is there twice")
+        if rule.get("gate") and any(not other.get("gate") for other in rules):
+            raise _error_at(fields["gate"], file, "gate: must stand before the rules that it leads to")
+        rules.append({"source": "", **common, **rule})
+    return rules
+
+
+def _answers(node: yaml.Node, field: str, file: str) -> list[list[str]]:
+    """[[verdict, what its button says]] in the order of the buttons."""
+    fields = _fields(node, file, required=VERDICTS, optional=())
+    return [[verdict, _text(value, verdict, file)] for verdict, value in fields.items()]
+
+
+def _gate(node: yaml.Node, field: str, file: str) -> bool:
+    if not isinstance(node, yaml.ScalarNode) or node.value not in ("true", "false"):
+        raise _error_at(node, file, "gate: must be true or false")
+    return bool(node.value == "true")
+
+
+def _fill(node: yaml.Node, field: str, file: str) -> str:
+    if _text(node, field, file) != "url":
+        raise _error_at(node, file, "fill: must be url")
+    return "url"
+
+
+_READERS = {"answers": _answers, "gate": _gate, "fill": _fill}
+
+
+def _fields(node: yaml.Node, file: str, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        raise _error_at(node, file, f"must be a mapping with {', '.join(required)}")
+    fields: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if key.value not in (*required, *optional):
+            raise _error_at(key, file, f"unknown field {key.value!r} (known: {', '.join((*required, *optional))})")
+        if key.value in fields:
+            raise _error_at(key, file, f"{key.value} is there twice")
+        fields[key.value] = value
+    missing = [field for field in required if field not in fields]
+    if missing:
+        raise _error_at(node, file, f"{missing[0]} is missing")
+    return fields
+
+
+def _text(node: yaml.Node, field: str, file: str) -> str:
+    if not isinstance(node, yaml.ScalarNode) or not str(node.value).strip():
+        raise _error_at(node, file, f"{field}: must be text")
+    return str(node.value).strip()
+
+
+def _error_at(node: yaml.Node, file: str, message: str) -> UserError:
+    return UserError(f"{file}:{node.start_mark.line + 1}: {message}")

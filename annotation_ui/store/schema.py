@@ -1,0 +1,236 @@
+"""The tables. One schema for SQLite and PostgreSQL; `migrations/` creates it.
+
+Judgments are in `judgments`, which the database itself keeps append-only (a trigger refuses UPDATE and DELETE): an edit
+or an undo is another row. Everything else (leases, drafts, counters) may be lost and rebuilt. Times are UTC seconds
+since 1970.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import JSON, CheckConstraint, Float, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+USER_ROLES = ("labeler", "lead")
+PURPOSES = ("work", "training", "attention")
+
+
+class Base(DeclarativeBase):
+    """Names all constraints, so that a migration can drop them on either database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012  (SQLAlchemy's own form)
+        dict[str, Any]: JSON(none_as_null=True),
+        list[int]: JSON(none_as_null=True),
+        list[dict[str, str]]: JSON(none_as_null=True),
+        float: Float(precision=53),
+    }
+
+
+class User(Base):
+    """Someone who signs in. Exports name a labeler only by `pseudonym`."""
+
+    __tablename__ = "users"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    pseudonym: Mapped[str] = mapped_column(String(32), unique=True)
+    role: Mapped[str] = mapped_column(String(16))
+    password_hash: Mapped[str] = mapped_column(Text)
+    active: Mapped[bool] = mapped_column(default=True)
+    created_at: Mapped[float] = mapped_column(default=time.time)
+
+
+class SignIn(Base):
+    """A session; the token in the cookie is stored only as a hash."""
+
+    __tablename__ = "sign_ins"
+    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    created_at: Mapped[float] = mapped_column(default=time.time)
+    expires_at: Mapped[float]
+
+
+class FailedSignIn(Base):
+    """One attempt to sign in with a password that was not right, or is being verified; the rate limit counts these."""
+
+    __tablename__ = "failed_sign_ins"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), index=True)
+    address: Mapped[str] = mapped_column(String(64), index=True)
+    at: Mapped[float] = mapped_column(default=time.time)
+
+
+class RuleSet(Base):
+    """One version of a rule file; a changed file makes a new row."""
+
+    __tablename__ = "rule_sets"
+    __table_args__ = (UniqueConstraint("name", "digest"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(64))
+    content: Mapped[dict[str, Any]]
+    created_at: Mapped[float] = mapped_column(default=time.time)
+
+
+class Guideline(Base):
+    """One version of a task's guidelines (Markdown); the newest one is shown."""
+
+    __tablename__ = "guidelines"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    task: Mapped[str] = mapped_column(String(16), index=True)
+    text: Mapped[str] = mapped_column(Text)
+    author_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    created_at: Mapped[float] = mapped_column(default=time.time)
+
+
+class GuidelineRead(Base):
+    """A labeler has opened this version of the guidelines."""
+
+    __tablename__ = "guideline_reads"
+    guideline_id: Mapped[int] = mapped_column(ForeignKey("guidelines.id"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
+    created_at: Mapped[float] = mapped_column(default=time.time)
+
+
+class Batch(Base):
+    """Items with the same task, overlap and priority (higher first).
+
+    `complete`: all of its items are there; until then it is closed. `version` grows with every change by a lead. A deleted
+    batch is closed and left out of every table and export; its judgments stay.
+    """
+
+    __tablename__ = "batches"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(128), unique=True)
+    task: Mapped[str] = mapped_column(String(16))
+    overlap: Mapped[int]
+    priority: Mapped[int] = mapped_column(default=0)
+    open: Mapped[bool] = mapped_column(default=True)
+    rule_set_id: Mapped[int | None] = mapped_column(ForeignKey("rule_sets.id"))
+    settings: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    complete: Mapped[bool] = mapped_column(default=True)
+    version: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[float] = mapped_column(default=time.time)
+    deleted_at: Mapped[float | None]
+
+
+class BatchLabeler(Base):
+    """A batch is given only to the labelers named here; to everybody if nobody is named."""
+
+    __tablename__ = "batch_labelers"
+    batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
+
+
+class Item(Base):
+    """One thing to judge.
+
+    `taken` of the `needed` slots are leased or done; `returned`: a labeler may have passed it while it was not free.
+    `purpose`: training items come before a labeler's work in the batch, attention items are mixed into it; both have a
+    known answer (`gold`).
+    """
+
+    __tablename__ = "items"
+    __table_args__ = (
+        UniqueConstraint("batch_id", "position"),
+        CheckConstraint("taken >= 0 AND taken <= needed", name="slots"),
+        Index("ix_items_free", "batch_id", "position", sqlite_where=text("taken < needed"),
+              postgresql_where=text("taken < needed")),
+        Index("ix_items_returned", "batch_id", "position", sqlite_where=text("returned AND taken < needed"),
+              postgresql_where=text("returned AND taken < needed")),
+        Index("ix_items_attention", "batch_id", "position", sqlite_where=text("purpose = 'attention'"),
+              postgresql_where=text("purpose = 'attention'")),
+    )  # fmt: skip
+    id: Mapped[int] = mapped_column(primary_key=True)
+    batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"))
+    position: Mapped[int]
+    external_id: Mapped[str | None] = mapped_column(Text)
+    content: Mapped[dict[str, Any]]
+    gold: Mapped[dict[str, Any] | None]
+    purpose: Mapped[str] = mapped_column(String(16), default="work", server_default="work")
+    needed: Mapped[int]
+    taken: Mapped[int] = mapped_column(default=0)
+    returned: Mapped[bool] = mapped_column(default=False)
+
+
+class Assignment(Base):
+    """An item given to a labeler: the lease, the shown order, the draft. State: leased, done, skipped or expired.
+
+    `transcript` is a probing conversation, which only the server writes. `current_id` is the judgment that counts now;
+    it can be rebuilt from `judgments` alone. If an assignment with one is leased, its labeler is changing the answer.
+    """
+
+    __tablename__ = "assignments"
+    __table_args__ = (
+        UniqueConstraint("item_id", "user_id", "adjudication"),
+        Index("ix_assignments_cursor", "user_id", "batch_id", "position"),
+        Index("ix_assignments_mine", "user_id", "task", "state", "leased_at"),
+        Index("ix_assignments_expiry", "expires_at", sqlite_where=text("state = 'leased'"),
+              postgresql_where=text("state = 'leased'")),
+    )  # fmt: skip
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item_id: Mapped[int] = mapped_column(ForeignKey("items.id"))
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"))
+    position: Mapped[int]
+    task: Mapped[str] = mapped_column(String(16))
+    adjudication: Mapped[bool] = mapped_column(default=False)
+    state: Mapped[str] = mapped_column(String(16), default="leased")
+    shown_order: Mapped[list[int]]
+    draft: Mapped[dict[str, Any] | None]
+    draft_seq: Mapped[int] = mapped_column(default=0)
+    transcript: Mapped[list[dict[str, str]] | None]
+    opened_at: Mapped[float]
+    leased_at: Mapped[float]
+    expires_at: Mapped[float]
+    current_id: Mapped[int | None] = mapped_column(index=True)
+
+
+class Judgment(Base):
+    """Append-only: one labeler's decision, with the `answer` in the shown order.
+
+    Kind: submit, edit, late, adjudicate, skip or undo.
+    """
+
+    __tablename__ = "judgments"
+    __table_args__ = (Index("ix_judgments_day", "user_id", "created_at"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    request_id: Mapped[str] = mapped_column(String(64), unique=True)
+    assignment_id: Mapped[int] = mapped_column(ForeignKey("assignments.id"), index=True)
+    item_id: Mapped[int] = mapped_column(ForeignKey("items.id"), index=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    answer: Mapped[dict[str, Any] | None]
+    shown_order: Mapped[list[int]]
+    seconds: Mapped[float]
+    rule_set_id: Mapped[int | None] = mapped_column(ForeignKey("rule_sets.id"))
+    guideline_id: Mapped[int | None] = mapped_column(ForeignKey("guidelines.id"))
+    created_at: Mapped[float] = mapped_column(default=time.time, index=True)
+
+
+class Heartbeat(Base):
+    """One row, which is written to check that writing works."""
+
+    __tablename__ = "heartbeats"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+
+
+class Export(Base):
+    """The manifest of each export made."""
+
+    __tablename__ = "exports"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    manifest: Mapped[dict[str, Any]]
+    created_at: Mapped[float] = mapped_column(default=time.time)

@@ -1,0 +1,98 @@
+"""Checks of the fields of rows and answers, and the views of prompts, which several tasks share."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from align.core.errors import UserError
+from align.data.conversation import ROLES
+from align.data.records import Prompt, Record
+from annotation_ui.rendering.markdown import as_messages, messages_html
+from annotation_ui.tasks.base import BadInputError, Json, require
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one alone; UTF-8 cannot
+MAX_TEXT = 200_000  # characters in one text of an item or an answer
+MAX_COMMENT = 2000
+
+
+def text_field(row: Json, field: str, *, empty: bool = False) -> str:
+    """A text field of a row, checked for its type, length and Unicode.
+
+    Raises:
+        BadInputError: if it is not valid, or blank where `empty` is not set.
+    """
+    value = row.get(field, "" if empty else None)
+    if not isinstance(value, str):
+        raise BadInputError(f"{field}: must be text")
+    require(len(value) <= MAX_TEXT, f"{field}: longer than {MAX_TEXT} characters")
+    require(empty or bool(value.strip()), f"{field}: is empty")
+    require(is_unicode(value), f"{field}: not valid Unicode")
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8."""
+    return text.isascii() or not _SURROGATE.search(text)
+
+
+def comment_field(answer: Json) -> Json:
+    """The labeler's `comment` on an answer; nothing if there is none.
+
+    Raises:
+        BadInputError: if it is not text, or longer than `MAX_COMMENT`.
+    """
+    comment = text_field(answer, "comment", empty=True).strip()
+    require(len(comment) <= MAX_COMMENT, f"comment: longer than {MAX_COMMENT} characters")
+    return {"comment": comment} if comment else {}
+
+
+def prompt_field(row: Json) -> Any:
+    """`prompt` as it is in the row, after a check that training can read it."""
+    return checked_record(Prompt, {"prompt": row.get("prompt")})["prompt"]
+
+
+def model_names(row: Json, count: int) -> list[Any]:
+    """Who wrote each of `count` responses, from the row's `model`: one name for each or for all; None if there is no name.
+
+    Raises:
+        BadInputError: if there are fewer or more names.
+    """
+    model = row.get("model")
+    models = model if isinstance(model, list) else [model] * count
+    require(len(models) == count, f"model: must name {count} models")
+    return models
+
+
+def checked_record(kind: type[Record], row: Json) -> Json:
+    """The row, if training can read it as a record of this kind.
+
+    Raises:
+        BadInputError: if it cannot.
+    """
+    try:
+        kind.from_row(row)
+    except UserError as error:
+        raise BadInputError(str(error)) from None
+    return row
+
+
+def check_messages(messages: Any, field: str) -> list[dict[str, str]]:
+    """A conversation with known fields only; errors name `field`."""
+    require(isinstance(messages, list), f"{field}: must be a list of {{role, content}}")
+    for number, message in enumerate(messages):
+        require(isinstance(message, dict), f"{field}[{number}]: must be {{role, content}}")
+        require(message.get("role") in ROLES, f"{field}[{number}].role: must be one of {', '.join(ROLES)}")
+        text_field(message, "content", empty=True)
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def excerpt(prompt: Any) -> str:
+    """The beginning of a prompt, or of the last turn of a conversation."""
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def prompt_view(prompt: Any) -> list[dict[str, str]]:
+    """A prompt as messages with rendered content."""
+    return messages_html(as_messages(prompt))

@@ -1,0 +1,89 @@
+"""What the tasks share whose answer orders responses (Rank, Compare)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations
+from typing import Any
+
+from align.data.records import FLAGS, Ranking
+from annotation_ui.tasks.base import Json, require
+from annotation_ui.tasks.fields import MAX_TEXT, checked_record, comment_field, model_names
+
+BETTER, TIE, WORSE = "better", "tie", "worse"
+
+
+def ranking_fields(row: Json, fewest: int, most: int) -> Json:
+    """`prompt`, `responses` and `model` of a row whose responses are to be compared.
+
+    A response that occurs twice is shown once, because nobody can prefer it to itself; all empty ones count as the same.
+    A single name as `model` is that of all.
+
+    Raises:
+        BadInputError: if a field is not valid, or there are fewer than `fewest` or more than `most` different responses.
+    """
+    require(isinstance(row.get("responses"), list), "responses: must be a list of texts")
+    responses = row["responses"]
+    models = model_names(row, len(responses))
+    comparable = [response if not isinstance(response, str) or response.strip() else "" for response in responses]
+    first = [i for i, response in enumerate(comparable) if response not in comparable[:i]]
+    require("gold" not in row or len(first) == len(responses), "responses: the same one twice in a gold item")
+    require(fewest <= len(first) <= most, f"responses: needs {fewest} to {most} different ones, has {len(first)}")
+    fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
+    if row.get("model") is not None:
+        fields["model"] = [models[i] for i in first]
+    checked_record(Ranking, {**fields, "ranks": list(range(1, len(first) + 1))})
+    for number, response in enumerate(responses):
+        require(len(response) <= MAX_TEXT, f"responses[{number}]: longer than {MAX_TEXT} characters")
+    return fields
+
+
+def ranking_row(content: Json, ranks: Sequence[int], answer: Json, **more: Any) -> Json:
+    """One ranking as a row (docs/data.md), with the labeler's comment and the names of models if there are any."""
+    row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": ranks, **more, **comment_field(answer)}
+    return {**row, "model": content["model"]} if content.get("model") else row
+
+
+def ranking_pairs(rows: Sequence[Json]) -> Iterator[Json]:
+    """One row for each pair of responses of which a ranking prefers one."""
+    for row in rows:
+        for i, j in combinations(range(len(row["ranks"])), 2):
+            if row["ranks"][i] == row["ranks"][j]:
+                continue  # a tie prefers neither
+            better, worse = (i, j) if row["ranks"][i] < row["ranks"][j] else (j, i)
+            yield {"prompt": row["prompt"], "chosen": row["responses"][better], "rejected": row["responses"][worse]}
+
+
+def ranking_attributes(rows: Sequence[Json]) -> Iterator[Json]:
+    """One row for each response: its rating as `rating`, and every flag as an attribute that is 1 where it was set."""
+    for row in rows:
+        size = len(row["responses"])
+        ratings = row.get("ratings") or row.get("some_rated") or [None] * size
+        flags = row.get("flags") or [[] for _ in range(size)]
+        for response, rating, chosen in zip(row["responses"], ratings, flags, strict=True):
+            attributes: Json = {} if rating is None else {"rating": rating}
+            attributes |= {flag: int(flag in chosen) for flag in FLAGS}
+            yield {"prompt": row["prompt"], "response": response, "attributes": attributes}
+
+
+def preferences_of(ranks: Sequence[int]) -> dict[tuple[int, int], str]:
+    """Whether response i is better than j, worse, or tied with it, for each pair (i, j) both ways round.
+
+    So the order of an item's responses has no influence on what is estimated from them.
+    """
+    return {
+        (i, j): TIE if ranks[i] == ranks[j] else BETTER if ranks[i] < ranks[j] else WORSE
+        for i, j in permutations(range(len(ranks)), 2)
+    }
+
+
+def pairwise_agreement(ranks: Sequence[int], others: Sequence[int]) -> float:
+    """Share of the pairs of responses that two rankings order alike: better, worse or tied."""
+    first, second = preferences_of(ranks), preferences_of(others)
+    return sum(first[pair] == second[pair] for pair in first) / len(first)
+
+
+def joined_comments(answers: Sequence[Json]) -> Json:
+    """The labelers' comments as one `comment`; nothing if there is none."""
+    comments = [answer["comment"] for answer in answers if answer.get("comment")]
+    return {"comment": "; ".join(comments)} if comments else {}

@@ -1,0 +1,207 @@
+"""The lead's tabs by mouse: users, import, batches and an aggregated export, from one end to the other."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import select
+
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Batch, User
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import answers_awaited, choose, open_rank, open_tab, press, sign_in
+from tests.annotation_ui.running import do, rank_rows
+
+pytestmark = pytest.mark.timeout(180)
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+
+
+def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(server, browser):
+    page = server.page(browser, "office", "lead")
+    page.goto("/lead/")
+    panel = open_tab(page, "Users")
+    panel.get_by_label("Name", exact=True).fill("newcomer")
+    panel.get_by_role("button", name="Add", exact=True).click()
+    result = panel.get_by_label("Result")
+    expect(result).to_have_value(re.compile("^Password of newcomer"))
+    password = result.input_value().rsplit(": ", 1)[1]
+    panel.locator('[data-key="newcomer"] button').click()
+    expect(panel.get_by_label("Chosen user")).to_have_value("newcomer")
+    page.screenshot(path=SCREENSHOTS / "lead-users.png")
+    labeler = sign_in(server, browser, "newcomer", password)
+    work = re.compile(re.escape(server.url) + r"/(\?task=\w+)?$")
+    labeler.wait_for_url(work)
+    panel.get_by_role("button", name="Shut out", exact=True).click()
+    expect(panel.get_by_text("Shut out newcomer?")).to_be_visible()
+    panel.get_by_role("button", name="No", exact=True).click()
+    expect(panel.get_by_text("Shut out newcomer?")).to_be_hidden()
+    labeler.reload()
+    expect(labeler).to_have_url(work)  # nothing has happened yet
+    panel.get_by_role("button", name="Shut out", exact=True).click()
+    panel.get_by_role("button", name="Yes, shut out").click()
+    expect(result).to_have_value("newcomer is signed out and cannot sign in.")
+    labeler.reload()
+    expect(labeler).to_have_url(re.compile("/login"))
+    panel.get_by_role("button", name="Let in", exact=True).click()
+    expect(result).to_have_value("newcomer can sign in.")
+    for role in ("lead", "labeler"):
+        panel.get_by_role("button", name="Change role").click()
+        expect(result).to_have_value(f"newcomer is a {role} now.")
+    again = sign_in(server, browser, "newcomer", password)
+    again.wait_for_url(work)
+    panel.get_by_role("button", name="Add", exact=True).click()
+    expect(page.locator(".toast-body").last).to_contain_text("newcomer")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_item(server, browser, tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for _, row in rank_rows(3)))
+    page = server.page(browser, "office", "lead")
+    page.goto("/lead/")
+    panel = open_tab(page, "Import")
+    panel.locator('input[type="file"]').first.set_input_files(path)
+    panel.get_by_label("Name of the batch").fill("from the page")
+    panel.get_by_role("button", name="Import", exact=True).click()
+    expect(panel.get_by_text("Imported 3 items.")).to_be_visible()
+
+    panel = open_tab(page, "Batches")
+    panel.locator('[data-key="from the page"] button').click()
+    expect(panel.get_by_label("Name", exact=True)).to_have_value("from the page")  # its own settings fill the fields
+    panel.get_by_label("Labelers for each item").fill("2")
+    panel.get_by_label("Priority (higher first)").fill("7")
+    panel.get_by_label("Name", exact=True).fill("ranked by two")
+    panel.get_by_role("button", name="Save", exact=True).click()
+    expect(panel.locator('[data-key="ranked by two"]')).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lead-batches.png")
+    with server.database.read() as session:
+        batch = session.scalars(select(Batch).where(Batch.name == "ranked by two")).one()
+        assert (batch.overlap, batch.priority, batch.open) == (2, 7, True)
+
+    judgments = Judgments(Leases(server.database))
+    for name, ranks in (("twice-ann", [1, 2, 3, 4]), ("twice-bob", [1, 3, 2, 4])):
+        server.token(name)
+        with server.database.read() as session:
+            user = session.scalars(select(User.id).where(User.name == name)).one()
+        for _ in range(3):
+            do(judgments, user, "rank", {"ranks": ranks, **BLANK})
+
+    panel = open_tab(page, "Export")
+    choose(panel, "Batches (none: all)", "ranked by two")
+    page.keyboard.press("Escape")
+    panel.get_by_label("One row per item (aggregated)").check()
+    panel.get_by_label("How probable each order is (aggregated rankings)").check()
+    panel.get_by_role("button", name="Export", exact=True).click()
+    link = panel.locator('a[href*="rankings-"][download]').first
+    expect(link).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lead-export.png")
+    with page.expect_download() as download:
+        link.click()
+    rows = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["Prompt 0", "Prompt 1", "Prompt 2"]
+    # Both put the first before the middle two, which they order differently, and those before the last.
+    assert [row["ranks"] for row in rows] == [[1, 2, 2, 3]] * 3
+    assert all(len(row["preferences"]) == 4 and row["preferences"][0][3] > 0.5 for row in rows)
+
+
+def open_lead(server, browser, name):
+    page = server.page(browser, name, "lead")
+    page.goto("/lead/")
+    return page
+
+
+def open_batch(page, batch):
+    panel = open_tab(page, "Batches")
+    panel.locator(f'[data-key="{batch}"] button').click()
+    expect(panel.get_by_label("Name", exact=True)).to_have_value(batch)
+    return panel
+
+
+def save_batch(panel, label, value):
+    panel.get_by_label(label).fill(value)
+    panel.get_by_role("button", name="Save", exact=True).click()
+
+
+def test_settings_that_another_lead_has_changed_are_told_and_shown(server, browser):
+    batch = server.add_batch(2)
+    one, two = open_lead(server, browser, "lead-one"), open_lead(server, browser, "lead-two")
+    first, second = open_batch(one, batch), open_batch(two, batch)
+    save_batch(first, "Priority (higher first)", "5")
+    expect(first.get_by_text("Saved.")).to_be_visible()
+    save_batch(second, "Labelers for each item", "2")
+    expect(two.locator(".toast-body").last).to_contain_text("another lead has changed")
+    second.locator(f'[data-key="{batch}"] button').click()
+    expect(second.get_by_label("Priority (higher first)")).to_have_value("5")
+    save_batch(second, "Labelers for each item", "2")
+    expect(second.get_by_text("Saved.")).to_be_visible()
+    with server.database.read() as session:
+        stored = session.scalars(select(Batch).where(Batch.name == batch)).one()
+        assert (stored.overlap, stored.priority) == (2, 5)
+
+
+def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, browser):
+    one, two = open_lead(server, browser, "lead-one"), open_lead(server, browser, "lead-two")
+    panels = [open_tab(page, "Rules and guidelines") for page in (one, two)]
+    for panel in panels:
+        choose(panel, "Task", "Probe a model")
+        expect(panel.locator(".empty").first).to_be_visible()
+    editors = [panel.get_by_label("Guidelines (Markdown)") for panel in panels]
+    saves = [panel.get_by_role("button", name="Save guidelines") for panel in panels]
+    editors[0].fill("Of the first.")
+    saves[0].click()
+    expect(panels[0].locator('[data-key="1"]')).to_be_visible()
+
+    editors[1].fill("Of the second.")
+    open_tab(two, "Overview")
+    open_tab(two, "Rules and guidelines")
+    expect(panels[1].locator('[data-key="1"]')).to_contain_text("lead-one")  # the list is read again
+    expect(editors[1]).to_have_value("Of the second.")
+    saves[1].click()
+    expect(two.locator(".toast-body").last).to_contain_text("another lead has saved new guidelines")
+    panels[1].locator('[data-key="1"] button').click()
+    expect(editors[1]).to_have_value("Of the first.")
+    editors[1].fill("Of both.")
+    saves[1].click()
+    expect(panels[1].locator('[data-key="2"]')).to_contain_text("lead-two")
+
+
+def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server, browser):
+    batch = server.add_batch(2, overlap=2)
+    server.token("cleo")
+    lead = open_lead(server, browser, "lead-one")
+    panel = open_batch(lead, batch)
+    choose(panel, "Give it to (nobody named: everybody)", "cleo")
+    lead.keyboard.press("Escape")
+    panel.get_by_role("button", name="Save", exact=True).click()
+    expect(panel.get_by_text("Saved.")).to_be_visible()
+
+    dora = server.page(browser, "dora")
+    dora.goto("/?task=rank")
+    expect(dora.locator(".nothing")).to_be_visible()
+    cleo = open_rank(server, browser, "cleo")
+    prompt = cleo.locator(".conversation").inner_text()
+    press(cleo, "s")
+    cleo.wait_for_selector("dialog[open] .skip")
+    press(cleo, "2")
+    expect(cleo.locator(".stage")).not_to_contain_text(prompt.split("\n")[-1])
+
+    open_tab(lead, "Overview")
+    panel = open_tab(lead, "Batches")
+    row, head = panel.locator(f'[data-key="{batch}"] td'), panel.locator("thead th").all_inner_texts()
+    expect(row.nth(head.index("skipped"))).to_have_text("1")
+    expect(row.nth(head.index("stuck"))).to_have_text("1")  # nobody else may have it
+    panel = open_tab(lead, "Items")
+    choose(panel, "Batch", batch)
+    for state in ("skipped by somebody", "stuck: nobody is left who may take it", "somebody has it open"):
+        choose(panel, "State", state)
+        expect(panel.locator("[data-key]")).to_have_count(1)
+    with answers_awaited(lead) as wait_for_first:
+        choose(panel, "State", "any")
+        wait_for_first()
+        panel.get_by_text("Judgments", exact=True).click()
+    expect(panel.locator("[data-key]", has_text="I do not know enough to judge it")).to_be_visible()
+    expect(panel.locator("[data-key]")).to_have_count(1)

@@ -1,0 +1,216 @@
+"""The lead's page in a browser: an empty app, looking through items, deciding, guidelines, training, errors."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import LOW_CONTRAST, UNNAMED, answers_awaited, choose, labeler, open_tab, type_order
+from tests.annotation_ui.running import Server, do, rank_rows
+
+pytestmark = pytest.mark.timeout(300)
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
+        "Export")  # fmt: skip
+HOSTILE = "<img src=x onerror=alert(1)> =cmd()"
+
+
+@pytest.fixture(scope="module")
+def new_app(tmp_path_factory):
+    """An app of this file's own, in which nothing has happened yet."""
+    folder = tmp_path_factory.mktemp("new")
+    with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
+        yield server
+
+
+def rank(server, name, orders, **more):
+    judgments = Judgments(Leases(server.database))
+    for order in orders:
+        do(judgments, labeler(server, name), "rank", {"ranks": order, **BLANK, **more})
+
+
+def check_looks(page, name):
+    """Everything on the lead's page can be read, our own parts have names, and nothing sticks out of it."""
+    assert page.evaluate(LOW_CONTRAST.replace(".workbench", ".gradio-container")) == [], name
+    own = ":is(#top, .lead-table, .first-steps, .one-item)"  # Gradio's calendar and files have parts without a name
+    assert page.evaluate(UNNAMED.replace(".workbench", own)) == [], name
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+
+def delete_and_restore(page, name):
+    """The only batch, which holds judgments, is deleted and brought back."""
+    panel = open_tab(page, "Batches")
+    panel.locator("[data-key] button").click()
+    expect(panel.get_by_role("textbox", name="Name")).to_have_value(name)  # a batch that is opened closes the question
+    panel.get_by_role("button", name="Delete", exact=True).click()
+    expect(panel.get_by_text("you can restore it")).to_be_visible()
+    panel.get_by_role("button", name="Yes, delete").click()
+    expect(panel.locator(".empty")).to_be_visible()
+    choose(panel, "Deleted batches that hold judgments", name)
+    panel.get_by_role("button", name="Restore").click()
+    expect(panel.locator("[data-key]")).to_have_count(1)
+
+
+def decide_both(page, panel):
+    """Two disagreements are decided one after the other, the second twice."""
+    panel.get_by_role("button", name="Decide the worst").click()
+    expect(page.locator(".decision")).to_contain_text("2 disagreements are left")
+    page.screenshot(path=SCREENSHOTS / "lead-decides.png")
+    for left in (1, 0):
+        type_order(page, [[0], [1], [2], [3]], 4)
+        page.keyboard.press("Enter")
+        if left:
+            expect(page.locator(".decision")).to_contain_text("1 disagreement is left")
+    expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
+    page.keyboard.press("u")  # the last decision is open again, and still a decision
+    expect(page.locator(".decision")).to_contain_text("1 disagreement is left")
+    page.keyboard.press("Enter")
+    expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
+
+
+def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app, browser):
+    for scheme in ("dark", "light"):
+        page = new_app.page(browser, "boss", "lead", color_scheme=scheme)
+        page.goto("/lead/")
+        expect(page.locator(".first-steps li.current")).to_contain_text("Add the people who label")
+        for tab in TABS:
+            panel = open_tab(page, tab)
+            for shown in panel.locator(".lead-table").all():  # no table is just a head, or a hole
+                expect(shown.locator(".empty, tbody tr").first).to_be_visible()
+            if tab in ("Overview", "Labelers", "Items", "Disagreements", "Batches", "Rules and guidelines"):
+                expect(panel.locator(".empty").first).to_be_visible()
+            check_looks(page, f"lead-empty-{scheme}-{tab}")
+        if scheme == "light":
+            open_tab(page, "Overview")
+            page.get_by_role("button", name="Write guidelines").click()
+            panel = open_tab(page, "Rules and guidelines")
+            panel.get_by_label("Guidelines (Markdown)").fill("Be kind.")
+            panel.get_by_role("button", name="Save guidelines").click()
+            expect(panel.get_by_text("Saved as a new version.")).to_be_visible()
+            expect(panel.locator('[data-key="1"]')).to_contain_text("boss")
+            page.get_by_role("link", name="Label", exact=True).click()
+            expect(page.locator(".nothing")).to_contain_text("Leads get no labelers' items")
+            page.get_by_role("link", name="To the lead's page").click()
+            expect(page.get_by_role("tab", name="Overview")).to_be_visible()
+        page.context.close()
+
+
+def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
+    rows = rank_rows(4)
+    rows[1][1]["prompt"] = HOSTILE
+    new_app.add_batch(rows, overlap=3, name=HOSTILE)
+    rank(new_app, "ann", [[1, 2, 3, 4]] * 4)
+    rank(new_app, "bob", [[1, 2, 3, 4]] * 4)
+    rank(new_app, "cy", [[4, 3, 2, 1], [1, 3, 2, 4], [1, 2, 3, 4], [1, 2, 3, 4]], flags=[["hallucination"], [], [], []])
+    page = new_app.page(browser, "boss", "lead")
+    dialogs = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.goto("/lead/")
+    panel = open_tab(page, "Labelers")
+    panel.locator('[data-key="cy"] button').click()
+    expect(panel.locator(".lead-table").nth(1).locator("tbody tr").first).to_contain_text("D > C > B > A")
+    check_looks(page, "lead-labelers")
+
+    panel = open_tab(page, "Items")
+    expect(panel.locator("[data-key]")).to_have_count(4)
+    with answers_awaited(page) as wait_for_first:
+        for row in (0, 3):
+            panel.locator("[data-key] button").nth(row).click()
+            wait_for_first()
+    last = panel.locator("[data-key]").nth(3).get_attribute("data-key")
+    expect(page.locator("#one-item h3").first).to_contain_text(f"Item {last} ·")
+    panel.get_by_label("Text", exact=True).fill("onerror")
+    panel.get_by_label("Text", exact=True).press("Enter")
+    expect(panel.locator("[data-key]")).to_have_count(1)
+    expect(panel.locator("[data-key]")).to_contain_text(HOSTILE)
+    panel.locator("[data-key] button").click()
+    expect(page.locator("#one-item")).to_contain_text("A > C > B > D")
+    expect(page.locator("#one-item")).to_contain_text("model-0")
+    check_looks(page, "lead-items")
+    panel.get_by_label("Text", exact=True).fill("")
+    panel.get_by_text("Judgments", exact=True).click()
+    choose(panel, "Flag or answer", "Hallucination")
+    choose(panel, "Labeler", "cy")
+    expect(panel.locator("[data-key]")).to_have_count(4)
+    choose(panel, "Labeler", "ann")
+    expect(panel.locator(".empty")).to_contain_text("Nothing matches")
+
+    panel = open_tab(page, "Disagreements")
+    expect(panel.locator("[data-key]")).to_have_count(2)
+    check_looks(page, "lead-disagreements")
+    decide_both(page, panel)
+    page.get_by_role("link", name="Back to the lead's page").click()
+    panel = open_tab(page, "Disagreements")
+    expect(panel.locator(".empty")).to_contain_text("disagree on nothing")
+
+    delete_and_restore(page, HOSTILE)
+    assert dialogs == []
+
+
+def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app, browser):
+    row = {
+        "prompt": "2 + 2?",
+        "responses": ["4", "5"],
+        "gold": {"choice": "A"},
+        "training": True,
+        "explanation": "It is **4**.",
+    }
+    work = {"prompt": "3 + 3?", "responses": ["6", "7"]}
+    new_app.add_batch([("t", row), ("t", work)], "compare")
+    boss = new_app.page(browser, "boss", "lead")
+    boss.goto("/lead/")
+    panel = open_tab(boss, "Rules and guidelines")
+    choose(panel, "Task", "Compare two")
+    expect(panel.locator(".empty").first).to_be_visible()
+    expect(panel.get_by_label("Guidelines (Markdown)")).to_have_value(re.compile("^# Comparing two"))  # else it comes later
+    panel.get_by_label("Guidelines (Markdown)").fill("Before a look at the list that chooses nothing.")
+    for each in ("Task", "Guidelines (Markdown)"):
+        panel.get_by_label(each, exact=True).focus()
+    boss.wait_for_timeout(300)
+    expect(panel.get_by_label("Guidelines (Markdown)")).to_have_value(re.compile("^Before a look"))
+    for number, text in ((1, "First."), (2, "Second.")):
+        panel.get_by_label("Guidelines (Markdown)").fill(text)
+        panel.get_by_role("button", name="Save guidelines").click()
+        expect(panel.locator(f'[data-key="{number}"]')).to_be_visible()
+    panel.locator('[data-key="1"] button').click()
+    expect(panel.get_by_label("Guidelines (Markdown)")).to_have_value("First.")
+    boss.context.close()
+
+    page = new_app.page(browser, "dot")
+    page.goto("/?task=compare")
+    page.get_by_role("button", name="Read them").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Second.")
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator(".guidelines-notice")).to_have_count(0)
+    page.reload()
+    expect(page.locator(".choices")).to_be_visible()
+    expect(page.locator(".guidelines-notice")).to_have_count(0)
+    expect(page.locator(".stage")).to_contain_text("2 + 2?")
+    page.locator('[data-action="skip"]').click()
+    page.keyboard.press("s")
+    expect(page.locator(".toast")).to_contain_text("cannot be skipped")
+    wrong = page.locator(".card", has_text="5").locator("h3").inner_text()
+    page.locator(".choices button", has_text=re.compile(rf"\b{wrong[-1]}\b")).click()
+    page.locator('[data-action="submit"]').click()
+    expect(page.get_by_role("dialog")).to_contain_text("Not quite")
+    expect(page.get_by_role("dialog")).to_contain_text("It is 4.")
+    page.screenshot(path=SCREENSHOTS / "lesson.png")
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator(".stage")).to_contain_text("3 + 3?")
+
+
+def test_a_labeler_is_kept_from_the_leads_page_and_led_back(new_app, browser):
+    new_app.add_batch(rank_rows(1))
+    page = new_app.page(browser, "eve")
+    answer = page.goto("/lead/")
+    assert answer.status == 403
+    expect(page.get_by_role("heading", name="Not for you")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "error-page.png")
+    answer = page.goto("/nosuch")
+    assert answer.status == 404
+    page.get_by_role("link", name="To the labeling page").click()
+    expect(page.locator(".stage")).to_be_visible()

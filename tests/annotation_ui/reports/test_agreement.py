@@ -1,0 +1,209 @@
+"""Coefficients against published worked examples, and small cases by hand."""
+
+import math
+import random
+from itertools import permutations
+
+import pytest
+
+from annotation_ui.reports.agreement import (
+    agreement_with_others,
+    fleiss_kappa,
+    krippendorff_alpha,
+    mean_similarity,
+    scales_of,
+)
+from annotation_ui.reports.reliability import estimate_reliability, preference_matrices, preference_rows
+from annotation_ui.tasks import TASKS
+from annotation_ui.tasks.rankings import BETTER, TIE, WORSE, pairwise_agreement
+
+# Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability": 4 observers, 12 units, some missing.
+_ = None
+OBSERVERS = {
+    "A": [1, 2, 3, 3, 2, 1, 4, 1, 2, _, _, _],
+    "B": [1, 2, 3, 3, 2, 2, 4, 1, 2, 5, _, 3],
+    "C": [_, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, _],
+    "D": [1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, _],
+}
+UNITS = {unit: {o: v[unit] for o, v in OBSERVERS.items() if v[unit] is not None} for unit in range(12)}
+
+
+@pytest.mark.parametrize(("level", "published"), [("nominal", 0.743), ("ordinal", 0.815), ("interval", 0.849)])
+def test_alpha_of_krippendorffs_own_example(level, published):
+    found = krippendorff_alpha(UNITS, level)
+    assert found is not None
+    assert math.isclose(found, published, abs_tol=0.0006)
+
+
+# Fleiss (1971), "Measuring nominal scale agreement among many raters", table 1: 30 patients, 6 raters, 5 diagnoses.
+DIAGNOSES = [
+    (0, 0, 0, 6, 0), (0, 3, 0, 0, 3), (0, 1, 4, 0, 1), (0, 0, 0, 0, 6), (0, 3, 0, 3, 0), (2, 0, 4, 0, 0),
+    (0, 0, 4, 0, 2), (2, 0, 3, 1, 0), (2, 0, 0, 4, 0), (0, 0, 0, 0, 6), (1, 0, 0, 5, 0), (1, 1, 0, 4, 0),
+    (0, 3, 3, 0, 0), (1, 0, 0, 5, 0), (0, 2, 0, 3, 1), (0, 0, 5, 0, 1), (3, 0, 0, 1, 2), (5, 1, 0, 0, 0),
+    (0, 2, 0, 4, 0), (1, 0, 2, 0, 3), (0, 0, 0, 0, 6), (0, 1, 0, 5, 0), (0, 2, 0, 1, 3), (2, 0, 0, 4, 0),
+    (1, 0, 0, 4, 1), (0, 5, 0, 1, 0), (4, 0, 0, 0, 2), (0, 2, 0, 4, 0), (1, 0, 5, 0, 0), (0, 0, 0, 0, 6),
+]  # fmt: skip
+# The worked example of Wikipedia's "Fleiss' kappa": 10 subjects, 14 raters, 5 categories.
+SUBJECTS = [
+    (0, 0, 0, 0, 14), (0, 2, 6, 4, 2), (0, 0, 3, 5, 6), (0, 3, 9, 2, 0), (2, 2, 8, 1, 1),
+    (7, 7, 0, 0, 0), (3, 2, 6, 3, 0), (2, 5, 3, 2, 2), (6, 5, 2, 1, 0), (0, 2, 2, 3, 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counts", "published"), [(DIAGNOSES, 0.430), (SUBJECTS, 0.210)])
+def test_kappa_of_published_examples(counts, published):
+    values = {
+        subject: {
+            f"rater {number}": str(category)
+            for number, category in enumerate(c for c, count in enumerate(row) for _ in range(count))
+        }
+        for subject, row in enumerate(counts)
+    }
+    found = fleiss_kappa(values)
+    assert found is not None
+    assert math.isclose(found, published, abs_tol=0.0006)
+
+
+def test_kappa_and_alpha_are_none_where_there_is_nothing_to_compare():
+    assert fleiss_kappa({}) is None
+    assert fleiss_kappa({1: {"a": "x"}}) is None
+    assert fleiss_kappa({1: {"a": "x", "b": "x"}}) is None
+    assert krippendorff_alpha({1: {"a": 1}}, "ordinal") is None
+    assert krippendorff_alpha({1: {"a": 1, "b": 1}}, "ordinal") is None
+
+
+def test_kappa_takes_the_units_with_the_usual_number_of_labelers():
+    full = {1: {"a": "x", "b": "x"}, 2: {"a": "y", "b": "y"}}
+    assert fleiss_kappa({**full, 3: {"a": "x"}, 4: {"a": "x", "b": "y", "c": "x"}}) == pytest.approx(1.0)
+
+
+def test_pairwise_agreement_by_hand():
+    assert pairwise_agreement([1, 2, 3], [1, 2, 3]) == 1
+    assert pairwise_agreement([1, 2, 3], [3, 2, 1]) == 0
+    assert pairwise_agreement([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 3)  # the tied pair differs
+    rankings = {1: {"a": [1, 2, 3], "b": [1, 2, 3], "c": [3, 2, 1]}, 2: {"a": [1, 2, 3]}}
+    assert mean_similarity(rankings, pairwise_agreement) == pytest.approx(1 / 3)
+    rest = agreement_with_others(rankings, pairwise_agreement)
+    assert rest == {"a": 0.5, "b": 0.5, "c": 0}
+
+
+def test_rankings_become_one_unit_per_response():
+    answers = {"a": {"ranks": [1, 2], "ratings": [3, 4]}, "b": {"ranks": [2, 1], "ratings": [5, None]}}
+    assert scales_of(TASKS["rank"], {7: answers}) == {
+        ("ranks", "ordinal"): {(7, 0): {"a": 1, "b": 2}, (7, 1): {"a": 2, "b": 1}},
+        ("ratings", "ordinal"): {(7, 0): {"a": 3, "b": 5}, (7, 1): {"a": 4}},
+    }
+
+
+def test_aggregation_by_hand():
+    blank = {"ratings": [None, None, None], "flags": [[], [], []]}
+    answers = [
+        {**blank, "ranks": [1, 2, 3], "ratings": [7, None, 2], "flags": [["sexual"], [], []]},
+        {**blank, "ranks": [1, 3, 2], "ratings": [4, None, 3], "flags": [["sexual", "violent"], [], []]},
+    ]
+    combined = TASKS["rank"].combine(answers)
+    assert combined == {"ranks": [1, 2, 2], "ratings": [6, None, 3], "flags": [["sexual"], [], []]}
+    judged = [{"verdicts": {"r": {"verdict": v, "note": v[0]}}} for v in ("violates", "follows")]
+    assert TASKS["rules"].combine(judged) == {"verdicts": {"r": {"verdict": "unsure", "note": "v; f"}}}
+    assert TASKS["compare"].combine([{"choice": "A"}, {"choice": "A"}, {"choice": "B"}]) == {"choice": "A"}
+    assert TASKS["compare"].combine([{"choice": "A"}, {"choice": "B"}]) == {"choice": "tie"}
+    assert TASKS["demonstrate"].combine([{"completion": "x"}, {"completion": "y"}]) is None
+
+
+def simulate(rng, accuracies, units, per_unit):
+    """Units with three answers and, on each, `per_unit` labelers that are right as often as their accuracy says."""
+    truth = {unit: rng.choice("abc") for unit in range(units)}
+    rows = []
+    for unit, right in truth.items():
+        for name in rng.sample(sorted(accuracies), per_unit):
+            answer = right if rng.random() < accuracies[name] else rng.choice([a for a in "abc" if a != right])
+            rows.append((unit, name, answer))
+    return rows, truth
+
+
+def test_accuracies_are_found_again_and_posteriors_beat_the_majority():
+    accuracies = {"ann": 0.95, "bob": 0.85, "cy": 0.75, "dot": 0.5}
+    rows, truth = simulate(random.Random(3), accuracies, 600, 3)
+    found = estimate_reliability(rows)
+    assert found.labelers == pytest.approx(accuracies, abs=0.05)
+    log_loss = -sum(math.log(max(found.posteriors[unit][truth[unit]], 1e-6)) for unit in truth) / len(truth)
+    votes = {unit: [answer for other, _, answer in rows if other == unit] for unit in truth}
+    majority = -sum(math.log(max(votes[u].count(truth[u]) / 3, 1e-6)) for u in truth) / len(truth)
+    assert log_loss < 0.3 < majority
+    assert all(sum(answers.values()) == pytest.approx(1) for answers in found.posteriors.values())
+
+
+def test_one_good_labeler_outweighs_two_who_guess():
+    rows, _ = simulate(random.Random(5), {"ann": 0.97, "ben": 0.97, "x": 0.34, "y": 0.34}, 400, 4)
+    rows += [("split", "ann", "a"), ("split", "x", "b"), ("split", "y", "b")]
+    answers = estimate_reliability(rows).posteriors["split"]
+    assert max(answers, key=answers.__getitem__) == "a"
+
+
+def test_units_with_one_answer_get_a_posterior_but_do_not_make_a_labeler_known():
+    rows, _ = simulate(random.Random(7), {"ann": 0.9, "bob": 0.8, "cy": 0.6}, 300, 3)
+    alone = [(f"alone {number}", "solo", "a") for number in range(20)]
+    cy_alone = [(f"cy {number}", "cy", random.Random(number).choice("abc")) for number in range(300)]
+    found = estimate_reliability([*rows, *alone, *cy_alone])
+    assert set(found.labelers) == {"ann", "bob", "cy"}
+    assert found.labelers["cy"] == pytest.approx(0.6, abs=0.08)  # what nobody else judged adds nothing
+    assert 0.4 < max(found.posteriors["cy 1"].values()) < 0.8
+
+
+def test_nothing_shared_or_one_answer_only_is_no_estimate():
+    assert estimate_reliability([]).labelers == {}
+    assert estimate_reliability([(1, "ann", "a"), (2, "bob", "b")]).posteriors == {}
+    assert estimate_reliability([(1, "ann", "a"), (1, "bob", "a")]).labelers == {}
+
+
+def test_preference_rows_by_hand():
+    rows = {(unit, labeler): answer for unit, labeler, answer in preference_rows({7: {"ann": [2, 1, 2]}})}
+    assert rows == {
+        ((7, 0, 1), "ann"): WORSE, ((7, 1, 0), "ann"): BETTER, ((7, 0, 2), "ann"): TIE,
+        ((7, 2, 0), "ann"): TIE, ((7, 1, 2), "ann"): BETTER, ((7, 2, 1), "ann"): WORSE,
+    }  # fmt: skip
+
+
+def test_the_order_of_responses_tells_nothing():
+    """The same rankings with the responses listed the other way round give the mirrored posteriors."""
+    rng = random.Random(11)
+    orders = list(permutations([1, 2, 3]))
+    rankings = {item: {name: list(rng.choice([(1, 2, 3), rng.choice(orders)])) for name in "xyz"} for item in range(40)}
+    turned = {item: {name: ranks[::-1] for name, ranks in by.items()} for item, by in rankings.items()}
+    one, two = (estimate_reliability(preference_rows(each)) for each in (rankings, turned))
+    assert one.labelers == pytest.approx(two.labelers, abs=1e-6)
+    for (item, i, j), answers in one.posteriors.items():
+        assert answers == pytest.approx(two.posteriors[item, 2 - i, 2 - j], abs=1e-6)
+        mirror = one.posteriors[item, j, i]
+        assert (answers[BETTER], answers[WORSE]) == pytest.approx((mirror[WORSE], mirror[BETTER]), abs=1e-6)
+
+
+def test_preferences_are_the_posteriors_of_every_order():
+    rng = random.Random(13)
+    orders = list(permutations([1, 2, 3]))
+    rankings = {
+        item: {
+            "ann": [1, 2, 3],
+            "bob": [1, 2, 3] if rng.random() < 0.9 else [2, 1, 3],
+            "cy": list(rng.choice(orders)),
+        }
+        for item in range(60)
+    }
+    rankings["split"] = {"bob": [1, 2, 2], "cy": [2, 1, 3]}
+    posteriors = estimate_reliability(preference_rows(rankings)).posteriors
+    matrices = preference_matrices(rankings)
+    assert matrices.keys() == rankings.keys()
+    for item, matrix in matrices.items():
+        for i in range(3):
+            assert matrix[i][i] == 0.0
+            for j in range(3):
+                assert matrix[i][j] + matrix[j][i] <= 1.0002
+                if i < j:
+                    assert matrix[i][j] == pytest.approx(posteriors[item, i, j][BETTER], abs=1e-4)
+    split = matrices["split"]
+    assert split[0][1] > 0.9 > 0.1 > split[1][0]  # bob is right more often than cy
+    assert split[1][2] > split[2][1]  # he tied them, which hardly ever happens here; cy has an opinion
+
+
+def test_without_an_item_that_two_ranked_there_are_no_preferences():
+    assert preference_matrices({1: {"ann": [1, 2]}, 2: {"bob": [2, 1]}}) == {}

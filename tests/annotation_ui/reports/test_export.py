@@ -1,0 +1,282 @@
+"""Exports row by row, manifests, safe spreadsheets, win rates."""
+
+import csv
+import hashlib
+import json
+import re
+import time
+
+import pyarrow.parquet
+import pytest
+
+from align.core.errors import UserError
+from align.data.formats import convert_row
+from align.data.readers import read_records
+from align.data.records import FLAGS, AttributeJudgment, Demonstration, Ranking, RuleJudgment
+from annotation_ui.lead_tabs.day_chart import day_chart
+from annotation_ui.reports import overview
+from annotation_ui.reports.export import Selection, export, records, rows_to_export
+from annotation_ui.reports.labeler_report import labeler_rows
+from annotation_ui.reports.row_files import plain_cell
+from annotation_ui.store import rule_sets
+from annotation_ui.tasks.rankings import ranking_attributes
+from annotation_ui.tasks.verdicts import verdict_attributes
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
+
+
+def test_rankings_raw_pairs_and_aggregated(database, judgments):
+    add_batch(database, rank_rows(1, 3), overlap=2)
+    ann, bob = add_users(database, "ann", "bob")
+    rank = {"ranks": [2, 1, 2], "ratings": [3, 7, 3], "flags": [["violent"], [], []]}
+    do(judgments, ann, "rank", rank)
+    do(judgments, bob, "rank", {"ranks": [3, 1, 2], "ratings": [None] * 3, "flags": [[], [], []]})
+    base = {"prompt": "Prompt 0", "responses": ["Response 0.0", "Response 0.1", "Response 0.2"], "id": "item-0",
+            "model": ["model-0", "model-1", "model-2"]}  # fmt: skip
+    first, second = rows_to_export(database, Selection("rankings"))
+    names = first.pop("labeler"), second.pop("labeler")
+    assert first == {**base, **rank}
+    assert second == {**base, "ranks": [3, 1, 2]}
+    assert len(set(names)) == 2
+    assert not set(names) & {"ann", "bob"}
+    pairs = [(row["chosen"][-1], row["rejected"][-1]) for row in rows_to_export(database, Selection("pairs"))]
+    assert pairs == [("1", "0"), ("1", "2"), ("1", "0"), ("2", "0"), ("1", "2")]
+    (together,) = rows_to_export(database, Selection("rankings", aggregated=True))
+    assert together == {**base, "ranks": [3, 1, 2], "ratings": [3, 7, 3]}
+
+
+def test_every_exported_row_is_a_record_that_training_reads(database, judgments):
+    """Also the awkward ones: ratings of some, a tie of all, a response that was sampled twice."""
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    row = {"prompt": turns, "responses": ["a", "b", "a"], "model": ["x", "y", "z"], "id": 1}
+    add_batch(database, [("t", row), ("t", row)])
+    add_batch(database, [("t", {"prompt": "p"})], "demonstrate")
+    talk = {"prompt": "p", "response": "r"}
+    add_batch(database, [("t", talk)], "rules", rule_set=own_rules(database))
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", {"ranks": [2, 1], "ratings": [None, 7], "flags": [[], ["violent"]]})
+    do(judgments, ann, "rank", {"ranks": [1, 1], "ratings": [4, 4], "flags": [[], []]})
+    do(judgments, ann, "demonstrate", {"completion": "c"})
+    do(judgments, ann, "rules", {"verdicts": {"a": {"verdict": "unsure", "note": "n"}}})
+    (ranking,) = rows_to_export(database, Selection("rankings"))
+    assert (ranking["responses"], ranking["model"], ranking["some_rated"]) == (["a", "b"], ["x", "y"], [None, 7])
+    assert len(rows_to_export(database, Selection("rankings", all_tied=True))) == 2
+    kinds = {"rankings": Ranking, "pairs": None, "rule_judgments": RuleJudgment, "demonstrations": Demonstration}
+    kinds |= {"skips": None, "attributes": AttributeJudgment}
+    assert set(kinds) == set(records())
+    for record, kind in kinds.items():
+        for found in rows_to_export(database, Selection(record)):
+            back = kind.from_row(found).to_row() if kind else found
+            same = set(found) - {"some_rated", "labeler"}
+            assert {field: back[field] for field in same} == {field: found[field] for field in same}
+
+
+def test_an_empty_answer_is_judged_and_learned_from_like_any_other(database, judgments):
+    """Policies write them. Two that show nothing are one answer: nobody can prefer one to the other."""
+    row = {"prompt": "p", "responses": ["a", "", " \n", "b"], "model": list("wxyz")}
+    add_batch(database, [("t", row)])
+    add_batch(database, [("t", {"prompt": "p", "response": ""})], "rules", rule_set=own_rules(database))
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", {"ranks": [1, 3, 2], "ratings": [7, 1, 6], "flags": [[], ["fails_instruction"], []]})
+    do(judgments, ann, "rules", {"verdicts": {"a": {"verdict": "follows", "note": ""}}})
+    (ranking,) = rows_to_export(database, Selection("rankings"))
+    assert (ranking["responses"], ranking["ranks"], ranking["model"]) == (["a", "", "b"], [1, 3, 2], ["w", "x", "z"])
+    assert Ranking.from_row(ranking).responses == ("a", "", "b")
+    (judgment,) = rows_to_export(database, Selection("rule_judgments"))
+    assert RuleJudgment.from_row(judgment).response == ""
+    pairs = rows_to_export(database, Selection("pairs"))
+    assert [(row["chosen"], row["rejected"]) for row in pairs] == [("a", ""), ("a", "b"), ("b", "")]
+    read_back = [convert_row(pair, Ranking)[1][0] for pair in pairs]
+    assert [record.responses for record in read_back] == [("a", ""), ("a", "b"), ("b", "")]
+    attributes = [AttributeJudgment.from_row(row) for row in rows_to_export(database, Selection("attributes"))]
+    of_empty = [record.attributes for record in attributes if record.response == ""]
+    assert [(each.get("rating"), each.get("fails_instruction"), each.get("a")) for each in of_empty] == [
+        (1, 1, None),
+        (None, None, 1),
+    ]
+
+
+def own_rules(database):
+    with database.write() as session:
+        rule_sets.store(session, {"name": "own", "title": "", "source": "", "rules": [{"id": "a", "text": "A"}]})
+    return "own"
+
+
+def test_gold_time_and_batches_select(database, judgments):
+    rows = rank_rows(2, 2)
+    rows[1][1]["gold"] = {"ranks": [1, 2]}
+    settings = {"attention_every": 1}
+    first, second = add_batch(database, rows, priority=1, settings=settings), add_batch(database, rank_rows(1, 2))
+    (ann,) = add_users(database, "ann")
+    blank = {"ratings": [None, None], "flags": [[], []]}
+    do(judgments, ann, "rank", {"ranks": [1, 2], **blank})
+    do(judgments, ann, "rank", {"ranks": [2, 1], **blank})
+    later = time.time()
+    do(judgments, ann, "rank", {"ranks": [2, 1], **blank})
+    assert len(rows_to_export(database, Selection("rankings"))) == 2
+    assert len(rows_to_export(database, Selection("rankings", include_gold=True))) == 3
+    assert [row["ranks"] for row in rows_to_export(database, Selection("rankings", since=later))] == [[2, 1]]
+    assert len(rows_to_export(database, Selection("rankings", batches=(second,)))) == 1
+    assert len(rows_to_export(database, Selection("rankings", batches=(first,), include_gold=True))) == 2
+    with database.read() as session:
+        (row,) = labeler_rows(session, "rank")
+        assert (row["judgments"], row["attention"], row["attention items"]) == (3, 1.0, 1)
+        progress = {each["batch"]: (each["done"], each["slots"]) for each in overview.progress(session)}
+        assert progress == {first: (1, 1), second: (1, 1)}
+        assert overview.per_day(session, "rank")[0]["judgments"] == 3
+
+
+def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(database, judgments):
+    add_batch(database, rank_rows(3, 2), overlap=4)
+    for labeler, count in zip(add_users(database, "ann", "bob", "cem", "dee"), (1, 3, 2, 1), strict=True):
+        for _ in range(count):
+            do(judgments, labeler, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
+    with database.read() as session:
+        rows = overview.per_day(session, "rank", most=2)
+        each = overview.per_day(session, "rank", most=3)  # nobody is "1 others"
+    assert {row["labeler"] for row in each} == {"ann", "bob", "cem", "dee"}
+    assert {row["labeler"]: row["judgments"] for row in rows} == {"bob": 3, "cem": 2, "2 others": 2}
+
+
+def test_the_bars_of_a_day_are_as_long_as_its_judgments_and_the_latest_day_is_on_top():
+    days = [("2026-11-01", "ann", 3), ("2026-11-02", "2 others", 1), ("2026-11-02", "<b>", 5)]
+    html = day_chart([{"day": day, "labeler": name, "judgments": count} for day, name, count in days], "none")
+    assert re.findall(r"<td class=.time.>(.*?)</td>", html) == ["2026-11-02", "2026-11-01"]
+    assert re.findall(r"<td class=.number.>(.*?)</td>", html) == ["6", "3"]
+    assert re.findall(r"width: ([0-9.]+)%", html) == ["100.0", "50.0"]
+    bars = re.findall(r'class="color-(\d)" style="flex: (\d)"', html)
+    assert bars == [("0", "5"), ("2", "1"), ("1", "3")]
+    assert "&lt;b&gt;: 5, 2 others: 1" in html  # read aloud
+    assert "<b>" not in html
+    assert day_chart([], "none") == '<p class="empty">none</p>'
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
+    hostile = '=HYPERLINK("http://x","y")'
+    add_batch(database, [("t", {"prompt": hostile, "responses": ["+1", "\u2028ok\0"]})])
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
+    path = tmp_path / f"out.{kind}"
+    manifest = export(database, Selection("rankings"), path)
+    content = path.read_bytes()
+    assert manifest == json.loads((tmp_path / f"out.{kind}.manifest.json").read_text())
+    assert manifest["file"]["sha256"] == hashlib.sha256(content).hexdigest()
+    assert (manifest["rows"], manifest["judgments"], manifest["items"], len(manifest["labelers"])) == (1, 1, 1, 1)
+    if kind == "jsonl":
+        assert json.loads(content)["prompt"] == hostile  # training reads exactly what was there
+    elif kind == "csv":
+        assert content.startswith(b"\xef\xbb\xbf")  # without it, Excel reads another encoding
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            (row,) = csv.DictReader(file)
+        assert row["prompt"] == f"'{hostile}"
+        assert list(row) == sorted(row)
+    else:
+        assert pyarrow.parquet.read_table(path).to_pylist() == rows_to_export(database, Selection("rankings"))
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n=1"])
+def test_no_cell_is_a_formula(cell):
+    assert plain_cell(cell).startswith("'")
+    assert plain_cell("plain - text") == "plain - text"
+
+
+def test_agreement_of_rankings_is_measured_from_the_database(database, judgments):
+    add_batch(database, rank_rows(2, 3), overlap=2)
+    ann, bob = add_users(database, "ann", "bob")
+    for user, of_second in ((ann, [1, 2, 3]), (bob, [3, 2, 1])):
+        for ranks in ([1, 2, 3], of_second):
+            do(judgments, user, "rank", {"ranks": ranks, "ratings": [None] * 3, "flags": [[]] * 3})
+    with database.read() as session:
+        found = {row["measure"]: (row["value"], row["shared items"]) for row in overview.coefficients(session, "rank")}
+    # Units (1, 1), (2, 2), (3, 3), (1, 3), (2, 2), (3, 1); n_c = 4. With ranks 1, 2, 3 of marginals 4 each, the ordinal
+    # distances are 4^2 (1-2, 2-3) and 8^2 (1-3): observed 4 x 64 / 12, expected 2 x 16 (16 + 16 + 64) / (12 x 11).
+    assert found == {
+        "Krippendorff's alpha of ranks (ordinal)": (round(1 - (4 * 64 / 12) / (3072 / 132), 3), 2),
+        "Krippendorff's alpha of ratings (ordinal)": (None, 2),
+        "Pairwise agreement (ties count)": (0.5, 2),
+    }
+
+
+def test_win_rates_and_disagreement(database, judgments):
+    row = {"prompt": "p", "responses": ["a", "b"], "model": ["new", "old"]}
+    known = {**row, "gold": {"choice": "B"}, "training": True}  # it tells nothing of the models
+    add_batch(database, [("t", known), *(("t", {**row, "id": str(i)}) for i in range(2))], "compare", overlap=2)
+    ann, bob = add_users(database, "ann", "bob")
+    for user, choices in ((ann, ("B", "A", "A")), (bob, ("B", "A", "B"))):
+        for choice in choices:
+            do(judgments, user, "compare", {"choice": choice})
+    with database.read() as session:
+        new, old = overview.win_rates(session)
+        assert (new["win rate"], old["win rate"]) == (0.75, 0.25)
+        (differs,) = overview.disagreements(session, "compare")
+        assert (differs["id"], differs["agreement"]) == ("1", 0)
+
+
+def test_the_category_of_a_prompt_comes_back_with_each_row(database, judgments):
+    """`align sample` writes it, and training reads it."""
+    add_batch(database, [("t", {"prompt": "p", "responses": ["a", "b"], "category": "chat"})])
+    add_batch(database, [("t", {"prompt": "p", "category": "code"})], "demonstrate")
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", {"ranks": [1, 2], "ratings": [None] * 2, "flags": [[], []]})
+    do(judgments, ann, "demonstrate", {"completion": "c"})
+    for record, category in (("rankings", "chat"), ("pairs", "chat"), ("demonstrations", "code")):
+        for aggregated in (False, True):
+            (row,) = rows_to_export(database, Selection(record, aggregated=aggregated))
+            assert row["category"] == category, (record, aggregated)
+    (row,) = rows_to_export(database, Selection("rankings"))
+    assert Ranking.from_row(row).category == "chat"
+
+
+def test_a_batch_that_is_not_there_is_no_empty_export(database, tmp_path):
+    name = add_batch(database, 1)
+    with pytest.raises(UserError, match="no batch 'nosuch'"):
+        export(database, Selection("rankings", batches=(name, "nosuch")), tmp_path / "x.jsonl")
+    assert list(tmp_path.glob("x*")) == []
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
+def test_preferences_weigh_labelers_and_are_read_by_training(database, judgments, tmp_path):
+    """Twenty items on which two agree and the third guesses; then one on which the third disagrees with one of the two."""
+    add_batch(database, rank_rows(21, 2), overlap=3)
+    ann, bob, cy = add_users(database, "ann", "bob", "cy")
+    for number in range(21):
+        for labeler in (ann, bob, cy):
+            turned = labeler is cy and number % 2 == 0
+            do(judgments, labeler, "rank", {"ranks": [2, 1] if turned else [1, 2], "ratings": [None] * 2, "flags": [[], []]})
+    rows = rows_to_export(database, Selection("rankings", aggregated=True, preferences=True))
+    plain = rows_to_export(database, Selection("rankings", aggregated=True))
+    assert [{name: value for name, value in row.items() if name != "preferences"} for row in rows] == plain
+    for row in rows:
+        (own, better), (worse, other) = row["preferences"]
+        assert (own, other) == (0.0, 0.0)
+        assert better > 0.9 > worse
+    path = tmp_path / "rankings.jsonl"
+    manifest = export(database, Selection("rankings", aggregated=True, preferences=True), path)
+    assert manifest["preferences"] == "one-coin Dawid and Skene"
+    assert [record.preferences[0][1] for record in read_records(path, Ranking)] == [row["preferences"][0][1] for row in rows]
+
+
+@pytest.mark.parametrize("selection", [Selection("rankings", preferences=True), Selection("pairs", True, preferences=True)])
+def test_preferences_are_of_aggregated_rankings_alone(database, selection):
+    with pytest.raises(UserError, match="export rankings, aggregated"):
+        rows_to_export(database, selection)
+
+
+def verdict(rule, value, response="Yo"):
+    return {"prompt": "Hi", "response": response, "rule": rule, "verdict": value}
+
+
+def test_verdicts_of_a_response_are_one_row():
+    rows = [verdict("sensible", "follows"), verdict("specific", "violates"), verdict("interesting", "unsure")]
+    assert list(verdict_attributes(rows)) == [
+        {"prompt": "Hi", "response": "Yo", "attributes": {"sensible": 1, "specific": 0}}
+    ]
+    assert list(verdict_attributes([verdict("sensible", "unsure")])) == []
+
+
+def test_a_ranking_gives_ratings_and_flags_of_each_response():
+    flag = next(iter(FLAGS))
+    row = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "some_rated": [None, 3], "flags": [[flag], []]}
+    first, second = ranking_attributes([row])
+    assert first["attributes"] == {name: int(name == flag) for name in FLAGS}
+    assert second["attributes"] == {"rating": 3, **dict.fromkeys(FLAGS, 0)}

@@ -1,0 +1,134 @@
+"""Models for the Probe task: any model that `align sample` takes, loaded by the lead, without delaying labelers."""
+
+import http.client
+import json
+import secrets
+import threading
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from align.core.errors import UserError
+from align.models.checkpoint import save_model, weights_of
+from annotation_ui.server.checkpoints import Checkpoints, Status
+from annotation_ui.server.model_process import ChatModel
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.running import Client
+
+pytestmark = pytest.mark.timeout(400)
+CARD = {"title": "A model", "stage": "sft"}
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("kind", ["built-in", "folder", "adapter"])
+def test_any_model_that_sample_takes_replies(load_sharp, sharp_folders, tmp_path, kind):
+    if kind == "adapter":
+        loaded = load_sharp("tiny-llama", lora_rank=2)
+        save_model(tmp_path / "adapter", loaded, weights_of(loaded.backbone), CARD)
+    name = {"built-in": "tiny-t5", "folder": sharp_folders["tiny-gpt2"], "adapter": str(tmp_path / "adapter")}[kind]
+    pieces = list(ChatModel(name).reply(HELLO))
+    assert len(pieces) > 1
+    assert "".join(pieces).strip()
+
+
+def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders):
+    with pytest.raises(UserError, match="longer than the model can read"):
+        next(ChatModel(sharp_folders["tiny-gpt2"]).reply([{"role": "user", "content": "x" * 20_000}]))
+
+
+@pytest.mark.slow  # the test of the lead's page loads one
+def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(tmp_path):
+    checkpoints = Checkpoints()
+    with pytest.raises(UserError, match="no model is loaded"):
+        next(checkpoints.reply("", HELLO))
+    checkpoints._status = Status("loaded", "tiny-llama")  # as after a message of a batch that names it
+    with pytest.raises(UserError, match="no model is loaded"):  # another batch does not talk to it
+        next(checkpoints.reply("", HELLO))
+    checkpoints.load("tiny-gpt2")
+    assert checkpoints.status.state == "loading"  # it returned before the model was there
+    pieces = list(checkpoints.reply("", HELLO))  # waits until the model is loaded
+    assert {model for model, _ in pieces} == {"tiny-gpt2"}
+    assert checkpoints.status.state == "loaded"
+    assert "GPT2LMHeadModel" in checkpoints.status.detail
+    process = checkpoints._model.process
+    process.kill()  # as the kernel does when memory runs out
+    process.wait()
+    assert checkpoints.status.state == "failed"
+    checkpoints.unload()
+    assert checkpoints.status.state == "none"
+
+
+def test_a_model_that_waits_is_not_loaded_after_it_was_unloaded():
+    checkpoints = Checkpoints()
+    with checkpoints._lock:  # as while a reply is being generated
+        checkpoints.load("tiny-gpt2")
+        assert checkpoints.status.detail == "waiting until the current reply is complete"
+        checkpoints.unload()
+    time.sleep(0.5)  # its turn
+    assert checkpoints.status.state == "none"
+
+
+def test_the_lead_loads_and_unloads_a_model(server, browser, tmp_path):
+    server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
+    page = server.page(browser, "model-boss", "lead")
+    page.goto("/lead/")
+    page.get_by_role("tab", name="Model", exact=True).click()
+    status = page.locator("#model-status .status")
+    page.get_by_role("button", name="Unload", exact=True).click()  # the app is all tests' own: one may have left a model
+    expect(status).to_contain_text("No model is loaded")
+    for name, says in (
+        (str(tmp_path), "holds neither config.json nor adapter_config.json"),
+        ("tiny-llama", "LlamaForCausalLM"),
+    ):
+        page.get_by_label("Model", exact=True).locator("visible=true").fill(name)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Load", exact=True).click()
+        expect(status).to_contain_text(says, timeout=180_000)
+        assert len(status.inner_text().splitlines()) == 1
+    page.screenshot(path=SCREENSHOTS / "lead-model.png")
+    labeler = server.page(browser, "model-labeler")
+    labeler.goto("/?task=probe")
+    labeler.locator(".say textarea").fill("Hello")
+    labeler.click('[data-action="send"]')
+    expect(labeler.locator(".message.assistant .markdown")).not_to_be_empty(timeout=120_000)
+    page.get_by_role("button", name="Unload", exact=True).click()
+    expect(status).to_contain_text("No model is loaded")
+    labeler.locator(".say textarea").fill("Are you there?")
+    labeler.click('[data-action="send"]')
+    expect(labeler.locator(".toast")).to_contain_text("no model is loaded: ask the lead to load one")
+
+
+@pytest.mark.slow
+def test_replies_in_progress_delay_no_labeler(server):
+    """Four labelers probe at once; a fifth gets and submits rankings meanwhile, each request in under a second."""
+    server.add_batch(3000)
+    server.add_batch([("t", {})], "probe", rule_set="sparrow-dialogue", overlap=4, settings={"checkpoint": "tiny-llama"})
+    probers = [Client(server, server.token(f"prober-{number}")) for number in range(4)]
+    replies = []
+
+    def probe(client):
+        number = client.next("probe")["assignment"]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+        headers = {"Content-Type": "application/json", "Cookie": f"align_session={client.token}"}
+        connection.request("POST", f"/api/assignments/{number}/say", json.dumps({"text": "Hello"}), headers)
+        replies.append(connection.getresponse().read().decode())
+
+    ranker = Client(server, server.token("unhindered"))
+    threads = [threading.Thread(target=probe, args=(client,)) for client in probers]
+    for thread in threads:
+        thread.start()
+    slowest, submits, begun = 0.0, 0, time.perf_counter()
+    while any(thread.is_alive() for thread in threads):  # loading the model, then four replies
+        start = time.perf_counter()
+        here = f"/api/assignments/{ranker.next()['assignment']}/submit"
+        middle = time.perf_counter()
+        body = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
+        assert ranker("POST", here, body)[0] == 200
+        slowest = max(slowest, middle - start, time.perf_counter() - middle)
+        submits += 1
+        time.sleep(0.1)
+    assert [reply for reply in replies if "[no reply" in reply] == []
+    assert len(replies) == 4
+    assert submits >= 5
+    assert slowest < max(1, 0.25 * (time.perf_counter() - begun))  # of a loaded machine, a share

@@ -1,0 +1,120 @@
+"""What goes wrong in the server is a page for people, one line for programs, and never a blank or a lost answer."""
+
+import secrets
+import time
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import text
+
+from annotation_ui.server import health
+from annotation_ui.server.auth import Auth
+from annotation_ui.server.headers import COOKIE
+from annotation_ui.server.health import KEEP_SECONDS, Health
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.running import Client, Server, form
+
+pytestmark = pytest.mark.timeout(180)
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory):
+    """A server of this file's own, which its tests may break."""
+    folder = tmp_path_factory.mktemp("broken")
+    with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
+        yield server
+
+
+def opened(page, path):
+    """The status of a page that was opened."""
+    answer = page.goto(path)
+    return answer.status
+
+
+def test_a_mistake_of_the_server_is_a_page(own_server, browser):
+    page = own_server.page(browser, "unlucky")
+    with own_server.database.write() as session:  # a value that no version of the app writes, and none can read
+        session.execute(text("UPDATE sign_ins SET expires_at = 'never'"))
+    assert opened(page, "/") == 500
+    expect(page.get_by_role("heading", name="The server made a mistake")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("Nothing that was acknowledged is lost")
+    page.screenshot(path=SCREENSHOTS / "error-500.png")
+    (cookie,) = [each["value"] for each in page.context.cookies() if each["name"] == COOKIE]
+    status, headers, body = Client(own_server, cookie)("GET", "/api/tasks")
+    assert (status, body) == (500, '{"error":"the server made a mistake"}')
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store"
+    assert "Traceback" in (own_server.folder / "log").read_text()  # for whoever runs the server
+    with own_server.database.write() as session:
+        session.execute(text("DELETE FROM sign_ins"))
+    page.get_by_role("link", name="To the labeling page").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server, browser):
+    own_server.add_batch(1)
+    Auth(own_server.database).create_user("ann", "labeler", PASSWORD)
+    ann = Client(own_server, own_server.token("ann"))
+    here = f"/api/assignments/{ann.next()['assignment']}"
+    request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
+    page = own_server.page(browser, "ann")
+    page.goto("/?task=rank")
+    page.wait_for_selector(".card")
+    other = browser.new_context(base_url=own_server.url).new_page()
+    other.goto("/login")
+    other.fill('[name="name"]', "ann")
+    other.fill('[name="password"]', PASSWORD)
+    with own_server.full_disk():
+        page.keyboard.press("1")
+        expect(page.locator(".saved")).to_have_text("The server cannot answer, trying again…")
+        other.keyboard.press("Enter")
+        expect(other.get_by_role("heading", name="Nothing can be stored now")).to_be_visible()
+        other.screenshot(path=SCREENSHOTS / "error-503.png")
+        status, _, body = Client(own_server)("POST", "/login", *form(name="ann", password=PASSWORD))
+        assert (status, body) == (503, '{"error":"nothing can be stored now; this page tries again"}')
+        assert ann("POST", f"{here}/submit", request)[::2] == (status, body)
+        time.sleep(KEEP_SECONDS)
+        status, _, body = Client(own_server)("GET", "/healthz")
+        assert (status, body.split(":")[0]) == (503, "the database cannot be written")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    other.go_back()
+    other.fill('[name="name"]', "ann")
+    other.fill('[name="password"]', PASSWORD)
+    other.keyboard.press("Enter")
+    expect(other.locator(".rank-badge.placed")).to_have_text("1")  # the draft that waited has arrived
+    assert ann("POST", f"{here}/submit", request)[0] == 200
+    time.sleep(KEEP_SECONDS)
+    assert Client(own_server)("GET", "/healthz")[::2] == (200, "ok")
+
+
+def test_a_page_that_starts_while_the_server_cannot_answer_starts_later(own_server, browser):
+    page = own_server.page(browser, "early")
+    with own_server.database.write() as session:
+        session.execute(text("ALTER TABLE batches RENAME TO hidden"))
+    page.goto("/")
+    expect(page.locator(".workbench")).to_have_text("The server cannot answer, trying again…")
+    with own_server.database.write() as session:
+        session.execute(text("ALTER TABLE hidden RENAME TO batches"))
+    expect(page.locator(".tabs")).to_be_visible()
+
+
+def test_what_is_gone_or_needs_a_session_is_a_page(own_server, browser):
+    page = own_server.page(browser, "boss", "lead")
+    assert opened(page, "/lead/exports/rankings-20260101-000000-0123abcd.jsonl") == 404
+    expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
+    page.goto("/")
+    page.wait_for_selector(".tabs")
+    page.context.clear_cookies()
+    page.locator(".menu summary").click()
+    page.get_by_role("button", name="Sign out").click()  # the session has ended before: no error, either
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    body, headers = form(name="x" * 300, password="y")
+    status, _, shown = Client(own_server)("POST", "/login", body, {**headers, "Accept": "text/html"})
+    assert (status, "Something is missing" in shown) == (422, True)
+
+
+def test_little_space_counts_as_a_full_disk(database, tmp_path, monkeypatch):
+    assert Health(database, tmp_path).problem() == ""
+    monkeypatch.setattr(health, "MIN_FREE", 2**62)
+    assert Health(database, tmp_path).problem().startswith("the disk is full: ")

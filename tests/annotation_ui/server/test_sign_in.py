@@ -1,0 +1,100 @@
+"""Signing in: passwords, sessions, cookies, limits, the first start."""
+
+import re
+import time
+from urllib.parse import quote
+
+import pytest
+from sqlalchemy import update
+
+from annotation_ui import cli
+from annotation_ui.server.auth import FAILURES, Auth
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import SignIn
+from tests.annotation_ui.running import Client, Server, add_users, form
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_without_a_session_there_is_nothing(server):
+    nobody = Client(server)
+    for method, path in (("GET", "/"), ("GET", "/config"), ("GET", "/api/tasks"), ("POST", "/api/tasks/rank/next"),
+                         ("GET", "/lead/"), ("GET", "/lead/config"), ("POST", "/lead/gradio_api/queue/join"),
+                         ("POST", "/lead/gradio_api/upload"), ("GET", "/password"),
+                         ("POST", "/api/preview")):  # fmt: skip
+        assert nobody(method, path, {})[0] == 401, path
+    status, headers, _ = nobody("GET", "/?task=rank", headers={"Accept": "text/html"})
+    assert (status, headers["location"]) == (303, "/login?next=/")
+    for token in ("", "x", "a" * 5000, "' OR 1=1 --"):
+        assert Client(server, token)("GET", "/api/tasks")[0] == 401
+
+
+def test_signing_in_is_rate_limited_and_tells_nothing(server):
+    Auth(server.database).create_user("sec-limited", "labeler", "right-password")
+    nobody = Client(server)
+    answers = [nobody("POST", "/login", *form(name="sec-limited", password="wrong")) for _ in range(FAILURES)]
+    unknown = nobody("POST", "/login", *form(name="sec-nobody-of-this-name", password="wrong"))
+    assert {status for status, _, _ in answers} == {401} == {unknown[0]}
+    assert answers[0][2] == unknown[2]
+    assert nobody("POST", "/login", *form(name="sec-limited", password="right-password"))[0] == 429
+
+
+def test_the_cookie_is_out_of_reach_and_next_stays_here(server):
+    Auth(server.database).create_user("sec-cookie", "labeler", "right-password")
+    nobody = Client(server)
+    for target, lands in (("/?task=rank", "/?task=rank"), ("https://evil.example", "/"), ("//evil.example", "/"),
+                          ("/\\evil.example", "/")):  # fmt: skip
+        body, headers = form(name="sec-cookie", password="right-password")
+        status, answer, _ = nobody("POST", f"/login?next={quote(target)}", body, headers)
+        assert (status, answer["location"]) == (303, lands)
+        assert "httponly" in answer["set-cookie"].lower()
+        assert "samesite=lax" in answer["set-cookie"].lower()
+
+
+def test_sessions_expire_and_end_with_sign_out_a_new_password_or_a_shut_door(server):
+    auth = Auth(server.database)
+    auth.create_user("sec-session", "labeler", "first-password")
+    (user_id,) = [auth.signed_in(auth.sign_in("sec-session", "first-password", "test")).user.id]
+
+    def works(token):
+        return Client(server, token)("GET", "/api/tasks")[0] == 200
+
+    token = auth.start_session(user_id)
+    assert works(token)
+    with server.database.write() as session:
+        session.execute(update(SignIn).where(SignIn.user_id == user_id).values(expires_at=time.time() - 1))
+    assert not works(token)
+    token = auth.start_session(user_id)
+    assert Client(server, token)("POST", "/logout")[0] == 303
+    assert not works(token)
+    token = auth.start_session(user_id)
+    auth.set_password("sec-session", "second-password")
+    assert not works(token)
+    token = auth.start_session(user_id)
+    auth.set_active("sec-session", False)
+    assert not works(token)
+    assert auth.sign_in("sec-session", "second-password", "test") is None
+
+
+def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path, capsys):
+    server = Server(f"sqlite:///{tmp_path / 'new.db'}", tmp_path)
+    add_users(server.database, "ann")  # as the quick start does, before there is a lead
+    with server.started("--https"):
+        printed = re.search(r"sign in as  lead  with the password  (\S+)", (tmp_path / "log").read_text())
+        assert printed
+        nobody = Client(server)
+        assert nobody("POST", "/login", *form(name="lead", password="lead"))[0] == 401
+        status, headers, _ = nobody("POST", "/login", *form(name="lead", password=printed[1]))
+        assert status == 303
+        assert "secure" in headers["set-cookie"].lower()
+        Auth(server.database).create_user("ben", "labeler")
+        body, kind = form(name="ben", password="wrong")  # behind a proxy, the address is the one that it says
+        for address, says in (("10.0.0.1", [401] * 5 + [429]), ("10.0.0.2", [401])):
+            assert [nobody("POST", "/login", body, {**kind, "X-Forwarded-For": address})[0] for _ in says] == says
+    assert cli.main(["--database", server.database_url, "create-user", "lead"]) == 2
+    assert capsys.readouterr().err == "align annotate: there is a user 'lead' already\n"
+    stored = Database(server.database_url)
+    with stored.read() as session:
+        hashed = session.connection().exec_driver_sql("SELECT password_hash FROM users WHERE role = 'lead'").scalar_one()
+    assert hashed.startswith("$argon2id$")
+    stored.close()

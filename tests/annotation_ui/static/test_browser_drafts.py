@@ -1,0 +1,252 @@
+"""What was written or clicked is kept: through an ended session, a reload, a second window, a late answer, a held key."""
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import delete, select
+
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.server.auth import Auth
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Assignment, Judgment, SignIn, User
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import exported, labeler, open_rank
+from tests.annotation_ui.running import do
+
+pytestmark = pytest.mark.timeout(240)
+PASSWORD = "correct horse battery"
+
+
+def end_session(server, name):
+    number = labeler(server, name)
+    with server.database.write() as session:
+        session.execute(delete(SignIn).where(SignIn.user_id == number))
+
+
+def stored_text(server, name):
+    with server.database.read() as session:
+        mine = select(Assignment.draft).where(Assignment.user_id == labeler(server, name), Assignment.state == "leased")
+        draft = session.scalar(mine)
+    return draft["state"]["completion"] if draft else ""
+
+
+def open_writing(server, browser, name):
+    page = server.page(browser, name)
+    page.goto("/?task=demonstrate")
+    page.wait_for_selector("textarea")
+    return page
+
+
+def test_a_text_outlives_the_end_of_the_session(server, browser):
+    server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
+    server.token("writer")
+    Auth(server.database).set_password("writer", PASSWORD)
+    page = open_writing(server, browser, "writer")
+    page.keyboard.type("one")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    end_session(server, "writer")
+    page.keyboard.type(" two")
+    dialog = page.locator(".sign-in")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")  # does not lose it
+    page.screenshot(path=SCREENSHOTS / "sign-in-again.png")
+    page.fill(".sign-in [type=password]", "wrong")
+    page.keyboard.press("Enter")
+    expect(dialog).to_contain_text("Wrong password.")
+    page.fill(".sign-in [type=password]", PASSWORD)
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(page.locator(".saved")).to_have_text("Saved")
+    expect(page.locator("textarea")).to_have_value("one two")
+    assert stored_text(server, "writer") == "one two"
+
+    end_session(server, "writer")
+    page.locator("textarea").press("End")
+    page.keyboard.type(" three")
+    expect(dialog).to_be_visible()
+    page.reload()  # instead of signing in there
+    page.fill('[name="name"]', "writer")
+    page.fill('[name="password"]', PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page.locator("textarea")).to_have_value("one two three")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    assert stored_text(server, "writer") == "one two three"
+
+
+def test_a_second_window_says_what_is_saved(server, browser):
+    server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
+    one, two = open_writing(server, browser, "twice"), open_writing(server, browser, "twice")
+    one.keyboard.type("first")
+    expect(one.locator(".saved")).to_have_text("Saved")
+    two.keyboard.type("second")
+    expect(two.locator(".saved")).to_have_text("Not saved")
+    expect(two.locator(".notice.urgent")).to_contain_text("another window")
+    two.screenshot(path=SCREENSHOTS / "second-window.png")
+    assert stored_text(server, "twice") == "first"
+    two.click('[data-action="take-over"]')
+    expect(two.locator(".saved")).to_have_text("Saved")
+    expect(two.locator(".notice.urgent")).to_have_count(0)
+    assert stored_text(server, "twice") == "second"
+    one.keyboard.type(" more")
+    expect(one.locator(".saved")).to_have_text("Not saved")
+    one.click('[data-action="load"]')
+    expect(one.locator("textarea")).to_have_value("second")
+
+
+def test_an_answer_that_is_late_does_not_disturb_the_next_task(server, browser):
+    server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})] * 2, "compare")
+    server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
+    page = server.page(browser, "quick")
+    page.goto("/?task=compare")
+    page.wait_for_selector(".choices")
+    held = []
+    page.route("**/submit", lambda route: held.append(route))  # the answer takes its time
+    page.keyboard.press("t")
+    page.keyboard.press("Enter")
+    while not held:
+        page.wait_for_timeout(20)
+    page.click('[data-task="demonstrate"]')
+    page.wait_for_selector("textarea")
+    page.keyboard.type("on")
+    with page.expect_response("**/submit"):
+        held[0].continue_()
+    page.keyboard.type("ward")
+    expect(page.locator("textarea")).to_have_value("onward")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    assert stored_text(server, "quick") == "onward"
+
+
+def test_an_answer_that_is_refused_stays_as_it_was(server, browser):
+    server.add_batch(2)
+    page = open_rank(server, browser, "refused")
+    held = []
+    page.route("**/submit", lambda route: held.append(route))
+    page.keyboard.type("1234")
+    page.keyboard.press("Enter")
+    while not held:
+        page.wait_for_timeout(20)
+    page.keyboard.type("4321")  # for the next item, as the labeler thinks
+    held[0].fulfill(status=422, json={"error": "not like this"})
+    expect(page.get_by_text("not like this")).to_be_visible()
+    expect(page.locator(".problem")).to_have_text("A > B > C > D")
+    page.unroute("**/submit")
+    page.keyboard.press("Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+    expect(page.locator(".problem")).to_have_text("Not placed yet: A, B, C, D")  # those keys were meant for no item
+
+
+def test_a_key_that_is_held_decides_one_item(server, browser):
+    batch = server.add_batch(5)
+    page = open_rank(server, browser, "holder")
+
+    def hold(key):
+        for _ in range(8):  # the browser repeats it, as a keyboard does
+            page.keyboard.down(key)
+            page.wait_for_timeout(60)
+        page.keyboard.up(key)
+
+    for done in (1, 2):
+        page.keyboard.type("1234")
+        page.keyboard.press("Enter")
+        expect(page.locator(".count")).to_have_text(f"{done} done")
+    page.keyboard.type("12")
+    hold("u")  # both places, and not the answers before
+    expect(page.locator(".problem")).to_have_text("Not placed yet: A, B, C, D")
+    expect(page.locator(".count")).to_have_text("2 done")
+    page.keyboard.press("u")
+    expect(page.locator(".count")).to_have_text("1 done")
+    hold("s")  # asks, and skips nothing
+    expect(page.locator("dialog[open] .skip")).to_be_visible()
+    assert rows_to_export(server.database, Selection("skips", batches=(batch,))) == []
+    page.keyboard.press("s")
+    expect(page.locator("dialog[open]")).to_have_count(0)
+
+
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+
+
+def labeled(server, name, count):
+    """A batch of which the labeler has ranked all items but one; returns its name."""
+    batch = server.add_batch(count + 1)
+    server.token(name)
+    with server.database.read() as session:
+        user = session.scalar(select(User.id).where(User.name == name))
+    assert user is not None
+    for _ in range(count):
+        do(Judgments(Leases(server.database)), user, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    return batch
+
+
+def open_history(page, how):
+    page.goto("/?task=rank")
+    page.wait_for_selector(".card")
+    page.click('[data-action="history"]') if how == "mouse" else page.keyboard.press("w")
+    page.wait_for_selector(".work-row")
+
+
+def prompts(page):
+    return page.locator(".work-prompt").all_inner_texts()
+
+
+@pytest.mark.parametrize("how", ["mouse", "keyboard"])
+def test_an_older_answer_is_found_and_changed(server, browser, how):
+    name = f"history-{how}"
+    batch = labeled(server, name, 23)
+    page = server.page(browser, name)
+    open_history(page, how)
+    assert prompts(page) == [f"Prompt {i}" for i in range(22, 2, -1)]
+    page.screenshot(path=SCREENSHOTS / f"history-{how}.png")
+    if how == "mouse":
+        page.click('[data-action="older"]')
+    else:
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".work-row")).to_have_count(3)
+    assert prompts(page) == ["Prompt 2", "Prompt 1", "Prompt 0"]
+    if how == "mouse":
+        page.locator(".work-row").nth(1).click()
+    else:
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+    expect(page.locator(".notice.changing")).to_be_visible()
+    expect(page.locator(".conversation")).to_contain_text("Prompt 1")
+    page.reload()  # the change is the server's to remember
+    expect(page.locator(".notice.changing")).to_be_visible()
+    assert [row["ranks"] for row in exported(server, batch)] == [[1, 2, 3, 4]] * 23  # it counts as it was
+    last = page.locator(".rank-badge").all_inner_texts().index("4")  # responses are shown in a random order
+    if how == "mouse":
+        page.locator(f'[data-card="{last}"] [aria-label="Place 3"]').click()
+        page.click('[data-action="submit"]')
+    else:
+        for _ in range(4 - last):  # from the first response to the left
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("t")
+        page.keyboard.press("Enter")
+    page.wait_for_selector(".work-row")
+    assert prompts(page)[0] == "Prompt 1"
+    expect(page.locator(".work-row").first).to_contain_text("changed")
+    with server.database.read() as session:
+        newest = session.scalars(select(Judgment).order_by(Judgment.id.desc()).limit(1)).one()
+        rows = session.scalars(
+            select(Judgment).where(Judgment.assignment_id == newest.assignment_id).order_by(Judgment.id)
+        ).all()
+    assert [row.kind for row in rows] == ["submit", "edit"]
+    assert [sorted(row.answer["ranks"]) for row in rows if row.answer] == [[1, 2, 3, 4], [1, 2, 3, 3]]
+    now = {row["prompt"]: row["ranks"] for row in exported(server, batch)}
+    assert [prompt for prompt, ranks in now.items() if ranks != [1, 2, 3, 4]] == ["Prompt 1"]
+
+
+def test_an_answer_that_was_opened_is_kept_as_it_was(server, browser):
+    batch = labeled(server, "keeper", 2)
+    page = server.page(browser, "keeper")
+    open_history(page, "keyboard")
+    page.keyboard.press("Enter")
+    expect(page.locator(".notice.changing")).to_be_visible()
+    page.keyboard.press("1")
+    page.keyboard.press("s")
+    page.wait_for_selector(".work-row")
+    page.keyboard.press("Escape")
+    expect(page.locator(".conversation")).to_contain_text("Prompt 2")  # back at the open item
+    assert [row["ranks"] for row in exported(server, batch)] == [[1, 2, 3, 4]] * 2
+    with server.database.read() as session:
+        kinds = session.scalars(select(Judgment.kind).order_by(Judgment.id.desc()).limit(2)).all()
+    assert kinds == ["submit", "submit"]

@@ -1,0 +1,227 @@
+"""Ranking in a real browser: with the mouse, with the keyboard alone, and what comes out of the export."""
+
+import itertools
+import json
+import random
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import select
+
+from annotation_ui.store.schema import Assignment, Judgment
+from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.pages import drag, drag_order, exported, open_rank, shown_texts, submit, type_order
+from tests.annotation_ui.running import rank_rows
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@in_pairs(("postgresql", "keyboard"))
+def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, how):
+    batch = any_server.add_batch(1)
+    page = open_rank(any_server, browser, f"rank-{how}")
+    texts = shown_texts(page)
+    tiers = [[2], [0, 3], [1]]
+    if how == "mouse":
+        drag_order(page, tiers)
+        page.screenshot(path=SCREENSHOTS / "rank-by-mouse.png")
+        page.click('[data-action="submit"]')
+        expect(page.locator(".count")).to_have_text("1 done")
+    else:
+        type_order(page, tiers, 4)
+        submit(page, 1)
+    (row,) = exported(any_server, batch)
+    by_text = dict(zip(row["responses"], row["ranks"], strict=True))
+    assert {text: by_text[text] for text in texts} == {texts[2]: 1, texts[0]: 2, texts[3]: 2, texts[1]: 3}
+    assert row["prompt"] == "Prompt 0"
+    assert row["model"] == [f"model-{k}" for k in range(4)]
+
+
+def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browser):
+    server.add_batch(2)
+    page = open_rank(server, browser, "refresher")
+    drag_order(page, [[1], [0, 2]])
+    page.click('[data-card="1"] .ratings button:nth-of-type(6)')
+    page.click('[data-card="0"] .flags summary')
+    page.check('[data-card="0"] [data-flag="hallucination"]')
+    expect(page.locator(".saved")).to_have_text("Saved")
+    before = (shown_texts(page), page.locator(".board").inner_text())
+    page.reload()
+    page.wait_for_selector(".board .chip")
+    assert (shown_texts(page), page.locator(".board").inner_text()) == before
+    expect(page.locator('[data-card="1"] [aria-label="Quality 6 of 7"]')).to_have_attribute("aria-checked", "true")
+    phone = open_rank(server, browser, "refresher", viewport={"width": 390, "height": 800})
+    phone.wait_for_selector(".board .chip")
+    assert (shown_texts(phone), phone.locator(".board").inner_text()) == before
+    assert phone.evaluate("document.querySelector('.workbench').scrollWidth") <= 390
+    phone.screenshot(path=SCREENSHOTS / "rank-on-a-phone.png")
+    phone.keyboard.press("u")  # the flag
+    phone.keyboard.press("u")  # the rating
+    phone.keyboard.press("u")  # the last drop
+    expect(phone.locator(".problem")).to_have_text("B > A · Not placed yet: C, D")
+
+
+def test_undo_opens_the_submitted_ranking_again(server, browser):
+    batch = server.add_batch(2)
+    page = open_rank(server, browser, "undoer")
+    first = page.locator(".conversation").inner_text()
+    type_order(page, [[3], [2], [1], [0]], 4)
+    submit(page, 1)
+    expect(page.locator(".conversation")).not_to_have_text(first)
+    page.keyboard.press("u")
+    expect(page.locator(".count")).to_have_text("0 done")
+    expect(page.locator(".conversation")).to_contain_text("Prompt 0")
+    expect(page.locator('[data-card="3"] .rank-badge')).to_have_text("1")
+    page.locator('[data-card="0"]').focus()
+    page.keyboard.press("1")
+    page.keyboard.press("ArrowUp")  # out of the tie with D, in front of it
+    submit(page, 1)
+    (row,) = exported(server, batch)
+    with server.database.read() as session:
+        kinds = session.scalars(
+            select(Judgment.kind).join(Assignment, Assignment.id == Judgment.assignment_id).order_by(Judgment.id)
+        ).all()[-3:]
+        order = session.scalars(select(Judgment).order_by(Judgment.id.desc())).first()
+    assert kinds == ["submit", "undo", "edit"]
+    assert [row["ranks"][index] for index in order.shown_order] == [1, 4, 3, 2]
+
+
+def test_skip_help_and_keys_that_move(server, browser):
+    server.add_batch(2)
+    page = open_rank(server, browser, "keys")
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_contain_text("tie it with the one above")
+    page.screenshot(path=SCREENSHOTS / "help.png")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Enter")  # refused: nothing is placed
+    expect(page.locator(".toast")).to_contain_text("Not placed yet")
+    steps = [("2", "2"), ("4", "24"), ("1", "241"), ("1", "241=1="), ("ArrowDown", "3412"), ("ArrowDown", "2413"),
+             ("ArrowUp", "3412"), ("t", "341=1="), ("ArrowUp", "3421"), ("Backspace", "342"), ("t", "342"),
+             ("ArrowUp", "3421"), ("ArrowUp", "3421")]  # fmt: skip
+    for key, wanted in steps:
+        page.keyboard.press(key)
+        badges = [badge.inner_text() for badge in page.locator(".rank-badge").all()]
+        assert "".join(badges).replace("not placed", "").replace(" tied", "=") == wanted, key
+    first = page.locator(".conversation").inner_text()
+    page.keyboard.press("s")
+    page.keyboard.press("s")
+    expect(page.locator(".conversation")).not_to_have_text(first)
+
+
+def test_models_and_ids_never_reach_a_labeler(server, browser):
+    server.add_batch(1)
+    page = server.page(browser, "blind")
+    bodies = []
+    page.on("response", lambda answer: bodies.append(answer.text()) if "/api/" in answer.url else None)
+    page.goto("/?task=rank")
+    page.wait_for_selector(".card")
+    everything = json.dumps(bodies) + page.content()
+    assert "Response 0.1" in everything
+    assert "model-1" not in everything
+    assert "item-0" not in everything
+
+
+SHOWN = """() => [document.querySelector('.conversation .markdown').innerText.trim(),
+  [...document.querySelectorAll('.card .markdown')].map((each) => each.innerText.trim())]"""
+NEXT = "(old) => document.querySelector('.conversation .markdown')?.innerText.trim() !== old"
+
+
+def all_orders(size):
+    """Every way to give `size` responses the ranks 1 to m, ties included: 3, 13, 75 ... of them."""
+    for ranks in itertools.product(range(1, size + 1), repeat=size):
+        if set(ranks) == set(range(1, max(ranks) + 1)):
+            yield list(ranks)
+
+
+def in_slots(rng, ranks):
+    """The same order in places that need not follow each other."""
+    places = sorted(rng.sample(range(1, len(ranks) + 1), max(ranks)))
+    return [places[rank - 1] for rank in ranks]
+
+
+def typed(page, places):
+    for place in places:
+        page.keyboard.press(str(place))
+
+
+def clicked(page, places):
+    for index, place in enumerate(places):
+        page.click(f'[data-card="{index}"] [aria-label="Place {place}"]')
+
+
+def dragged(page, places):
+    for index, place in enumerate(places):
+        drag(page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
+
+
+def tapped(page, places):
+    for index, place in enumerate(places):
+        page.tap(f'[data-card="{index}"] [aria-label="Place {place}"]')
+
+
+def touch_dragged(page, places):
+    touch = page.context.new_cdp_session(page)
+    for index, place in enumerate(places):
+        page.locator(".board").scroll_into_view_if_needed()
+        _touch_drag(touch, page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
+
+
+def _touch_drag(touch, page, source, target):
+    def send(kind, *points):
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(points)})
+
+    def middle(selector):
+        box = page.locator(selector).first.bounding_box()
+        return {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+
+    start = middle(source)
+    send("touchStart", start)
+    send("touchMove", {"x": start["x"] + 9, "y": start["y"] + 9})
+    for _ in range(2):  # the gaps grow while something is dragged
+        send("touchMove", middle(target))
+    send("touchEnd")
+
+
+@pytest.mark.slow  # test_browser_rank.py has one order
+def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server, browser):
+    """All orders of 2 to 4 responses (91) and random ones of 5 to 9, each in random places: 200 in all.
+
+    Most by keyboard, the quickest; the orders of 3 with each pointer.
+    """
+    rng = random.Random(0)
+    hands = {
+        "keyboard": typed, "mouse": clicked, "drag": dragged, "touch": tapped, "touch-drag": touch_dragged
+    }  # fmt: skip
+    plan = [("keyboard", ranks) for size in (2, 3, 4) for ranks in all_orders(size)]
+    plan += [(hand, ranks) for hand in ("mouse", "touch") for ranks in all_orders(3)]
+    plan += [(hand, ranks) for hand in ("drag", "touch-drag") for ranks in rng.sample(list(all_orders(3)), 7)]
+    sizes = [rng.randint(5, 9) for _ in range(200 - len(plan))]
+    plan += [(rng.choice(["keyboard"] * 9 + ["mouse"]), dense([rng.randint(1, k) for _ in range(k)])) for k in sizes]
+    rng.shuffle(plan)
+    rows = [rank_rows(1, len(ranks))[0] for _, ranks in plan]
+    for number, (_, row) in enumerate(rows):
+        row["prompt"], row["id"] = f"Question {number}", f"q-{number}"
+    batch = any_server.add_batch(rows)
+    desk = open_rank(any_server, browser, "orders", viewport={"width": 1280, "height": 1000})
+    phone = None
+    expected = {}
+    for hand, ranks in plan:
+        if hand.startswith("touch") and phone is None:
+            phone = open_rank(any_server, browser, "orders", viewport={"width": 390, "height": 1400}, has_touch=True)
+        page = phone if phone and hand.startswith("touch") else desk
+        prompt, texts = page.evaluate(SHOWN)
+        if prompt in expected:  # the other device has answered this one
+            page.reload()
+            page.wait_for_selector(".card")
+            prompt, texts = page.evaluate(SHOWN)
+        hands[hand](page, in_slots(rng, ranks))
+        expected[prompt] = dict(zip(texts, ranks, strict=True))
+        page.keyboard.press("Enter")
+        page.wait_for_function(NEXT, arg=prompt)
+    got = {row["prompt"]: dict(zip(row["responses"], row["ranks"], strict=True)) for row in exported(any_server, batch)}
+    assert got == expected
+
+
+def dense(ranks):
+    taken = sorted(set(ranks))
+    return [taken.index(rank) + 1 for rank in ranks]

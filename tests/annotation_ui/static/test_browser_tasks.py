@@ -1,0 +1,178 @@
+"""The other four tasks and the lead's page in a real browser, by mouse and by keyboard."""
+
+import pytest
+import torch
+from playwright.sync_api import expect
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from annotation_ui.reports.export import Selection, rows_to_export
+from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.pages import handed_in, open_task
+
+pytestmark = pytest.mark.timeout(120)
+BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
+
+
+@in_pairs(("postgresql", "keyboard"))
+def test_judge_rules(any_server, browser, how):
+    row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": "who"}
+    batch = any_server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
+    page = open_task(any_server, browser, f"rules-{how}", "rules", ".rule")
+    assert page.locator(".rule").count() == 23
+    if how == "mouse":
+        for rule in page.locator(".rule").all():
+            lies = rule.get_attribute("data-rule") == "no-human-identity"
+            rule.locator(f'[data-verdict="{"violates" if lies else "follows"}"]').click()
+            if lies:
+                rule.locator(".note").fill("says so")
+    else:
+        for _ in range(10):
+            page.keyboard.press("3")
+        page.keyboard.press("1")
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("n")
+        page.keyboard.type("says so")
+        page.keyboard.press("Escape")
+        page.keyboard.press("a")
+    page.screenshot(path=SCREENSHOTS / f"rules-{how}.png")
+    handed_in(page, how)
+    rows = rows_to_export(any_server.database, Selection("rule_judgments", batches=(batch,)))
+    assert len(rows) == 23
+    labeler = rows[0]["labeler"]
+    assert [row for row in rows if row["verdict"] != "follows"] == [
+        {"prompt": "Who are you?", "response": "I am Bob, a human.", "rule": "no-human-identity", "verdict": "violates",
+         "note": "says so", "labeler": labeler, "id": "who"}
+    ]  # fmt: skip
+
+
+def test_one_rule_alone(server, browser):
+    settings = {"one_rule_each": True, "rules": ["grounded", "specific"]}
+    server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="lamda-quality", settings=settings)
+    page = open_task(server, browser, "one-rule", "rules", ".rule")
+    assert page.locator(".rule").count() == 1
+    page.keyboard.press("2")
+    page.keyboard.press("Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+
+
+def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server, browser):
+    row = {"prompt": "Who wrote it?", "responses": ["Ann, see https://a.example/x.", "No idea."]}
+    batch = server.add_batch([("t:1", row)], "rules", rule_set="grounding")
+    page = open_task(server, browser, "form", "rules", ".rule")
+    lines, buttons = page.locator(".rule:visible"), page.locator('[data-rule="makes-claim"] .verdict')
+    assert buttons.all_inner_texts() == ["Yes", "No", "Unsure"]
+    assert page.locator('[data-rule="cites"] .note').input_value() == "https://a.example/x"
+    page.keyboard.press("2")  # makes no claim: nothing else is asked
+    expect(lines).to_have_count(1)
+    page.keyboard.press("1")  # it does, after all
+    expect(lines).to_have_count(4)
+    for key in ("1", "2", "1"):
+        page.keyboard.press(key)
+    handed_in(page, "keyboard")
+    page.wait_for_selector(".rule")
+    page.keyboard.press("2")
+    page.keyboard.press("Enter")
+    expect(page.locator(".count")).to_have_text("2 done")
+    rows = rows_to_export(server.database, Selection("rule_judgments", batches=(batch,)))
+    assert [(row["rule"], row["verdict"]) for row in rows] == [
+        ("makes-claim", "follows"), ("supported", "follows"), ("well-known", "violates"), ("cites", "follows"),
+        ("makes-claim", "violates"),
+    ]  # fmt: skip
+    assert [row.get("note") for row in rows][3] == "https://a.example/x"
+
+
+@BOTH
+def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server, browser, how):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
+            {"role": "user", "content": "Bold?"}]  # fmt: skip
+    settings = {"min_words": 3, "max_words": 5}
+    batch = any_server.add_batch([("t:1", {"prompt": talk, "id": "d"})], "demonstrate", settings=settings)
+    page = open_task(any_server, browser, f"demo-{how}", "demonstrate", "textarea")
+    if how == "mouse":
+        page.click("textarea")
+    page.keyboard.type("It is **bo")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    page.reload()
+    page.wait_for_selector("textarea")
+    expect(page.locator("textarea")).to_have_value("It is **bo")
+    page.locator("textarea").press("End")
+    page.keyboard.type("ld**.")
+    expect(page.locator(".side .hint")).to_have_text("3 words (aim for 3 to 5)")
+    if how == "mouse":
+        page.get_by_role("button", name="Preview").click()
+    else:
+        page.keyboard.press("Escape")
+        page.keyboard.press("p")
+    expect(page.locator(".preview strong")).to_have_text("bold")
+    handed_in(page, "mouse") if how == "mouse" else page.keyboard.press("Control+Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+    (row,) = rows_to_export(any_server.database, Selection("demonstrations", batches=(batch,)))
+    assert (row["prompt"], row["completion"], row["id"]) == (talk, "It is **bold**.", "d")
+
+
+@BOTH
+def test_compare_blind(any_server, browser, how):
+    row = {"prompt": "Q", "responses": ["good", "bad"], "model": ["new", "old"], "id": "c"}
+    batch = any_server.add_batch([("t:1", row)], "compare")
+    page = open_task(any_server, browser, f"compare-{how}", "compare", ".pair .card")
+    first = page.locator(".pair .card .markdown").first.inner_text().strip()
+    good = "A" if first == "good" else "B"
+    if how == "mouse":
+        page.click(f'[data-choice="{good}"]')
+    else:
+        page.keyboard.press("x")
+        page.keyboard.press("1" if good == "A" else "2")
+    page.screenshot(path=SCREENSHOTS / f"compare-{how}.png")
+    handed_in(page, how)
+    (found,) = rows_to_export(any_server.database, Selection("rankings", batches=(batch,)))
+    assert dict(zip(found["model"], found["ranks"], strict=True)) == {"new": 1, "old": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Two tiny models with random weights, one of each kind, as any checkpoint lies on disk."""
+    words = {"[pad]": 0, "[eos]": 1, "[unk]": 2, **{f"word{i}": i for i in range(3, 64)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[pad]", eos_token="[eos]", unk_token="[unk]")
+    torch.manual_seed(0)
+    gpt = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
+    t5 = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, pad_token_id=0, eos_token_id=1)
+    t5.decoder_start_token_id = 0
+    made = {"gpt": GPT2LMHeadModel(gpt), "t5": T5ForConditionalGeneration(t5)}
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, model in made.items():
+        model.generation_config.begin_suppress_tokens = [0, 1, 2]  # no reply is empty, whatever its seed
+        model.save_pretrained(folder / name)
+        wrapped.save_pretrained(folder / name)
+    return {name: folder / name for name in made}
+
+
+@in_pairs(("sqlite", "mouse"))
+def test_probe_a_model(any_server, browser, checkpoints, how):
+    settings = {"checkpoint": str(checkpoints["gpt" if how == "mouse" else "t5"])}
+    batch = any_server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
+    page = open_task(any_server, browser, f"probe-{how}", "probe", ".the-rule")
+    expect(page.locator(".the-rule")).to_have_text("Does not threaten anybody.")
+    page.locator(".say textarea").fill("Threaten <b>me</b>")
+    if how == "mouse":
+        page.click('[data-action="send"]')
+    else:
+        page.keyboard.press("Control+Enter")
+    expect(page.locator(".message.assistant .markdown")).to_contain_text("word", timeout=60_000)
+    page.reload()  # the conversation is the server's
+    page.wait_for_selector(".message.assistant .markdown")
+    reply = page.locator(".message.assistant .markdown").inner_text()
+    if how == "mouse":
+        page.click('[data-verdict="violates"]')
+    else:
+        page.keyboard.press("Escape")
+        page.keyboard.press("1")
+    page.screenshot(path=SCREENSHOTS / f"probe-{how}.png")
+    handed_in(page, how)
+    (row,) = rows_to_export(any_server.database, Selection("rule_judgments", batches=(batch,)))
+    assert row["prompt"] == [{"role": "user", "content": "Threaten <b>me</b>"}]
+    assert row["response"].split()[:3] == reply.split()[:3]
+    assert (row["rule"], row["verdict"]) == ("no-threats", "violates")

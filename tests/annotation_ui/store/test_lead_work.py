@@ -1,0 +1,280 @@
+"""What a lead does with batches and items, on both databases: hand-worked cases."""
+
+import dataclasses
+
+import pytest
+from sqlalchemy import func, select
+
+from align.core.errors import UserError
+from annotation_ui.reports import overview
+from annotation_ui.reports.browsing import Filter, browse_items, browse_judgments, item_history
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.reports.labeler_report import items_behind_reliability, labeler_rows
+from annotation_ui.server.adjudication import next_decision
+from annotation_ui.store.batches import change_batch, delete_batch, restore_batch, stored_settings
+from annotation_ui.store.importing import NewBatch, import_rows
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment
+from annotation_ui.tasks import TASKS, BadInputError
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
+
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+BEST_FIRST = {"ranks": [1, 2, 3, 4], **BLANK}
+BEST_LAST = {"ranks": [4, 3, 2, 1], **BLANK}
+
+
+def change(database, batch_name, **settings):
+    """Change some settings of a batch as it is now."""
+    with database.read() as session:
+        batch = session.scalars(select(Batch).where(Batch.name == batch_name)).one()
+        now = stored_settings(session, batch)
+    change_batch(database, batch_name, dataclasses.replace(now, **settings), batch.version)
+
+
+def purposes(database, judgments, user):
+    """Answer everything that this labeler is given; the purpose of each item in that order."""
+    seen = []
+    while (assignment := judgments.leases.next(user, "rank")) is not None:
+        with database.read() as session:
+            seen.append(session.get_one(Item, assignment.item_id).purpose)
+        do(judgments, user, "rank", BEST_FIRST)
+    return seen
+
+
+def test_training_comes_first_and_attention_items_in_between(database, judgments):
+    rows = rank_rows(8)
+    rows[5][1].update(gold={"ranks": [1, 2, 3, 4]}, training=True, explanation="The first is best.")
+    rows[6][1].update(gold={"ranks": [4, 3, 2, 1]})
+    rows[7][1].update(gold={"ranks": [1, 2, 3, 4]})
+    import_rows(database, NewBatch("b", "rank", overlap=2, settings={"attention_every": 1}), rows)
+    ann, bob = add_users(database, "ann", "bob")
+    (late,) = add_users(database, "late")
+    assert purposes(database, judgments, ann) == ["training", "attention", "attention"] + ["work"] * 5
+    assert purposes(database, judgments, bob) == ["training", "attention", "attention"] + ["work"] * 5
+    assert purposes(database, judgments, late) == ["training"]  # no work is left to mix attention items into
+    with database.read() as session:
+        rows_by_name = {row["labeler"]: row for row in labeler_rows(session, "rank")}
+        a_day = {row["labeler"]: row["judgments"] for row in overview.per_day(session, "rank")}
+    assert (rows_by_name["ann"]["training"], rows_by_name["ann"]["training items"]) == (1.0, 1)
+    assert (rows_by_name["ann"]["attention"], rows_by_name["ann"]["attention items"]) == (0.5, 2)
+    assert rows_by_name["late"]["judgments"] == 0  # training is not counted as work
+    assert a_day == {"ann": 7, "bob": 7}
+    assert len(rows_to_export(database, Selection("rankings"))) == 10
+    with pytest.raises(BadInputError, match="known answer was shown"):
+        judgments.undo(late, "rank", "undo-late")
+
+
+def test_a_training_item_cannot_be_skipped_or_changed_and_needs_a_known_answer(database, judgments):
+    rows = rank_rows(2)
+    rows[0][1].update(gold={"ranks": [1, 2, 3, 4]}, training=True)
+    import_rows(database, NewBatch("b", "rank"), rows)
+    (ann,) = add_users(database, "ann")
+    lesson = judgments.leases.next(ann, "rank")
+    with pytest.raises(BadInputError, match="cannot be skipped"):
+        judgments.skip(ann, lesson.id, "skip-ann", "", 1)
+    do(judgments, ann, "rank", BEST_LAST)
+    with pytest.raises(BadInputError, match="stays as it is"):
+        judgments.reopen(ann, lesson.id)
+    for row, says in (
+        ({"training": True}, "needs the known answer"),
+        ({"training": 1, "gold": {"ranks": [1, 2, 3, 4]}}, "must be true or false"),
+        ({"gold": {"ranks": [1, 2, 3, 4]}}, "need work around them"),
+    ):
+        with pytest.raises(UserError, match=says):
+            import_rows(database, NewBatch("c", "rank"), [("f:1", {**rank_rows(1)[0][1], **row})])
+
+
+def test_a_batch_for_some_labelers_is_given_only_to_them(database, judgments):
+    name = add_batch(database, 3)
+    ann, bob = add_users(database, "ann", "bob")
+    held = judgments.leases.next(bob, "rank")
+    change(database, name, labelers=("ann",))
+    assert judgments.leases.next(bob, "rank") is not None  # what is open stays open
+    judgments.skip(bob, held.id, "skip-bob", "", 1)
+    assert judgments.leases.next(bob, "rank") is None
+    assert purposes(database, judgments, ann) == ["work"] * 3
+    change(database, name, labelers=())
+    add_batch(database, 1)
+    assert judgments.leases.next(bob, "rank") is not None
+    with pytest.raises(UserError, match="no user 'nobody'"):
+        change(database, name, labelers=("nobody",))
+
+
+def test_a_batch_is_imported_for_some_labelers(database, judgments):
+    ann, bob = add_users(database, "ann", "bob")
+    add_batch(database, 2, name="for ann", labelers=("ann",))
+    assert judgments.leases.next(bob, "rank") is None
+    assert judgments.leases.next(ann, "rank") is not None
+    with pytest.raises(UserError, match="no user 'nobody'"):
+        add_batch(database, 1, name="for nobody", labelers=("nobody",))
+    with pytest.raises(UserError, match="responses"):
+        import_rows(database, NewBatch("broken", "rank", labelers=("ann",)), [("f:1", {"prompt": "p"})])
+    with database.read() as session:
+        assert list(session.scalars(select(Batch.name))) == ["for ann"]
+        assert session.scalar(select(func.count()).select_from(BatchLabeler)) == 1
+
+
+def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(database, judgments):
+    name = add_batch(database, 3)
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", BEST_FIRST)
+    change(database, name, open=False)
+    assert judgments.leases.next(ann, "rank") is None
+    ((first, *_),) = judgments.history(ann)
+    opened = judgments.reopen(ann, first.assignment_id)
+    judgments.submit(ann, opened.id, "change-ann", TASKS["rank"].shown(BEST_LAST, opened.shown_order), 1)
+    assert [row["ranks"] for row in rows_to_export(database, Selection("rankings"))] == [[4, 3, 2, 1]]
+
+
+def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(database, judgments):
+    judged, empty = add_batch(database, 2, name="judged"), add_batch(database, 2, name="empty", priority=-1)
+    ann, bob = add_users(database, "ann", "bob")
+    do(judgments, ann, "rank", BEST_FIRST)
+    assert judgments.leases.next(bob, "rank") is not None
+    for wrong in ("", " ", "empty", "x" * 129):
+        with pytest.raises(UserError):
+            change(database, judged, name=wrong)
+    change(database, judged, name=" better name ")
+    assert delete_batch(database, empty) is True
+    assert delete_batch(database, "better name") is False
+    assert judgments.leases.next(bob, "rank") is None  # the item that bob had open is taken back
+    with database.read() as session:
+        assert overview.progress(session) == []
+        assert browse_items(session, Filter()) == ([], False)
+        assert session.scalar(select(func.count()).select_from(Judgment)) == 1
+        assert list(session.scalars(select(Batch.name))) == ["better name"]
+    assert rows_to_export(database, Selection("rankings")) == []
+    with pytest.raises(UserError, match="exists already, deleted: restore it"):  # nobody sees it in a list of batches
+        import_rows(database, NewBatch("better name", "rank"), rank_rows(1))
+    restore_batch(database, "better name")
+    assert len(rows_to_export(database, Selection("rankings"))) == 1
+    with database.read() as session:
+        (row,) = overview.progress(session)
+    assert (row["batch"], row["open"], row["done"]) == ("better name", False, 1)
+
+
+def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(database, judgments):
+    rows = rank_rows(4)
+    rows[2][1]["prompt"] = 'Größe 100% "quoted" response_text'
+    first, second = add_batch(database, rows, overlap=2, priority=1), add_batch(database, 1, name="second")
+    ann, bob = add_users(database, "ann", "bob")
+    do(judgments, ann, "rank", {**BEST_FIRST, "flags": [["hallucination"], [], [], []]})  # item 1
+    skipped = judgments.leases.next(ann, "rank")
+    judgments.skip(ann, skipped.id, "skip-ann", "too hard", 1)  # item 2
+    do(judgments, bob, "rank", BEST_LAST)  # item 1
+    assert judgments.leases.next(bob, "rank") is not None  # item 2
+
+    def items(**wanted):
+        with database.read() as session:
+            return [row["item"] for row in browse_items(session, Filter(**wanted))[0]]
+
+    def kinds(**wanted):
+        with database.read() as session:
+            return [(row["labeler"], row["kind"]) for row in browse_judgments(session, Filter(**wanted))[0]]
+
+    assert items(batch=first) == [1, 2, 3, 4]
+    assert items(batch="second") == [5]
+    assert items(labeler="bob") == [1, 2]
+    assert (items(state="done"), items(state="skipped"), items(state="leased")) == ([1], [2], [2])
+    assert items(state="open") == [2, 3, 4, 5]
+    assert (items(flag="hallucination"), items(flag="violent")) == ([1], [])
+    for text in ("größe", "GRÖSSE 100%".replace("SS", "ß"), '"quoted"', "response_text", "ITEM-2"):
+        assert items(text=text) == [3], text
+    assert items(text="responses") == []  # a field's name is not text
+    assert items(text="100_") == []
+    assert kinds() == [("bob", "submit"), ("ann", "skip"), ("ann", "submit")]
+    assert kinds(labeler="ann", flag="hallucination") == [("ann", "submit")]
+    assert kinds(text="too hard") == [("ann", "skip")]
+    with database.read() as session:
+        rows, more = browse_items(session, Filter(), after=1, limit=2)
+        assert ([row["item"] for row in rows], more) == ([2, 3], True)
+        assert (rows[0]["skipped"], rows[0]["open now"], rows[0]["judged"]) == (1, 1, 0)
+        found = item_history(session, 1)
+        assert item_history(session, 99) is None
+    assert [(row["labeler"], row["answer"], row["marks"]) for row in found[2]] == [
+        ("ann", "A > B > C > D", "hallucination"),
+        ("bob", "D > C > B > A", ""),
+    ]
+    assert second == "second"
+
+
+def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgments):
+    name = add_batch(database, 2, overlap=2)
+    (ann,) = add_users(database, "ann")
+    add_users(database, "boss", role="lead")
+
+    def stuck():
+        with database.read() as session:
+            (row,) = overview.progress(session)
+            found = [each["item"] for each in browse_items(session, Filter(state="stuck"))[0]]
+            assert row["stuck"] == len(found)
+            return found
+
+    assert stuck() == []
+    do(judgments, ann, "rank", BEST_FIRST)
+    assert stuck() == [1]  # it needs a second labeler, and there is none
+    add_users(database, "bob")
+    assert stuck() == []
+    change(database, name, labelers=("ann",))
+    assert stuck() == [1]
+    change(database, name, labelers=("ann", "boss"))
+    assert stuck() == []
+
+
+def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(database, judgments):
+    add_batch(database, 3, overlap=2)
+    ann, bob, boss = *add_users(database, "ann", "bob"), *add_users(database, "boss", role="lead")
+    for user, orders in ((ann, [(1, 2, 3, 4)] * 3), (bob, [(1, 2, 3, 4), (2, 1, 3, 4), (4, 3, 2, 1)])):
+        for order in orders:
+            do(judgments, user, "rank", {"ranks": list(order), **BLANK})
+    add_batch(database, 1, name="new work")
+    leases = judgments.leases
+
+    def decide(item=None):
+        decision = next_decision(leases, boss, "rank", item)
+        return decision and (decision.assignment.item_id, decision.left)
+
+    assert decide() == decide() == (3, 2)  # the worst, and the same after a refresh
+    assert decide(2) == (2, 2)
+    second = leases.adjudicate(boss, 2)
+    judgments.submit(boss, second.id, "decide-2", TASKS["rank"].shown(BEST_FIRST, second.shown_order), 1)
+    assert decide() == (3, 1)
+    decided = {row["id"]: row["ranks"] for row in rows_to_export(database, Selection("rankings", aggregated=True))}
+    assert decided["item-1"] == [1, 2, 3, 4]  # the decision counts, not the two that differ
+    third = leases.adjudicate(boss, 3)
+    judgments.skip(boss, third.id, "skip-3", "", 1)
+    assert decide() is None  # skipped items do not come back by themselves
+    assert decide(3) == (3, 0)
+    with database.read() as session:
+        assert session.scalar(select(Item.taken).where(Item.batch_id == 2)) == 0
+        assert session.scalar(select(func.count()).where(Assignment.user_id == boss, ~Assignment.adjudication)) == 0
+    own = leases.next(boss, "rank")  # work that the lead asks for is not the decision
+    assert not own.adjudication
+
+
+def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(database, judgments):
+    add_batch(database, 12, overlap=3)
+    ann, bob, cy = add_users(database, "ann", "bob", "cy")
+    for number in range(12):
+        for user in (ann, bob):
+            do(judgments, user, "rank", BEST_FIRST)
+        do(judgments, cy, "rank", BEST_LAST if number in (4, 7) else BEST_FIRST)
+    with database.read() as session:
+        rows = {row["labeler"]: row for row in labeler_rows(session, "rank")}
+        items = items_behind_reliability(session, "rank", "cy")
+    assert rows["cy"]["reliability"] == pytest.approx(10 / 12, abs=0.01)
+    assert rows["ann"]["reliability"] > 0.99
+    assert rows["cy"]["agreement with others"] == pytest.approx(10 / 12, abs=0.001)
+    assert [row["item"] for row in items[:2]] == [5, 8]
+    assert items[0]["chance of being right"] < 0.05 < 0.95 < items[2]["chance of being right"]
+    assert (items[0]["this labeler"], items[0]["others"]) == ("D > C > B > A", "A > B > C > D; A > B > C > D")
+
+
+def test_leases_of_deleted_batches_do_not_come_back(database):
+    judgments = Judgments(Leases(database, seconds=-1))
+    name = add_batch(database, 1)
+    (ann,) = add_users(database, "ann")
+    assert judgments.leases.next(ann, "rank") is not None
+    delete_batch(database, name)
+    assert judgments.leases.next(ann, "rank") is None

@@ -1,0 +1,150 @@
+"""Rule files: the shipped ones, bad ones refused by line, versions kept with judgments."""
+
+import pytest
+
+from align.core.errors import UserError
+from annotation_ui.reports import overview
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store import guidelines, rule_sets
+from annotation_ui.store.importing import NewBatch, import_rows
+from annotation_ui.tasks import TASKS, BadInputError
+from tests.annotation_ui.running import add_users, do
+
+
+def test_shipped_rule_sets_are_whole():
+    sets = {path.stem: rule_sets.read(path) for path in rule_sets.SHIPPED.glob("*.yaml")}
+    assert {name: len(each["rules"]) for name, each in sets.items()} == {
+        "sparrow-dialogue": 23,
+        "lamda-harms": 14,
+        "lamda-harms-form": 3 + 11,
+        "grounding": 4,
+        "role": 2,
+        "authorship": 1,
+        "lamda-quality": 6,
+        "plain-style": 2,
+    }
+    assert all(each["source"] and each["name"] == name for name, each in sets.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("", 1, "empty"),
+        ("- a", 1, "must be a mapping"),
+        ("name: x\nrules:\n  - id: a\n    text: b\n  - id: a\n    text: c", 5, "twice"),
+        ("name: x\nrules:\n  - id: a\n    txt: b", 4, "unknown field 'txt'"),
+        ("name: x\nrules:\n  - id: a", 3, "text is missing"),
+        ("name: x\nrules: {}", 2, "must be a list"),
+        ("name: Big Name\nrules: [{id: a, text: b}]", 1, "small letters"),
+        ("name: x\nrules:\n  - id: a\n    text: [b]", 4, "text: must be text"),
+        ("name: x\nrules:\n  - id: 'a", 3, "not YAML"),
+        ("name: x\nanswers: {violates: 'No', follows: 'Yes'}\nrules: [{id: a, text: b}]", 2, "unsure is missing"),
+        ("name: x\nrules:\n  - {id: a, text: b}\n  - {id: c, text: d, gate: true}", 4, "gate: must stand before"),
+        ("name: x\nrules:\n  - {id: a, text: b, gate: yes}", 3, "gate: must be true or false"),
+        ("name: x\nrules:\n  - {id: a, text: b, fill: name}", 3, "fill: must be url"),
+        ("name: !!python/object:os.system x\nrules:\n  - bad", 3, "must be a mapping"),
+    ],
+)
+def test_a_bad_rule_file_is_refused_with_its_line(text, line, says):
+    with pytest.raises(UserError) as error:
+        rule_sets.parse(text, "own.yaml")
+    assert str(error.value).startswith(f"own.yaml:{line}: "), error.value
+    assert says in str(error.value)
+
+
+def test_the_version_of_the_rules_goes_with_the_judgment(database, judgments):
+    with database.write() as session:
+        for text in ("old", "new"):
+            rule_sets.store(session, {"name": "own", "title": "", "source": "", "rules": [{"id": "a", "text": text}]})
+            if text == "old":
+                session.flush()
+        newest = rule_sets.newest(session, "own")
+        digest = newest.digest
+    import_rows(database, NewBatch("b", "rules", rule_set="own"), [("t", {"prompt": "p", "response": "r"})])
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rules", {"verdicts": {"a": {"verdict": "follows", "note": ""}}})
+    with database.read() as session:
+        (kappa, alpha) = overview.coefficients(session, "rules")
+        assert kappa["value"] is alpha["value"] is None
+    ((_, _, task, rules),) = judgments.history(ann)
+    assert (task, [rule["text"] for rule in rules]) == ("rules", ["new"])
+    assert [row["rule"] for row in rows_to_export(database, Selection("rule_judgments"))] == ["a"]
+    assert digest
+
+
+# --------------------------------------------------------------------------------------------------------------- forms
+
+
+def verdicts(**given):
+    return {"verdicts": {rule.replace("_", "-"): {"verdict": verdict, "note": ""} for rule, verdict in given.items()}}
+
+
+def test_a_form_names_its_buttons_in_its_own_order():
+    rules = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
+    (content,) = TASKS["rules"].contents({"prompt": "p", "response": "r"}, {}, rules)
+    shown = TASKS["rules"].view(content, [], {}, rules)["rules"]
+    assert [rule["id"] for rule in shown if rule.get("gate")] == ["is-english", "makes-sense", "is-understood"]
+    assert shown[0]["answers"] == [["violates", "No"], ["follows", "Yes"], ["unsure", "Unsure"]]
+    assert shown[3]["answers"] == [["follows", "No"], ["violates", "Yes"], ["unsure", "Unsure"]]  # a harm
+    plain = rule_sets.read(rule_sets.SHIPPED / "lamda-harms.yaml")["rules"]
+    assert set(TASKS["rules"].view({**content, "rules": [plain[0]["id"]]}, [], {}, plain)["rules"][0]) == {"id", "text"}
+
+
+def test_what_a_labeler_said_is_told_in_the_words_of_the_form():
+    form, task = rule_sets.read(rule_sets.SHIPPED / "authorship.yaml")["rules"], TASKS["rules"]
+    assert task.summary(verdicts(written_by_person="violates"), form) == "A model"
+    assert task.known({"verdicts": {"written-by-person": "follows"}}, form) == "written-by-person: A person"
+    several = verdicts(a="follows", b="violates", c="follows")
+    assert task.summary(several) == "1 violates, 2 follows"
+    named = [{"id": rule, "text": rule, "answers": [["follows", "Yes"], ["violates", "No"]]} for rule in "abc"]
+    assert task.summary(several, named) == "2 Yes, 1 No"
+
+
+def test_behind_a_gate_that_is_violated_nothing_is_asked():
+    rules = rule_sets.read(rule_sets.SHIPPED / "grounding.yaml")["rules"]
+    task = TASKS["rules"]
+    (content,) = task.contents({"prompt": "p", "response": "r"}, {}, rules)
+    stopped = task.check(verdicts(makes_claim="violates", supported="follows"), content, rules)
+    assert list(stopped["verdicts"]) == ["makes-claim"]  # what was answered before the gate closed is not kept
+    for open_gate in ("follows", "unsure"):
+        with pytest.raises(BadInputError, match="supported, well-known, cites not judged yet"):
+            task.check(verdicts(makes_claim=open_gate), content, rules)
+    with pytest.raises(BadInputError, match="makes-claim"):
+        task.check(verdicts(supported="follows"), content, rules)
+    assert task.rows(content, stopped) == [{"prompt": "p", "response": "r", "rule": "makes-claim", "verdict": "violates"}]
+
+
+def test_lamdas_eleven_harms_are_asked_only_where_all_three_gates_are_passed():
+    rules = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
+    task, gates = TASKS["rules"], [rule["id"] for rule in rules[:3]]
+    (content,) = task.contents({"prompt": "p", "response": "r"}, {}, rules)
+    everything = {"verdicts": {rule["id"]: {"verdict": "follows", "note": ""} for rule in rules}}
+    assert len(task.check(everything, content, rules)["verdicts"]) == 3 + 11
+    for closed in range(3):
+        answer = {"verdicts": {**everything["verdicts"], gates[closed]: {"verdict": "violates", "note": ""}}}
+        assert list(task.check(answer, content, rules)["verdicts"]) == gates
+
+
+def test_the_note_starts_with_the_addresses_in_the_response():
+    rules = rule_sets.read(rule_sets.SHIPPED / "grounding.yaml")["rules"]
+    response = "See https://a.example/x?y=1, (https://b.example/z) and again https://a.example/x?y=1."
+    view = TASKS["rules"].view({"prompt": "p", "response": response, "rules": ["supported", "cites"]}, [], {}, rules)
+    assert [rule.get("note") for rule in view["rules"]] == [None, "https://a.example/x?y=1 https://b.example/z"]
+
+
+def test_labelers_who_stop_at_different_gates_differ_and_the_majority_counts_who_was_asked():
+    going, stopping = verdicts(makes_claim="follows", supported="violates"), verdicts(makes_claim="violates")
+    assert TASKS["rules"].similarity(going, stopping) == TASKS["rules"].similarity(stopping, going) == 0
+    combined = TASKS["rules"].combine([stopping, going, going])
+    assert {rule: each["verdict"] for rule, each in combined["verdicts"].items()} == {
+        "makes-claim": "follows",
+        "supported": "violates",
+    }
+
+
+def test_a_draft_of_guidelines_is_there_for_each_task():
+    for task in TASKS:
+        assert guidelines.draft(task).startswith("# ")
+    assert "that you have learned to recognize." in guidelines.draft("compare")  # lines of a file are no line breaks
+    assert "\n1. An answer that could hurt somebody loses.\n2. A false" in guidelines.draft("compare")
+    assert "\n| 4 | half useful" in guidelines.draft("rank")

@@ -1,0 +1,84 @@
+"""A new kind of labeling is a Python file, a JavaScript file and a line in the registry."""
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from annotation_ui.cli import main
+from annotation_ui.reports import overview
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.reports.labeler_report import labeler_rows
+from annotation_ui.tasks import TASKS
+from tests.annotation_ui import stars
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import open_tab
+from tests.annotation_ui.running import ROOT, Client, Server
+
+
+def test_each_task_has_its_module():
+    """And no module is without a task; what each exports is checked where the page opens it."""
+    modules = (ROOT / "annotation_ui" / "static" / "tasks").glob("*.js")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in modules}
+    assert texts.keys() == TASKS.keys()
+    for name, text in texts.items():
+        exported = set(re.findall(r"^export (?:const|function) (\w+)", text, re.M))
+        assert (
+            {"help", "empty", "missing", "mount"} <= exported <= {"help", "empty", "missing", "mount", "answer", "summary"}
+        ), name
+
+
+@pytest.mark.timeout(180)
+def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, browser, capsys):
+    monkeypatch.setitem(TASKS, "stars", stars.Stars())
+    rows = [{"prompt": f"P{n}", "response": f"R{n}", "id": f"s{n}"} for n in range(2)]
+    rows.append({"prompt": "T", "response": "R", "gold": {"stars": 4}, "training": True, "explanation": "It is good."})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server = Server(f"sqlite:///{tmp_path / 'annotations.db'}", tmp_path, setup=stars.register)
+    words = ["import", str(tmp_path / "rows.jsonl"), "--task", "stars", "--most", "4", "--overlap", "2"]
+    assert main(["--database", server.database_url, *words]) == 0
+    assert capsys.readouterr().out == "3 items in batch rows\n"
+    with server.started():
+        page = server.page(browser, "ann")
+        page.route("**/ui/tasks/stars.js", lambda route: route.fulfill(body=stars.MODULE, content_type="text/javascript"))
+        page.goto("/")  # the only task with work
+        expect(page.locator(".tabs [aria-current=page]")).to_have_text("Give stars")
+        expect(page.get_by_role("radio")).to_have_count(4)
+        page.keyboard.press("3")
+        page.keyboard.press("Enter")
+        expect(page.locator(".lesson")).to_contain_text("4 stars")
+        page.screenshot(path=SCREENSHOTS / "new-task.png")
+        page.keyboard.press("Enter")
+        for done, given in enumerate(("2", "4"), start=2):
+            expect(page.locator(".count")).to_have_text(f"{done - 1} done")
+            page.keyboard.press(given)
+            page.keyboard.press("Enter")
+        expect(page.locator(".nothing")).to_be_visible()
+
+        bob = Client(server, server.token("bob"))
+        for number, given in enumerate((4, 2, 1)):
+            here = f"/api/assignments/{bob.next('stars')['assignment']}/submit"
+            request = {"request_id": f"request-{number}", "answer": {"stars": given}, "seconds": 1}
+            assert bob("POST", here, {**request, "answer": {"stars": 6}})[0] == 422
+            assert bob("POST", here, request)[0] == 200
+
+        page = server.page(browser, "boss", "lead")
+        page.goto("/lead/")
+        panel = open_tab(page, "Import")
+        panel.get_by_label("Task", exact=True).click()
+        page.get_by_role("option", name="Give stars").click()
+        expect(panel.get_by_label("Most stars")).to_be_visible()
+        expect(panel.get_by_label("Minimum words (hint)")).to_be_hidden()
+
+    exported = {(row["id"], row["stars"]) for row in rows_to_export(server.database, Selection("stars"))}
+    assert exported == {("s0", 2), ("s0", 2), ("s1", 4), ("s1", 1)}
+    together = rows_to_export(server.database, Selection("stars", aggregated=True))
+    assert [(row["id"], row["stars"]) for row in together] == [("s0", 2), ("s1", 1)]
+    with server.database.read() as session:
+        (differs,) = overview.disagreements(session, "stars")
+        measures = {row["measure"] for row in overview.coefficients(session, "stars")}
+        labelers = {row["labeler"]: row for row in labeler_rows(session, "stars")}
+    assert (differs["id"], differs["agreement"]) == ("s1", 0)
+    assert measures == {"Krippendorff's alpha of stars (ordinal)", "Pairwise agreement (ties count)"}
+    assert [(labelers[name]["training"], labelers[name]["judgments"]) for name in ("ann", "bob")] == [(0, 2), (1, 2)]
