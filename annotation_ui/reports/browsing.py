@@ -147,12 +147,11 @@ def stuck() -> ColumnElement[bool]:
     """Condition for a stuck item: it needs judgments, but every active labeler who may get it has already had it."""
     had = aliased(Assignment)
     had_it = select(had.id).where(had.item_id == Item.id, had.user_id == User.id, ~had.adjudication, had.state != "expired")
-    named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Item.batch_id)
-    may_get_it = or_(
-        and_(User.role == "labeler", ~named.exists()),
-        named.where(BatchLabeler.user_id == User.id).correlate(Item, User).exists(),
+    named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Item.batch_id).correlate(Item, User)
+    may_get_it = and_(
+        User.active, User.role == "labeler", or_(~named.exists(), named.where(BatchLabeler.user_id == User.id).exists())
     )
-    left = select(User.id).where(User.active, may_get_it, ~had_it.correlate(Item, User).exists()).correlate(Item)
+    left = select(User.id).where(may_get_it, ~had_it.correlate(Item, User).exists()).correlate(Item)
     held = aliased(Assignment)
     being_judged = select(held.id).where(held.item_id == Item.id, held.state == "leased", held.current_id.is_(None))
     return and_(Item.taken < Item.needed, Item.purpose == "work", ~left.exists(), ~being_judged.exists())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 
 COOKIE = "align_session"
 
@@ -29,12 +29,11 @@ def session_cookie(token: str, hours: float, https: bool) -> str:
 
 
 def session_token(headers: Headers) -> str | None:
-    """The session token in a request's cookie."""
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return cookie.value if cookie else None
+    """The session token in a request's cookie.
+
+    Python's SimpleCookie would drop it behind a cookie that it cannot read, which any program on this host can set.
+    """
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE) or None
 
 
 def same_origin(headers: Headers) -> bool:

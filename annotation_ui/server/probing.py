@@ -57,7 +57,11 @@ class Probing:
             if assignment_id in self._busy:
                 raise ConflictError("the model is still answering")
             self._busy.add(assignment_id)
-        self._judgments.save_transcript(user_id, assignment_id, messages)
+        try:
+            self._judgments.save_transcript(user_id, assignment_id, messages)
+        except BaseException:  # a full disk: the labeler sends the message again
+            self._end_reply(assignment_id)
+            raise
         return str(context.batch.settings.get("checkpoint", "")), messages
 
     async def stream_reply(
@@ -81,8 +85,7 @@ class Probing:
             except Exception as error:  # whatever went wrong, the labeler sees it and the thread ends
                 put_piece(error)
             finally:
-                with self._lock:
-                    self._busy.discard(assignment_id)
+                self._end_reply(assignment_id)
 
         threading.Thread(target=generate_reply, daemon=True).start()
         while (piece := await pieces.get()) is not None:
@@ -91,3 +94,7 @@ class Probing:
                 yield f"\n\n[no reply: {reason}]"
                 return
             yield piece
+
+    def _end_reply(self, assignment_id: int) -> None:
+        with self._lock:
+            self._busy.discard(assignment_id)

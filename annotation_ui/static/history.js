@@ -3,7 +3,7 @@
 import { setAddress } from "./address.js";
 import { h } from "./dom.js";
 
-const help = [["↑ ↓", "choose an answer"], ["Enter", "open it to change it"], ["← →", "newer, older"],
+const help = () => [["↑ ↓", "choose an answer"], ["Enter", "open it to change it"], ["← →", "newer, older"],
   ["W or Esc", "back to labeling"]];
 
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });

@@ -1,5 +1,5 @@
 // The labelers' page: the chosen task, the open item, drafts, undo, skip, submit, help. The module tasks/NAME.js of each
-// task shows its questions and answers. It exports help, empty(view), missing(state, view) and mount(root, view, context),
+// task shows its questions and answers. It exports help(view), empty(view), missing(state, view) and mount(root, view, context),
 // and if it needs them answer(state), what is submitted, and summary(state), one line about what is answered so far.
 
 import { readAddress, setAddress } from "./address.js";
@@ -253,7 +253,7 @@ class Workbench {
   }
 
   showHelp() {
-    this.frame.showDialog("Keys", helpTable(this.module.help, this.history ? [] : help));
+    this.frame.showDialog("Keys", helpTable(this.module.help(this.item?.view), this.history ? [] : help));
   }
 
   showGuidelines() {

@@ -13,11 +13,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from annotation_ui.store.leases import Leases, give_back_slot
-from annotation_ui.store.schema import Assignment, Batch, Guideline, Item, Judgment, RuleSet
+from annotation_ui.store.schema import Assignment, Batch, Guideline, Item, Judgment, RuleSet, User
 from annotation_ui.tasks import TASKS, Json
-from annotation_ui.tasks.base import BadInputError
+from annotation_ui.tasks.base import BadInputError, require
 
 ALREADY_SUBMITTED = "already submitted: you can change it under My work"
+REQUEST_USED = "request_id: used for something else before"
 KNOWN_ANSWER_SHOWN = "a training item: its known answer was shown, so your answer stays as it is"
 
 
@@ -93,28 +94,33 @@ class Judgments:
             return SavedDraft(self.leases.renew(session, assignment), stored, assignment.draft_seq)
 
     def save_transcript(self, user_id: int, assignment_id: int, messages: list[dict[str, str]]) -> None:
-        """Store a probing conversation. Only the server calls this, never with messages from a browser."""
+        """Store a probing conversation. Only the server calls this, never with messages from a browser.
+
+        An item that was skipped or submitted while the model answered stays so.
+        """
         with self.leases.database.write() as session:
             assignment = _own_assignment(session, user_id, assignment_id)
             assignment.transcript = messages
-            self.leases.renew(session, assignment)
+            if assignment.state in ("leased", "expired"):
+                self.leases.renew(session, assignment)
 
     def submit(self, user_id: int, assignment_id: int, request_id: str, answer: Json, seconds: float) -> Judgment:
         """Append the judgment; the same request sent twice (a lost response, a double click) makes one judgment.
 
-        If the lease has expired and somebody else has the slot, the judgment is stored as `late` and never exported.
+        A request id with another answer than the first time is refused. If the lease has expired and somebody else has the
+        slot, the judgment is stored as `late` and never exported.
         """
         with self.leases.database.write() as session:
             earlier = _judgment_of_request(session, user_id, request_id)
-            if earlier is not None:
-                return earlier
             context = _load_context(session, user_id, assignment_id)
             assignment = context.assignment
-            if assignment.state in ("done", "skipped"):
-                raise ConflictError(ALREADY_SUBMITTED)
             if assignment.transcript is not None:
                 answer = {**answer, "messages": assignment.transcript}
             checked = TASKS[assignment.task].check(answer, context.item.content, context.rules)
+            if earlier is not None:
+                return _same_request(earlier, assignment, checked)
+            if assignment.state in ("done", "skipped"):
+                raise ConflictError(ALREADY_SUBMITTED)
             kind = self._judgment_kind(session, assignment)
             judgment = _append_judgment(session, context, kind, request_id, checked, seconds)
             assignment.state = "expired" if kind == "late" else "done"
@@ -126,15 +132,15 @@ class Judgments:
         """Skip the item: its slot goes to somebody else, and this labeler does not see it again."""
         with self.leases.database.write() as session:
             earlier = _judgment_of_request(session, user_id, request_id)
-            if earlier is not None:
-                return earlier
             context = _load_context(session, user_id, assignment_id)
-            assignment = context.assignment
+            assignment, answer = context.assignment, {"reason": reason[:1000]}
+            if earlier is not None:
+                return _same_request(earlier, assignment, answer, skip=True)
             if assignment.state in ("done", "skipped") or assignment.current_id is not None:
                 raise ConflictError(ALREADY_SUBMITTED)
             if context.item.purpose == "training":
                 raise BadInputError("a training item cannot be skipped: answer it, then you see the known answer")
-            judgment = _append_judgment(session, context, "skip", request_id, {"reason": reason[:1000]}, seconds)
+            judgment = _append_judgment(session, context, "skip", request_id, answer, seconds)
             if assignment.state == "leased":
                 give_back_slot(session, assignment)
             assignment.state = "skipped"
@@ -144,11 +150,13 @@ class Judgments:
         """Take back the last answer or skip of a task (or the named assignment's) and open its item again, as it was.
 
         Returns:
-            The reopened assignment; None if there is nothing to take back, or this request was handled before.
+            The reopened assignment, also of a request that was handled before; None if there is nothing to take back.
         """
         with self.leases.database.write() as session:
-            if _judgment_of_request(session, user_id, request_id) is not None:
-                return None
+            earlier = _judgment_of_request(session, user_id, request_id)
+            if earlier is not None:
+                require(earlier.kind == "undo" and assignment_id in (None, earlier.assignment_id), REQUEST_USED)
+                return _own_assignment(session, user_id, earlier.assignment_id)
             context = _last_submitted(session, user_id, task, assignment_id)
             if context is None:
                 return None
@@ -252,11 +260,23 @@ def _load_context(session: Session, user_id: int, assignment_id: int) -> Assignm
 
 
 def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Judgment | None:
-    """The judgment that an earlier request with this id made, if there was one."""
+    """The judgment that an earlier request with this id made, if there was one; holds off the labeler's other requests."""
+    session.execute(select(User.id).where(User.id == user_id).with_for_update(key_share=True))
     judgment = session.scalar(select(Judgment).where(Judgment.request_id == request_id))
     if judgment is not None and judgment.user_id != user_id:
         raise BadInputError("request_id: taken")
     return judgment
+
+
+def _same_request(earlier: Judgment, assignment: Assignment, answer: Json, skip: bool = False) -> Judgment:
+    """The judgment of an earlier request, if this one says the same.
+
+    Raises:
+        BadInputError: if it is about another item, or holds another answer.
+    """
+    same_kind = earlier.kind != "undo" and (earlier.kind == "skip") == skip
+    require(same_kind and earlier.assignment_id == assignment.id and earlier.answer == answer, REQUEST_USED)
+    return earlier
 
 
 def _append_judgment(

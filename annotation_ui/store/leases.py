@@ -45,7 +45,9 @@ class Leases:
         """
         self.collect_expired()
         with self.database.write() as session:
-            session.execute(select(User.id).where(User.id == user_id).with_for_update())  # one claim per labeler at a time
+            session.execute(
+                select(User.id).where(User.id == user_id).with_for_update(key_share=True)
+            )  # one claim per labeler at a time
             leased = _leased_assignment(session, user_id, task, takes_slots)
             if leased is not None:
                 leased.expires_at = time.time() + self.seconds

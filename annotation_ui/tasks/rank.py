@@ -71,10 +71,13 @@ class Rank(Task):
         return {**checked, **comment_field(answer)}
 
     def canonical(self, answer: Json, order: list[int]) -> Json:
-        return {**answer, **{field: unshuffle(answer[field], order) for field in PER_RESPONSE}}
+        return {**answer, **{field: unshuffle(answer[field], order) for field in PER_RESPONSE if field in answer}}
 
     def shown(self, answer: Json, order: list[int]) -> Json:
-        return {**answer, **{field: [answer[field][index] for index in order] for field in PER_RESPONSE}}
+        return {
+            **answer,
+            **{field: [answer[field][index] for index in order] for field in PER_RESPONSE if field in answer},
+        }
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         tiers: dict[int, list[str]] = {}
@@ -95,10 +98,10 @@ class Rank(Task):
         return pairwise_agreement(answer["ranks"], gold["ranks"]) if "ranks" in gold else None
 
     def combine(self, answers: list[Json]) -> Json:
-        """Order by mean rank; equal means tie. Ratings are rounded means; a flag needs more than half of the answers."""
+        """Order by mean fractional rank; equal means tie. Ratings are rounded means; a flag needs more than half."""
         size = len(answers[0]["ranks"])
-        # sums, not means: whole numbers compare exactly
-        totals = [sum(answer["ranks"][i] for answer in answers) for i in range(size)]
+        places_given = [_doubled_places(answer["ranks"]) for answer in answers]
+        totals = [sum(given[i] for given in places_given) for i in range(size)]
         places = {total: place for place, total in enumerate(sorted(set(totals)), start=1)}
         return {
             "ranks": [places[total] for total in totals],
@@ -128,6 +131,14 @@ def unshuffle(values: list[Any], order: list[int]) -> list[Any]:
     for position, index in enumerate(order):
         original[index] = values[position]
     return original
+
+
+def _doubled_places(ranks: list[int]) -> list[int]:
+    """Twice the fractional rank of each response: tied ones share the mean of their places. Whole numbers compare exactly.
+
+    Places without gaps would count an answer the less, the more it ties.
+    """
+    return [2 * sum(other < rank for other in ranks) + ranks.count(rank) + 1 for rank in ranks]
 
 
 def _mean_rating(ratings: list[int | None]) -> int | None:

@@ -60,7 +60,7 @@ def register() -> None:
 
 MODULE = """
 import { conversation, h, radioGroup, written } from "../dom.js";
-export const help = [["1 - 5", "give so many stars"]];
+export const help = () => [["1 - 5", "give so many stars"]];
 export const empty = () => ({ stars: null });
 export const missing = (state) => (state.stars ? null : "Give it stars");
 export function mount(root, view, context) {

@@ -2,7 +2,7 @@
 
 import { conversation, h, radioGroup, written } from "../dom.js";
 
-export const help = [["1 or A", "A is better"], ["2 or B", "B is better"], ["T", "a tie"], ["X", "both are bad"],
+export const help = () => [["1 or A", "A is better"], ["2 or B", "B is better"], ["T", "a tie"], ["X", "both are bad"],
   ["C", "a comment (Esc leaves it)"]];
 
 const CHOICES = [["A", "A is better", "1"], ["tie", "Tie", "T"], ["both_bad", "Both bad", "X"], ["B", "B is better", "2"]];

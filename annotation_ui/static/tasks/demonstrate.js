@@ -2,7 +2,7 @@
 
 import { call, conversation, h } from "../dom.js";
 
-export const help = [["E", "write"], ["Esc", "leave the text"], ["Ctrl+Enter", "submit while writing"], ["P", "preview"]];
+export const help = () => [["E", "write"], ["Esc", "leave the text"], ["Ctrl+Enter", "submit while writing"], ["P", "preview"]];
 
 export function empty() {
   return { completion: "" };

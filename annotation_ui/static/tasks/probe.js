@@ -3,7 +3,7 @@
 import { RefusedError, call, conversation, h, refusal, request } from "../dom.js";
 import { VERDICTS, verdictButtons } from "../verdicts.js";
 
-export const help = [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
+export const help = () => [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
   ["1 2 3", "the last reply violates, unsure, follows"], ["N", "write a note"]];
 
 export function empty() {

@@ -6,7 +6,7 @@ import { dense, move, place, slots, tiers, tieWithAbove } from "../ranking/place
 
 const FLAG_KEYS = "abcdeghijklmnopqrstuvwxyz"; // without f, which closes them
 
-export const help = [
+export const help = () => [
   ["← →", "choose a response"],
   ["1 – 9", "put it in that place; the same place for two is a tie"],
   ["↑ ↓", "move it up or down, or out of a tie"],

@@ -3,12 +3,20 @@
 import { conversation, h, written } from "../dom.js";
 import { VERDICTS, verdictButtons } from "../verdicts.js";
 
-export const help = [
-  ["↑ ↓", "choose a rule"],
-  ["1 2 3", "violates, unsure, follows"],
-  ["N", "write a note (Esc to leave it)"],
-  ["A", "judge all remaining rules as follows"],
-];
+// The names of the verdicts of a rule, in the order of its buttons: [[verdict, name]].
+const namesOf = (rule) => rule.answers ?? VERDICTS;
+
+export function help(view) {
+  const rules = view?.rules ?? [{}];
+  const orders = new Set(rules.map((rule) => namesOf(rule).map(([, name]) => name.toLowerCase()).join(", ")));
+  const good = [...new Set(rules.map((rule) => labelOf(rule, "follows").toLowerCase()))];
+  return [
+    ["↑ ↓", `choose a ${rules[0].answers ? "question" : "rule"}`],
+    ["1 2 3", orders.size === 1 ? [...orders][0] : "the answers, in the order of the buttons"],
+    ["N", "write a note (Esc to leave it)"],
+    ["A", rules[0].answers ? `answer all that is left so that it follows the rule: ${good.join(" or ")}` : "judge all remaining rules as follows"],
+  ];
+}
 
 export function empty() {
   return { verdicts: {} };
@@ -33,10 +41,10 @@ export function mount(root, view, context) {
   let state = context.state;
   let chosen = 0;
   const lines = view.rules.map(ruleLine);
+  const response = h("h2", {}, "The response");
+  const reading = h("div", { class: "reading" }, conversation(view.prompt), response, h("section", { class: "card" }, written(view.response)));
   root.append(
-    h("div", { class: "columns even" },
-      h("div", { class: "reading" }, conversation(view.prompt), h("h2", {}, "The response"),
-        h("section", { class: "card" }, written(view.response))),
+    h("div", { class: "columns even" }, reading,
       h("div", { class: "side wide" }, h("h2", {}, heading(view.rules)),
         h("ol", { class: "rules" }, lines.map((line) => line.element)))),
   );
@@ -47,7 +55,7 @@ export function mount(root, view, context) {
   }
 
   function ruleLine(rule, index) {
-    const buttons = verdictButtons(rule.text, (verdict) => { choose(index, false); judge(verdict); }, rule.answers);
+    const buttons = verdictButtons(rule.text, (verdict) => { choose(index, false); judge(verdict); }, namesOf(rule));
     const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000",
       "aria-label": `Note on: ${rule.text}`, oninput: () => context.typed(withVerdict(rule.id, { note: note.value })) });
     const answers = context.others?.map((other) => `${labelOf(rule, other.answer.verdicts[rule.id]?.verdict) ?? "–"} (${other.labeler})`);
@@ -97,6 +105,7 @@ export function mount(root, view, context) {
   }
 
   show();
+  reading.scrollTop = response.offsetTop - 12; // where it scrolls by itself, what is judged is in sight
   return {
     focus: () => lines[chosen].element.focus({ preventScroll: true }),
     restore(next) {
@@ -106,7 +115,7 @@ export function mount(root, view, context) {
     key(event) {
       const key = event.key.toLowerCase();
       if (/^[123]$/.test(key)) {
-        judge((view.rules[chosen].answers ?? VERDICTS)[Number(key) - 1][0]);
+        judge(namesOf(view.rules[chosen])[Number(key) - 1][0]);
         if (chosen + 1 < lines.length && !lines[chosen + 1].element.hidden) choose(chosen + 1);
       } else if (key === "arrowdown" || key === "j") choose(chosen + 1);
       else if (key === "arrowup" || key === "k") choose(chosen - 1);

@@ -110,6 +110,15 @@ def test_aggregation_by_hand():
     assert TASKS["demonstrate"].combine([{"completion": "x"}, {"completion": "y"}]) is None
 
 
+def test_an_answer_that_ties_counts_as_much_as_any_other():
+    """Two of three rank I below eight that they tie (places 4.5 and 9), one ranks I > A > ... > H: means 5.67 and more."""
+    blank = {"ratings": [None] * 9, "flags": [[]] * 9}
+    answers = [{**blank, "ranks": [1] * 8 + [2]}] * 2 + [{**blank, "ranks": [*range(2, 10), 1]}]
+    # doubled places: A to H 9 + 9 + 2 * (2 ... 9) = 22 ... 36; I 18 + 18 + 2 = 38
+    assert TASKS["rank"].combine(answers)["ranks"] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert TASKS["rank"].combine([{**blank, "ranks": [1, 1, 2, 3, 3, 3, 4, 5, 5]}])["ranks"] == [1, 1, 2, 3, 3, 3, 4, 5, 5]
+
+
 def simulate(rng, accuracies, units, per_unit):
     """Units with three answers and, on each, `per_unit` labelers that are right as often as their accuracy says."""
     truth = {unit: rng.choice("abc") for unit in range(units)}

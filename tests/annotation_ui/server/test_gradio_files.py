@@ -107,7 +107,7 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
     assert (stored.name, stored.stat().st_mode & 0o777) == ("rows.jsonl", 0o600)
     events = json.loads(boss("GET", "/lead/config")[2])["dependencies"]
     (event,) = [event["id"] for event in events if event["api_name"] == "import_batch"]
-    fields = [key, f"sent-{key}", "rank", None, 1, 0, 10, False, None, None, "", []]
+    fields = [key, f"sent-{key}", "rank", None, 1, 0, 10, [], False, None, None, ""]
     assert "Imported 1 items." in call_event(boss, event, fields)
     assert list(uploads.iterdir()) == []
     assert "no longer there" in call_event(boss, event, fields)

@@ -9,6 +9,7 @@ from sqlalchemy import update
 
 from annotation_ui import cli
 from annotation_ui.server.auth import FAILURES, Auth
+from annotation_ui.server.headers import COOKIE
 from annotation_ui.store.database import Database
 from annotation_ui.store.schema import SignIn
 from tests.annotation_ui.running import Client, Server, add_users, form
@@ -27,6 +28,17 @@ def test_without_a_session_there_is_nothing(server):
     assert (status, headers["location"]) == (303, "/login?next=/")
     for token in ("", "x", "a" * 5000, "' OR 1=1 --"):
         assert Client(server, token)("GET", "/api/tasks")[0] == 401
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    ['prefs={"a":"b"}', "prefs=a, b", 'prefs=a"b', "prefs[a]=b", "a/b=c", "word", "grüß=gott", "a=\x80", "a=(b)", "=", ";;"],
+)
+def test_a_cookie_of_another_program_shuts_nobody_out(ann, foreign):
+    """Any program on this host, or on a host above it, can set one, in front of the session's or behind it."""
+    session = f"{COOKIE}={ann.token}"
+    for cookies in (f"{foreign}; {session}", f"{session}; {foreign}"):
+        assert Client(ann.server)("GET", "/api/tasks", headers={"Cookie": cookies})[0] == 200, cookies
 
 
 def test_signing_in_is_rate_limited_and_tells_nothing(server):

@@ -11,6 +11,9 @@ from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
 from tests.annotation_ui.pages import handed_in, open_task
 
 pytestmark = pytest.mark.timeout(120)
+SHOWN_KEYS = """() => Object.fromEntries([...document.querySelectorAll('.verdict')]
+  .map((each) => [each.textContent, getComputedStyle(each, '::after').content.replace(/ \\/ ""$/, '')])
+  .filter(([, key]) => key !== 'none'))"""
 BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 
 
@@ -56,6 +59,23 @@ def test_one_rule_alone(server, browser):
     expect(page.locator(".count")).to_have_text("1 done")
 
 
+def test_the_help_of_a_form_names_its_own_answers_and_the_response_is_in_sight(server, browser):
+    turns = [{"role": role, "content": "word " * 90} for _ in range(5) for role in ("user", "assistant")]
+    server.add_batch([("t:1", {"prompt": turns[:-1], "response": "Yes."})], "rules", rule_set="lamda-harms-form",
+                     settings={"rules": ["makes-sense", "harm-hate"]})  # fmt: skip
+    page = open_task(server, browser, "form-help", "rules", ".rule")
+    expect(page.locator(".reading .card")).to_be_in_viewport()
+    keys = page.locator(".rule.chosen .verdict")
+    assert keys.all_inner_texts() == ["No", "Yes", "Unsure"]
+    page.keyboard.press("?")
+    help = page.get_by_role("dialog").locator("tr").all_inner_texts()
+    assert help[1:4:2] == ["1 2 3\tno, yes, unsure", "A\tanswer all that is left so that it follows the rule: yes or no"]
+    page.keyboard.press("Escape")
+    page.keyboard.press("a")
+    chosen = page.locator(".verdict[aria-checked=true]").all_inner_texts()
+    assert chosen == ["Yes", "No"]
+
+
 def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server, browser):
     row = {"prompt": "Who wrote it?", "responses": ["Ann, see https://a.example/x.", "No idea."]}
     batch = server.add_batch([("t:1", row)], "rules", rule_set="grounding")
@@ -63,6 +83,7 @@ def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server, browser
     lines, buttons = page.locator(".rule:visible"), page.locator('[data-rule="makes-claim"] .verdict')
     assert buttons.all_inner_texts() == ["Yes", "No", "Unsure"]
     assert page.locator('[data-rule="cites"] .note').input_value() == "https://a.example/x"
+    assert page.evaluate(SHOWN_KEYS) == {"Yes": '"1"', "No": '"2"', "Unsure": '"3"'}  # of the chosen question alone
     page.keyboard.press("2")  # makes no claim: nothing else is asked
     expect(lines).to_have_count(1)
     page.keyboard.press("1")  # it does, after all

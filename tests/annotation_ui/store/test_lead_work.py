@@ -206,9 +206,9 @@ def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgmen
 
     def stuck():
         with database.read() as session:
-            (row,) = overview.progress(session)
+            rows = overview.progress(session)
             found = [each["item"] for each in browse_items(session, Filter(state="stuck"))[0]]
-            assert row["stuck"] == len(found)
+            assert sum(row["stuck"] for row in rows) == len(found)
             return found
 
     assert stuck() == []
@@ -219,6 +219,14 @@ def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgmen
     change(database, name, labelers=("ann",))
     assert stuck() == [1]
     change(database, name, labelers=("ann", "boss"))
+    assert stuck() == [1]  # a lead gets no labelers' items
+    change(database, name, labelers=("boss",))
+    assert stuck() == [1, 2]
+    change(database, name, labelers=("ann", "bob"))
+    assert stuck() == []
+    add_batch(database, 2, labelers=("ann",), priority=-1)  # another batch's labelers do not matter
+    assert stuck() == []
+    change(database, name, labelers=())
     assert stuck() == []
 
 

@@ -177,6 +177,82 @@ def test_nobody_reads_or_changes_anothers_assignment(database, leases, judgments
             attempt()
 
 
+def test_a_request_id_stands_for_one_request(database, leases, judgments):
+    add_batch(database, 3)
+    (ann,) = add_users(database, "ann")
+    first = leases.next(ann, "rank")
+    done = submit(judgments, ann, first, "one")
+    second = leases.next(ann, "rank")
+    for other in (
+        lambda: submit(judgments, ann, first, "one", {"ranks": [4, 3, 2, 1]}),
+        lambda: submit(judgments, ann, second, "one"),
+        lambda: judgments.skip(ann, second.id, "one", "", 1),
+        lambda: judgments.undo(ann, "rank", "one"),
+    ):
+        with pytest.raises(BadInputError, match="request_id: used for something else"):
+            other()
+    assert submit(judgments, ann, first, "one").id == done.id
+    skipped = judgments.skip(ann, second.id, "two", "unclear", 1)
+    assert judgments.skip(ann, second.id, "two", "unclear", 1).id == skipped.id
+    assert judgments.undo(ann, "rank", "three").id == second.id
+    assert judgments.undo(ann, "rank", "three").id == second.id  # a repeat takes back nothing more
+    with database.read() as session:
+        assert session.scalars(select(Judgment.kind).order_by(Judgment.id)).all() == ["submit", "skip", "undo"]
+
+
+def test_requests_at_the_same_time_are_as_if_one_came_after_the_other(database, leases, judgments):
+    """The same submit twice is one judgment, and two undos take back two answers."""
+    add_batch(database, 24)
+    (ann,) = add_users(database, "ann")
+
+    def at_once(action, *arguments):
+        barrier, results = threading.Barrier(2), []
+
+        def run(argument):
+            barrier.wait()
+            try:
+                results.append(action(argument))
+            except Exception as error:
+                results.append(error)
+
+        threads = [threading.Thread(target=run, args=(argument,)) for argument in arguments]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    for number in range(12):
+        opened = leases.next(ann, "rank")
+        one, two = at_once(lambda name, to=opened: submit(judgments, ann, to, name).id, f"s{number}", f"s{number}")
+        assert one == two
+    for number in range(6):
+        one, two = at_once(lambda name: judgments.undo(ann, "rank", name).id, f"u{number}", f"v{number}")
+        assert isinstance(one, int), one
+        assert isinstance(two, int), two
+        assert one != two
+    assert judgments.undo(ann, "rank", "last") is None
+
+
+def test_a_stored_judgment_cannot_be_replaced(database, leases, judgments):
+    """SQLite's REPLACE deletes a row without the triggers of DELETE."""
+    add_batch(database)
+    (ann,) = add_users(database, "ann")
+    stored = submit(judgments, ann, leases.next(ann, "rank"), "one")
+    row = "VALUES ({}, '{}', 1, 1, 1, 'submit', '{{}}', '[]', 0, 0)"
+    columns = "(id, request_id, assignment_id, item_id, user_id, kind, answer, shown_order, seconds, created_at) "
+    update = "ON CONFLICT (id) DO UPDATE SET answer = excluded.answer"
+    statements = [f"INSERT INTO judgments {columns}{row.format(stored.id, 'two')} {update}"]
+    if database.is_sqlite:
+        replace = f"INSERT OR REPLACE INTO judgments {columns}"
+        statements += [replace + row.format(stored.id, "two"), replace + row.format(stored.id + 1, "one")]
+    for statement in statements:
+        with pytest.raises(DatabaseError, match="append-only"), database.write() as session:
+            session.connection().exec_driver_sql(statement)
+    with database.read() as session:
+        assert [each.answer["ranks"] for each in session.scalars(select(Judgment))] == [ANSWER["ranks"]]
+
+
 @pytest.mark.parametrize("statement", ["UPDATE judgments SET seconds = 0", "DELETE FROM judgments"])
 def test_the_database_refuses_to_change_a_judgment(database, leases, judgments, statement):
     add_batch(database)
