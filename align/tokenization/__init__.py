@@ -1,7 +1,6 @@
 """Conversations to token ids and back."""
 
-from align.tokenization.base import Tokenization
-from align.tokenization.demonstrations import encode_demonstration
+from align.tokenization.base import Tokenization, encode_demonstration
 from align.tokenization.loading import PairTokenization, load_tokenization, make_tokenization, with_unread_padding
 from align.tokenization.rendering import (
     NAMED_TEMPLATES,

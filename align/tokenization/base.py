@@ -13,7 +13,8 @@ from contextlib import suppress
 from transformers import PreTrainedTokenizerBase
 
 from align.core.errors import UserError
-from align.data.records import Conversation, Message
+from align.data.records import Conversation, Demonstration, Message
+from align.tokenization.encoded import EncodedDemonstration
 from align.tokenization.rendering import ChatRenderer, DroppedTextError, SpecialTokenError
 
 LONGEST_CHARACTER = 4
@@ -124,12 +125,12 @@ class Tokenization(ChatRenderer):
             messages: Conversation = (*prompt, {"role": "assistant", "content": text})
             self.require_turns(messages)
             told = self.render(messages, False)
-            response = self.plain_continuation(asked, told, text)
+            response = self._plain_continuation(asked, told, text)
             found.append((opening, response) if response else self._cut_answer(messages, opening, whole))
         shared = min(len(ids) for ids, _ in found)
         return opening[:shared], [[*ids[shared:], *response] for ids, response in found]
 
-    def plain_continuation(self, asked: str, told: str, text: str) -> list[int] | None:
+    def _plain_continuation(self, asked: str, told: str, text: str) -> list[int] | None:
         """Return the ids of an answer and its end token, or None if the template writes something else after the prompt.
 
         Args:
@@ -144,7 +145,7 @@ class Tokenization(ChatRenderer):
             ends = [token for token in after if token in self.end_ids] or [self.end_id]
             self._closings[tail] = ends[0] if after[:1] == ends[:1] or ends[0] not in after else None
         closing = self._closings[tail]
-        return None if closing is None else [*self._encode_message(text), closing]
+        return None if closing is None else [*self.text_ids(text), closing]
 
     def _cut_answer(self, messages: Conversation, opening: list[int], whole: bool) -> tuple[list[int], list[int]]:
         """Return prompt and last answer of a conversation, cut from its rendering."""
@@ -186,8 +187,8 @@ class Tokenization(ChatRenderer):
         place = max((told.rfind(text) for text in self._end_texts), default=-1)
         return (told[:place], told[place:]) if place >= 0 else (told.rstrip(), "")
 
-    def _encode_message(self, text: str) -> list[int]:
-        """Return the ids of a message, none of them special.
+    def text_ids(self, text: str) -> list[int]:
+        """Return the ids of a message or of a plain text outside conversations, none of them special.
 
         Raises:
             SpecialTokenError: if the tokenizer makes a special token nevertheless, as SentencePiece may.
@@ -201,17 +202,13 @@ class Tokenization(ChatRenderer):
             )
         return ids
 
-    def text_ids(self, text: str) -> list[int]:
-        """Return the ids of a plain text outside conversations, none of them special."""
-        return self._encode_message(text)
-
     def as_whole_text(self, ids: list[int]) -> list[int]:
         """Add the special tokens that the tokenizer puts before every text, and for an encoder-decoder after it."""
         return [*self.opening_ids, *ids, *self.closing_ids]
 
-    def response_ids(self, text: str, ended: bool = True) -> list[int]:
-        """Return an answer tokenized alone and, if `ended`, the end token; `answer_ids` reads it after its prompt."""
-        return [*self._encode_message(text), *([self.end_id] if ended else [])]
+    def response_ids(self, text: str) -> list[int]:
+        """Return an answer tokenized alone and the end token; `answer_ids` reads it after its prompt."""
+        return [*self.text_ids(text), self.end_id]
 
     def has_ended(self, ids: Sequence[int]) -> bool:
         """Return whether sampled ids end with an end token; otherwise they were cut off."""
@@ -269,12 +266,12 @@ class Tokenization(ChatRenderer):
         Raises:
             UserError: if a continuation adds no token.
         """
-        text_ids, encode = self._encode_message(text), self._encode_message
-        encoded = [encode(more) if self.encoder_decoder else encode(text + more)[len(text_ids) :] for more in following]
+        asked, encode = self.text_ids(text), self.text_ids
+        encoded = [encode(more) if self.encoder_decoder else encode(text + more)[len(asked) :] for more in following]
         for more, ids in zip(following, encoded, strict=True):
             if not ids:
                 raise UserError(f"{more!r} adds no token after {text[-20:]!r}: nothing could be predicted")
-        return self.as_whole_text(text_ids), encoded
+        return self.as_whole_text(asked), encoded
 
     def text(self, ids: list[int]) -> str:
         """Return the text of a response without special tokens."""
@@ -320,3 +317,26 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 def _letters(text: str) -> str:
     """Return a text without white space, which templates trim."""
     return "".join(text.split())
+
+
+def encode_demonstration(
+    tokenization: Tokenization, demonstration: Demonstration, one_row: bool
+) -> list[EncodedDemonstration]:
+    """Return examples that teach each assistant turn of a demonstration's continuation.
+
+    Args:
+        one_row: put the whole continuation into one response with the user's turns masked. Otherwise, and for templates
+            that rewrite earlier turns, each turn is an example.
+    """
+    messages = (*demonstration.prompt, *demonstration.continuation)
+    places = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
+    turns = [tokenization.answer_ids(messages[:place], messages[place]["content"]) for place in places]
+    rows = [[*prompt, *response] for prompt, response in turns]
+    # Between two answers, text with a spelled special token would mix template and message.
+    apart = not one_row or len(turns) == 1 or tokenization.spells_special_token(messages)
+    if apart or any(rows[-1][: len(row)] != row for row in rows):
+        return [EncodedDemonstration(prompt, response, [True] * len(response)) for prompt, response in turns]
+    start, learn = len(turns[0][0]), [False] * len(rows[-1])
+    for prompt, response in turns:
+        learn[len(prompt) : len(prompt) + len(response)] = [True] * len(response)
+    return [EncodedDemonstration(rows[-1][:start], rows[-1][start:], learn[start:])]

@@ -100,8 +100,8 @@ class PairTokenization(Tokenization):
     ) -> tuple[list[int], list[list[int]]]:
         return self.prompt_ids(prompt), [self.response_ids(text) for text in texts]
 
-    def response_ids(self, text: str, ended: bool = True) -> list[int]:  # the mark closes the pair, not the response
-        return [*self._encode_message(text), *self._after]
+    def response_ids(self, text: str) -> list[int]:  # the mark closes the pair, not the response
+        return [*self.text_ids(text), *self._after]
 
     def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
         return [*self._before, *self.template_ids(prompt), *self._middle], [*self.template_ids(response), *self._after]
@@ -110,7 +110,7 @@ class PairTokenization(Tokenization):
         return self.prompt_ids(prompt), self.response_ids(text)
 
     def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        return [*self._before, *self._encode_message(text), *self._middle], [self.response_ids(more) for more in following]
+        return [*self._before, *self.text_ids(text), *self._middle], [self.response_ids(more) for more in following]
 
     def reads_alike(self, other: Tokenization) -> bool:
         return isinstance(other, PairTokenization) and super().reads_alike(other)
