@@ -30,7 +30,7 @@ Every model on this page passed these checks, with all weights and with LoRA on 
 | reading | states of a text alone, in a batch, packed and step by step with a cache agree within 1e-5 |
 | causality | a later token changes no earlier state; logits are the model's |
 | costs | FLOPs equal torch's count (for experts, of those that a token uses); size of the cache |
-| stages | an update of SFT, reward model and PPO with that reward model, with sampling |
+| stages | an update of SFT, reward model and PPO with that reward model; for one architecture of each code path (`PATHS`) |
 | export | a decoder's reward model has the score that transformers computes from its folder |
 | ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_every_stage.py`, float32, CPU) |
 

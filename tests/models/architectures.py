@@ -1,8 +1,10 @@
 """Tiny random language models of every architecture that docs/models.md names; the tests and the page are made from it."""
 
 import copy
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers as hf
 from transformers import (
@@ -31,8 +33,6 @@ class Architecture(NamedTuple):
     """Numbers of a token that sampling keeps: 2 x layers x heads of keys x their width."""
     packed: bool = True
     """Whether responses share one reading of their prompt."""
-    core: bool = False
-    """Whether `make test` takes it too."""
 
     @property
     def prefix_lm(self) -> bool:
@@ -87,7 +87,7 @@ DECODERS = (
         128,
         packed=False,
     ),
-    Architecture("GPT-J (parallel layers)", "EleutherAI/gpt-j-6b", hf.GPTJConfig(**GPT2, rotary_dim=4), 128, core=True),
+    Architecture("GPT-J (parallel layers)", "EleutherAI/gpt-j-6b", hf.GPTJConfig(**GPT2, rotary_dim=4), 128),
     Architecture("GPT-NeoX (parallel layers)", "EleutherAI/pythia-1b", hf.GPTNeoXConfig(**WIDE), 128),
     Architecture("OPT", "facebook/opt-1.3b", hf.OPTConfig(**OPT, word_embed_proj_dim=32), 128),
     Architecture(
@@ -100,9 +100,7 @@ DECODERS = (
         "Bloom", "bigscience/bloom-1b1", hf.BloomConfig(**IDS, hidden_size=32, n_layer=2, n_head=4), 128, packed=False
     ),
     Architecture("MPT", "mosaicml/mpt-7b", hf.MptConfig(**IDS, d_model=32, n_heads=4, n_layers=2), 128, packed=False),
-    Architecture(
-        "Falcon, multi-query", "tiiuae/falcon-7b", hf.FalconConfig(**BASE, multi_query=True, alibi=False), 32, core=True
-    ),
+    Architecture("Falcon, multi-query", "tiiuae/falcon-7b", hf.FalconConfig(**BASE, multi_query=True, alibi=False), 32),
     Architecture(
         "Falcon, grouped",
         "tiiuae/falcon-40b",
@@ -130,7 +128,7 @@ DECODERS = (
     Architecture("Qwen 2", "Qwen/Qwen2.5-0.5B", hf.Qwen2Config(**GROUPED), 64),
     Architecture("Qwen 3", "Qwen/Qwen3-0.6B", hf.Qwen3Config(**GROUPED, head_dim=8), 64),
     Architecture("Gemma", "google/gemma-2b", hf.GemmaConfig(**GROUPED, head_dim=8), 64),
-    Architecture("Gemma 2", "google/gemma-2-2b", hf.Gemma2Config(**GEMMA), 64),
+    Architecture("Gemma 2", "google/gemma-2-2b", hf.Gemma2Config(**GEMMA, final_logit_softcapping=2.0), 64),
     Architecture("Gemma 3", "google/gemma-3-1b-pt", hf.Gemma3TextConfig(**GEMMA, layer_types=HALF), 64),
     Architecture("Phi", "microsoft/phi-2", hf.PhiConfig(**WIDE), 128),
     Architecture("Phi 3", "microsoft/Phi-3-mini-4k-instruct", hf.Phi3Config(**GROUPED), 64),
@@ -146,7 +144,6 @@ DECODERS = (
         "mistralai/Mixtral-8x7B-v0.1",
         hf.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2),
         64,
-        core=True,
     ),
     Architecture(
         "Qwen 2 MoE, experts",
@@ -191,10 +188,37 @@ ENCODER_DECODERS = (
             **T5, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, expert_capacity=2
         ),
         128,
-        core=True,
     ),
 )
 ARCHITECTURES = {architecture.name: architecture for architecture in (*DECODERS, *ENCODER_DECODERS)}
+PATHS = {
+    "GPT-2": "a table of positions; matrices that are stored transposed",
+    "GPT-J (parallel layers)": "attention of its own, without SDPA",
+    "GPT-Neo": "a window in columns of the row: a row for each response",
+    "OPT, norms behind": "states that are projected before the vocabulary matrix",
+    "Bloom": "ALiBi: a row for each response",
+    "Falcon, multi-query": "one head of keys for all",
+    "Llama 3": "grouped heads, scaled RoPE, tied matrices",
+    "Mistral, sliding window": "a window: long texts get rows of their own",
+    "Gemma 2": "capped logits; windows in half of the layers",
+    "SmolLM 3": "a list in the config with an entry for each layer",
+    "Cohere": "logits times a scale; no classifier",
+    "Granite": "logits divided by a scale",
+    "Mixtral, experts": "routers of a decoder",
+    "Qwen 2 MoE, experts": "an expert that all tokens go through",
+    "T5 v1.0": "a tied matrix: states are scaled",
+    "T5 v1.1, flan-T5": "a vocabulary matrix of its own",
+    "LongT5, local": "an encoder that reads blocks",
+    "BART": "a table of positions for each half",
+    "Marian": "logits with a bias",
+    "Switch, experts": "routers of an encoder-decoder; a capacity without effect",
+}
+"""What of align/models each one stands for, in `make test` and where all stages are run; the others repeat one of them."""
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Names as parameters of a test, slow where another architecture stands for their code."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in PATHS)) for name in names]
 
 
 def make_model(name: str, countable: bool = False) -> PreTrainedModel:

@@ -1,6 +1,6 @@
 """Every architecture of docs/models.md: what it reads, what it costs, and all three stages, full and with LoRA."""
 
-import json
+import copy
 import shutil
 
 import pytest
@@ -19,22 +19,17 @@ from align.builtin.tiny import byte_tokenizer
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, make_prefix_lm, wrap
-from align.models.roles import LanguageModel
+from align.models.backbone.decoder import attention_window
+from align.models.roles import LanguageModel, RewardModel, ScalarHead
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
+from align.reward.loss import pairs_of, ranking_loss
 from align.runtime.flops import forward_flops
 from align.sft import SFTConfig, run_sft
-from tests.models.architectures import ARCHITECTURES, DECODERS, has_classifier, make_model
-
-PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
-RESPONSES = [[20, 21, 22, 23, 24, 25, 26], [27], [28, 29, 30], [31, 32, 33, 34], [35, 36, 37, 38, 39], [40, 41]]
-OWNER = [0, 0, 0, 1, 2, 2]
-CLOSE = {"atol": 1e-5, "rtol": 0}
-
-
-def marked(names):
-    return [pytest.param(name, marks=[pytest.mark.slow] * (not ARCHITECTURES[name].core)) for name in names]
+from tests.files import metrics_of, write_rows
+from tests.models.architectures import ARCHITECTURES, DECODERS, PATHS, has_classifier, make_model, marked
+from tests.models.reading import CLOSE, OWNER, PROMPTS, RESPONSES, assert_reads_alike
 
 
 @pytest.fixture(params=marked(ARCHITECTURES))
@@ -50,49 +45,25 @@ def sharp(name, sharpen):
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-@torch.no_grad()
-def test_a_text_is_read_alike_alone_in_a_batch_packed_and_step_by_step(name, sharp):
-    """Windows and blocks are shorter than the texts; Switch's capacity is 2 tokens, which nobody may feel."""
+def test_a_text_is_read_alike_in_every_way(name, sharp):
     assert sharp.shares_prompts == ARCHITECTURES[name].packed
     assert_reads_alike(sharp)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("name", marked(architecture.name for architecture in DECODERS), indirect=True)
 def test_a_prompt_is_read_whole_where_the_table_says_so(name, sharpen):
-    model = sharpen(make_model(name))
+    model, found = sharpen(make_model(name)), ARCHITECTURES[name]
 
     def read_whole():
         make_prefix_lm(model.config, name)
         return wrap(model)
 
-    if ARCHITECTURES[name].prefix_lm:
+    if found.prefix_lm:
         assert_reads_alike(read_whole())
-    else:
-        with pytest.raises(UserError, match=r"^prefix_lm: "):
+    else:  # a window, or positions that are part of attention
+        reason = r"a layer of model '.*' sees only 8 tokens back" if attention_window(found.config) else "takes no mask"
+        with pytest.raises(UserError, match=f"^prefix_lm: .*{reason}"):
             read_whole()
-
-
-def assert_reads_alike(sharp):
-    """The states of responses alone, in a batch, packed behind their prompt, and step by step with a cache."""
-    prompts, responses = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
-    alone = [
-        sharp.hidden(Padded.from_lists([PROMPTS[owner]]), Padded.from_lists([response]))[0]
-        for owner, response in zip(OWNER, RESPONSES, strict=True)
-    ]
-    assert sharp.logits(alone[0]).std() > 0.1  # far from uniform
-    batch = sharp.hidden(prompts.rows(OWNER), responses)
-    packed = sharp.hidden(prompts, responses, torch.tensor(OWNER))
-    for row, expected in enumerate(alone):
-        torch.testing.assert_close(batch[row, : len(expected)], expected, **CLOSE)
-        torch.testing.assert_close(packed[row, : len(expected)], expected, **CLOSE)
-    state, hidden = sharp.prefill(prompts.rows(OWNER))
-    for step in range(8):
-        for row, expected in enumerate(alone):
-            if step < len(expected):
-                torch.testing.assert_close(hidden[row], expected[step], **CLOSE)
-        tokens = [response[step] if step < len(response) else 5 for response in RESPONSES]
-        hidden = sharp.decode_step(state, torch.tensor(tokens))
 
 
 @torch.no_grad()
@@ -101,6 +72,32 @@ def test_a_later_token_changes_no_earlier_state(sharp):
     states = [sharp.hidden(Padded.from_lists([PROMPTS[0]]), Padded.from_lists([ids])) for ids in (first, second)]
     torch.testing.assert_close(states[0][:, :8], states[1][:, :8], atol=1e-6, rtol=0)
     assert (states[0][:, 8] - states[1][:, 8]).abs().max() > 1e-3
+
+
+def ranking_gradients(backbone, shared):
+    """Loss and gradients of the ranking loss, with prompts read once or once for every response."""
+    backbone = copy.deepcopy(backbone)
+    torch.manual_seed(3)
+    model = RewardModel(backbone, ScalarHead(backbone.hidden_size, bias=False), None)
+    if shared:
+        rewards = model(Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES), torch.tensor(OWNER))
+    else:
+        rows = zip(OWNER, RESPONSES, strict=True)
+        rewards = torch.cat([model(Padded.from_lists([PROMPTS[o]]), Padded.from_lists([ids])) for o, ids in rows])
+    loss = ranking_loss(rewards, pairs_of([[1, 3, 2], [1], [2, 1]], [0.0, 0.0, 0.5]))
+    loss.backward()
+    return loss.detach(), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def test_the_ranking_loss_of_a_shared_row_equals_separate_rows_in_loss_and_gradients(sharp):
+    (loss, gradients), (expected, theirs) = (ranking_gradients(sharp, shared) for shared in (True, False))
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    assert set(gradients) == set(theirs)
+    assert max(gradient.abs().max() for gradient in theirs.values()) > 1e-2
+    for name, gradient in gradients.items():
+        # Elements of a gradient are sums over many places: 1e-5 of the tensor's largest element, at least of 1.
+        bound = 1e-5 * max(1.0, float(theirs[name].abs().max()))
+        torch.testing.assert_close(gradient, theirs[name], atol=bound, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
 # --------------------------------------------------------------------------------------------------------------- costs
@@ -133,12 +130,14 @@ COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64}
 TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+def each_path():
+    """The architectures that stand for others, with all weights and with LoRA; the rest of the suite trains tiny models."""
+    always = (("Falcon, multi-query", 0), ("Mixtral, experts", 4), ("Switch, experts", 0))
+    cases = [(name, rank) for name in PATHS for rank in (0, 4)]
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in always)) for case in cases]
 
 
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(("name", "rank"), each_path())
 def test_all_stages(name, rank, tmp_path):
     """An update each of SFT, of the reward model where transformers has a classifier to save it as, and of PPO."""
     model = make_model(name)
@@ -169,7 +168,7 @@ def test_all_stages(name, rank, tmp_path):
             **settings, **rewards, prompts=prompts, updates=1, rollout_size=4, minibatches=1, epochs=1, max_new_tokens=6
         )
     )
-    (row,) = [json.loads(line) for line in (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    (row,) = metrics_of(tmp_path / "ppo")
     assert row["kl/k1"] == pytest.approx(0.0, abs=1e-4)  # the policy begins at its reference; the run checks the ratio
     assert row["clipped/policy"] == 0.0
 

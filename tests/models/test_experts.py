@@ -1,6 +1,5 @@
 """Mixtures of experts: the balance loss by hand and in a run, the load of each expert, routers, and adapters."""
 
-import json
 import re
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
+from tests.files import metrics_of, write_rows
 from tests.models.architectures import make_model
 
 MIXTRAL, SWITCH = "Mixtral, experts", "Switch, experts"
@@ -135,13 +135,15 @@ ROWS = [
 ]
 
 
-def metrics_of(stage, config, folder, tmp_path, number, **settings):
-    data = tmp_path / "rows.jsonl"
+def rows_with(*names):
+    return [{name: row[name] for name in names} for row in ROWS]
+
+
+def balanced(stage, config, folder, tmp_path, number, **settings):
     kept = ("prompt", "completion") if stage is run_sft else ("prompt", "chosen", "rejected")
-    data.write_text("".join(json.dumps({key: row[key] for key in kept}) + "\n" for row in ROWS))
-    output = tmp_path / str(number)
-    stage(config(**COMMON, model=folder, train_data=str(data), output_dir=str(output), **settings))
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines() if "experts/balance" in line]
+    data, output = write_rows(tmp_path / "rows.jsonl", rows_with(*kept)), tmp_path / str(number)
+    stage(config(**COMMON, model=folder, train_data=data, output_dir=str(output), **settings))
+    return [row for row in metrics_of(output) if "experts/balance" in row]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def metrics_of(stage, config, folder, tmp_path, number, **settings):
 )
 def test_micro_batches_change_neither_the_loss_nor_the_load(stage, config, folders, tmp_path):
     one, cut = (
-        metrics_of(stage, config, folders[MIXTRAL], tmp_path, tokens, micro_batch_tokens=tokens, router_loss_weight=0.5)[0]
+        balanced(stage, config, folders[MIXTRAL], tmp_path, tokens, micro_batch_tokens=tokens, router_loss_weight=0.5)[0]
         for tokens in (4096, 30)
     )
     for name in ("loss", "gradient_norm", *(key for key in one if key.startswith("experts/"))):
@@ -159,7 +161,7 @@ def test_micro_batches_change_neither_the_loss_nor_the_load(stage, config, folde
     load = [one[f"experts/load/{expert}"] for expert in range(4)]
     assert sum(load) == pytest.approx(4.0)
     assert (max(load), min(load)) == (one["experts/load_max"], one["experts/load_min"])
-    plain = metrics_of(stage, config, folders[MIXTRAL], tmp_path, "plain")[0]
+    plain = balanced(stage, config, folders[MIXTRAL], tmp_path, "plain")[0]
     assert one["loss"] == pytest.approx(plain["loss"] + 0.5 * plain["experts/balance"], rel=1e-4)
 
 
@@ -167,24 +169,22 @@ def test_micro_batches_change_neither_the_loss_nor_the_load(stage, config, folde
 @pytest.mark.parametrize("name", [MIXTRAL, SWITCH])
 def test_ppo_and_dpo_balance_the_policys_experts(name, folders, tmp_path):
     """PPO checks at the first minibatch that the ratio is 1: sampling sends tokens where training does."""
-    prompts, pairs = tmp_path / "prompts.jsonl", tmp_path / "pairs.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in ROWS))
-    pairs.write_text("".join(json.dumps({key: row[key] for key in ("prompt", "chosen", "rejected")}) + "\n" for row in ROWS))
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows_with("prompt"))
+    pairs = write_rows(tmp_path / "pairs.jsonl", rows_with("prompt", "chosen", "rejected"))
     settings = {name: value for name, value in COMMON.items() if name != "batch_size"}
     settings |= {"model": folders[name], "router_loss_weight": 0.5}
-    ppo = {"prompts": str(prompts), "rollout_size": 4, "minibatches": 1, "updates": 1, "max_new_tokens": 6}
+    ppo = {"prompts": prompts, "rollout_size": 4, "minibatches": 1, "updates": 1, "max_new_tokens": 6}
     rewards = {"reward_functions": ["align.ppo.toy_rewards:brevity"]}
     run_ppo(PPOConfig(**settings, **ppo, **rewards, output_dir=str(tmp_path / "ppo")))
-    run_dpo(DPOConfig(**settings, train_data=str(pairs), batch_size=4, output_dir=str(tmp_path / "dpo")))
+    run_dpo(DPOConfig(**settings, train_data=pairs, batch_size=4, output_dir=str(tmp_path / "dpo")))
     for stage in ("ppo", "dpo"):
-        rows = [json.loads(line) for line in (tmp_path / stage / "metrics.jsonl").read_text().splitlines()]
-        row = next(row for row in rows if "experts/balance" in row)
+        row = next(row for row in metrics_of(tmp_path / stage) if "experts/balance" in row)
         assert sum(row[f"experts/load/{expert}"] for expert in range(4)) == pytest.approx(4.0)
         assert row["experts/balance"] > 1.0 + 1e-3
 
 
 def test_the_metrics_are_those_of_the_page(folders, tmp_path):
-    (row, *_) = metrics_of(run_sft, SFTConfig, folders[SWITCH], tmp_path, "names")
+    (row, *_) = balanced(run_sft, SFTConfig, folders[SWITCH], tmp_path, "names")
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     table = page.partition("## Mixtures of experts")[2].partition("| how to read it")[0]
     found = {re.sub(r"/\d+$", "/<n>", name) for name in row if name.startswith("experts/")}
@@ -193,14 +193,14 @@ def test_the_metrics_are_those_of_the_page(folders, tmp_path):
 
 def test_the_loss_evens_the_load_out(folders, tmp_path):
     settings = {"epochs": 15, "learning_rate": 3e-3, "schedule": "constant", "router_loss_weight": 10.0}
-    rows = metrics_of(run_sft, SFTConfig, folders[MIXTRAL], tmp_path, "even", **settings)
+    rows = balanced(run_sft, SFTConfig, folders[MIXTRAL], tmp_path, "even", **settings)
     assert rows[0]["experts/balance"] > 1.1
     assert rows[-1]["experts/balance"] < 1.0 + 0.6 * (rows[0]["experts/balance"] - 1.0)
 
 
 def test_a_model_without_experts_has_none_to_balance(tmp_path):
     with pytest.raises(UserError, match=r"^router_loss_weight is 0.01, but model type 'gpt2' has no experts; set it to 0$"):
-        metrics_of(run_sft, SFTConfig, "tiny-gpt2", tmp_path, "none", router_loss_weight=0.01)
+        balanced(run_sft, SFTConfig, "tiny-gpt2", tmp_path, "none", router_loss_weight=0.01)
 
 
 def test_no_adapter_goes_onto_a_router(folders):

@@ -1,13 +1,12 @@
 """Prefix language models: the prompt sees itself whole, the response what stands before it, in training and in sampling."""
 
-import json
 import shutil
 from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertConfig, LlamaForCausalLM
+from transformers import BertConfig
 
 from align.batches.encoding import encode_demonstrations
 from align.batches.limits import Limits
@@ -23,6 +22,7 @@ from align.sampling.engines import make_engine
 from align.sampling.settings import EngineConfig
 from align.sft import SFTConfig, run_sft
 from align.sft.train import encode
+from tests.files import metrics_of, write_rows
 from tests.models.architectures import make_model
 
 PROMPT, RESPONSE = [5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25, 26]
@@ -69,15 +69,6 @@ COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64}
 TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_path):
     """Only SFT has the setting. PPO itself refuses a first minibatch whose ratio is not 1."""
@@ -96,7 +87,7 @@ def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_
     settings |= {"rollout_size": 4, "minibatches": 1, "epochs": 1, "max_new_tokens": 6, "updates": 2, "learning_rate": 1e-3}
     whole = run_ppo(PPOConfig(**settings, output_dir=str(tmp_path / "ppo")))
     assert not load(ModelConfig(model=str(whole), lora_rank=rank), torch.float32).backbone.causal
-    rows = metrics(tmp_path / "ppo")
+    rows = metrics_of(tmp_path / "ppo")
     assert rows[0]["kl/k1"] == pytest.approx(0.0, abs=1e-5)
     assert rows[0]["clipped/policy"] == 0.0
     # Broken off after the first update, a run ends with the same weights.
@@ -123,20 +114,6 @@ def test_a_conversation_is_an_example_of_each_turn(load_sharp, tmp_path):
 # -------------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("name", ["Bloom", "MPT", "Falcon, ALiBi"])
-def test_positions_that_are_part_of_attention_are_refused(name):
-    model = make_model(name)
-    model.config.prefix_lm = True
-    with pytest.raises(UserError, match=r"^prefix_lm: model type '\w+' takes no mask over a whole prompt"):
-        wrap(model)
-
-
-@pytest.mark.parametrize("name", ["Mistral, sliding window", "Gemma 2", "GPT-Neo"])
-def test_a_sliding_window_is_refused(name):
-    with pytest.raises(UserError, match=r"^prefix_lm: a layer of model 'it' sees only 8 tokens back"):
-        make_prefix_lm(make_model(name).config, "it")
-
-
 def test_what_reads_a_prompt_whole_as_it_is_needs_no_setting(sharp_folders):
     config = ModelConfig(model=sharp_folders["tiny-t5"], prefix_lm=True)
     for loads in (load, load_shapes):
@@ -157,18 +134,10 @@ def test_what_needs_a_prompt_read_from_left_to_right_is_refused(load_sharp):
         make_engine(EngineConfig(engine="vllm-server"), None, loaded, 9)
 
 
-class LeftToRight(LlamaForCausalLM):
-    """A model that reads from left to right whatever mask it is given."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.model.register_forward_pre_hook(
-            lambda _, inputs, words: (inputs, words | {"attention_mask": None}), with_kwargs=True
-        )
-
-
 def test_a_mask_without_effect_is_refused(sharpen):
-    model = sharpen(LeftToRight(make_model("Llama 1, 2").config))
+    """Of a model that reads from left to right whatever mask it is given."""
+    model = sharpen(make_model("Llama 1, 2"))
+    model.model.register_forward_pre_hook(lambda _, args, given: (args, given | {"attention_mask": None}), with_kwargs=True)
     model.config.prefix_lm = True
     with pytest.raises(UserError, match=r"^prefix_lm: model type 'llama'"):
         wrap(model)

@@ -29,9 +29,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from align.core.errors import UserError
-from align.core.seeds import Stream
 from align.core.settings import ModelConfig
-from align.core.tensor_ops import Padded
 from align.models.backbone import wrap
 from align.models.checkpoint import weights_of
 from align.models.loading import from_objects, load
@@ -39,48 +37,34 @@ from align.models.roles import REFERENCE_ADAPTER, LanguageModel, ScalarHead
 from align.ppo.scoring_models import RULE_ADAPTER, load_reward_adapter
 from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import RULE, save_reward_model
-from align.sampling.generation import Sampling, row_uniforms, sample
 from tests.models.adapters import CARD, PROMPT, RESPONSE, states
 from tests.models.architectures import make_model
 
 
-class BothWaysGPT2(GPT2LMHeadModel):
-    """A model of a decoder's type whose states know the next token, as they would with a wrong mask."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.transformer.ln_f.register_forward_hook(lambda _, inputs, states: states + states.roll(-1, 1))
+def gpt2(hook=None, sharpen=lambda model: model):
+    """A small GPT-2 whose last states `hook` changes, as a model's faults would."""
+    torch.manual_seed(0)
+    model = sharpen(GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)).eval())
+    if hook:
+        model.transformer.ln_f.register_forward_hook(lambda _, inputs, states: hook(states))
+    return model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_model_that_reads_in_both_directions_is_refused(dtype):
-    torch.manual_seed(0)
-    model = BothWaysGPT2(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)).eval().to(dtype)
+@pytest.mark.parametrize(
+    "hook",
+    [lambda states: states + states.roll(-1, 1), lambda states: states + states.mean(1, keepdim=True)],
+    ids=["the next token", "the whole row"],
+)
+def test_a_model_that_reads_in_both_directions_is_refused(hook, dtype):
     with pytest.raises(UserError, match=r"^model type 'gpt2' reads text in both directions: .*can be language models$"):
-        wrap(model)
+        wrap(gpt2(hook).to(dtype))
 
 
-class LeakyGPT2(GPT2LMHeadModel):
-    """Adds the mean over all columns of a batch to every state, as a model would that does not mask its padding."""
-
-    def __init__(self, config, causal):
-        super().__init__(config)
-        self.transformer.ln_f.register_forward_hook(lambda _, inputs, states: states + leak(states, causal))
-
-
-def leak(states, causal):
-    if not causal:
-        return states.mean(1, keepdim=True)
-    return 0.1 * torch.full_like(states, states.shape[1])  # the width of the batch
-
-
-@pytest.mark.parametrize(("causal", "words"), [(False, "reads text in both directions"), (True, "reads padding")])
-def test_states_that_depend_on_later_tokens_or_on_padding_are_refused(causal, words):
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)
-    wrap(GPT2LMHeadModel(config).eval())
-    with pytest.raises(UserError, match=words):
-        wrap(LeakyGPT2(config, causal).eval())
+def test_states_that_depend_on_padding_are_refused():
+    wrap(gpt2())
+    with pytest.raises(UserError, match="reads padding"):
+        wrap(gpt2(lambda states: states + 0.1 * states.shape[1]))  # the width of the batch
 
 
 def test_a_decoder_with_a_score_head_is_still_read():
@@ -91,21 +75,13 @@ def test_a_decoder_with_a_score_head_is_still_read():
 # ------------------------------------------------------------------------------------------------------------- sampling
 
 
-class ForgetfulGPT2(GPT2LMHeadModel):
-    """It adds what its cache has lost: where tokens are read one by one, states are others."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.transformer.ln_f.register_forward_hook(lambda _, inputs, states: states + 0.1 * (states.shape[1] == 1))
-
-
 def test_a_model_whose_sampling_reads_otherwise_than_training_is_refused(sharpen):
     sizes = {"vocab_size": 64, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}
-    recurrent = RwkvForCausalLM(RwkvConfig(**sizes, intermediate_size=48))  # it keeps a state of its own, and no cache
-    forgetful = ForgetfulGPT2(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4))
+    recurrent = sharpen(RwkvForCausalLM(RwkvConfig(**sizes, intermediate_size=48)))  # it keeps a state, and no cache
+    forgetful = gpt2(lambda states: states + 0.1 * (states.shape[1] == 1), sharpen)
     for model in (recurrent, forgetful):
         with pytest.raises(UserError, match=r"a text that is read token by token, as in sampling, has other states"):
-            wrap(sharpen(model))
+            wrap(model)
 
 
 # --------------------------------------------------------------------------------------------- what fails in its own way
@@ -246,68 +222,20 @@ def test_a_mounted_adapter_leaves_gradient_checkpointing_on(load_sharp, with_dro
     assert torch.equal(states(loaded.backbone, kind), states(loaded.backbone, kind))
 
 
-PROMPTS = [[70, 71, 72], [80, 81]]
-
-
-@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama", "tiny-t5"])
-@pytest.mark.parametrize("rank", [0, 4])
-def test_gradients_are_the_same_and_layers_are_read_twice(model: str, rank: int) -> None:
-    found = []
-    for checkpointing in (False, True):
-        torch.manual_seed(0)
-        loaded = load(ModelConfig(model=model, lora_rank=rank, gradient_checkpointing=checkpointing), torch.float32)
-        policy = LanguageModel(loaded.backbone, loaded.adapter)
-        calls = [0]
-        layer = next(
-            m for n, m in loaded.backbone.model.named_modules() if n.endswith((".h.0", ".layers.0", "decoder.block.0"))
-        )
-        # A layer under checkpointing is called through `torch.utils.checkpoint`: hooks of what is inside it count.
-        inner = next(module for module in layer.modules() if module is not layer and not list(module.children()))
-        inner.register_forward_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))
-        response = Padded.from_lists([[90, 91, 92, 1], [93, 1]])
-        policy(Padded.from_lists(PROMPTS), response, response.mask()).sum().backward()
-        gradients = {name: weight.grad for name, weight in policy.named_parameters() if weight.grad is not None}
-        found.append((calls[0], gradients))
-    (once, plain), (twice, recomputed) = found
-    assert (once, twice) == (1, 2)
-    assert plain.keys() == recomputed.keys()
-    assert all(torch.allclose(plain[name], recomputed[name], atol=1e-6) for name in plain)
-
-
-@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama", "tiny-t5"])
-def test_sampling_is_the_same(model: str) -> None:
-    texts = []
-    for checkpointing in (False, True):
-        loaded = load(ModelConfig(model=model, gradient_checkpointing=checkpointing), torch.float32)
-        sampling = Sampling(8)
-        texts.append(
-            sample(loaded.backbone, PROMPTS, row_uniforms(2, sampling, 7, Stream.ROLLOUT), sampling, frozenset({1})).ids
-        )
-        assert loaded.backbone.model.training == checkpointing
-    assert texts[0] == texts[1]
-
-
-class MaskBlindGPT2(GPT2LMHeadModel):
-    """Gives what a mask forbids of earlier columns a small weight instead of none."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.transformer.register_forward_pre_hook(self.weaken, with_kwargs=True)
-
-    @staticmethod
-    def weaken(module, args, given):
-        mask = given.get("attention_mask")
-        if mask is None or mask.dim() < 4:
-            return args, given
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape).masked_fill(~mask, -1e9)
-        earlier = torch.ones(mask.shape[-2:]).tril(mask.shape[-1] - mask.shape[-2]).bool()
-        return args, given | {"attention_mask": torch.where(earlier, mask.clamp(min=-4), mask).to(module.dtype)}
+def weakened(module, args, given):
+    """Give what a mask forbids of earlier columns a small weight instead of none."""
+    mask = given.get("attention_mask")
+    if mask is None or mask.dim() < 4:
+        return args, given
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -1e9)
+    earlier = torch.ones(mask.shape[-2:]).tril(mask.shape[-1] - mask.shape[-2]).bool()
+    return args, given | {"attention_mask": torch.where(earlier, mask.clamp(min=-4), mask).to(module.dtype)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_responses_that_read_each_other_never_share_a_row(dtype):
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)
-    assert not wrap(MaskBlindGPT2(config).eval().to(dtype)).shares_prompts
-    assert wrap(GPT2LMHeadModel(config).eval().to(dtype)).shares_prompts
+    assert wrap(gpt2().to(dtype)).shares_prompts
+    model = gpt2().to(dtype)
+    model.transformer.register_forward_pre_hook(weakened, with_kwargs=True)
+    assert not wrap(model).shares_prompts
