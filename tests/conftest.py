@@ -243,6 +243,7 @@ class HandPPO:
     def __init__(self, config: PPOConfig, prepared: Prepared) -> None:
         self.config, self.prepared = config, prepared
         self.run, self.loaded, self.engine, self.roles = prepared.run, prepared.policy, prepared.engine, prepared.roles
+        self.extensions = {extension.name: extension for extension in prepared.extensions}
 
 
 @pytest.fixture
@@ -263,12 +264,15 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
         run = make_run(PPOConfig, "ppo", **({"epochs": 1, "updates": 1, "whiten_rewards": False} | settings))
         config, policy = run.config, flops_profile(loaded.backbone, loaded.adapter)
         extensions = configured_extensions(config)
-        for extension in extensions.values():
-            extension.load(TrainingContext(run, loaded, [], []))
+        sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
+        scoring = (config.missing_eos, config.missing_eos_score, config.reward_timeout)
+        context = TrainingContext(run, loaded, [], [], config.updates, config.critic_warmup, *sizes, *scoring)
+        for extension in extensions:
+            extension.load(context)
         critic, adapters = config.critic if config.has_critic else "none", [mounted] if mounted else []
         module = build_actor_critic(loaded, critic, mounted, adapters, config.entropy_weight > 0)
         engine, roles = build_engine_and_roles(run, loaded, module, [], 1, [], 0.0, False)
-        for extension in extensions.values():
+        for extension in extensions:
             extension.start(engine, roles)
         sampler, sampling = TransformersEngine(engine, loaded), Sampling(config.max_new_tokens)
         profiles = RoleFlopsProfiles(policy, flops_profile(loaded.backbone, None))

@@ -1,7 +1,7 @@
 """The preparation of a PPO run: which model has which role, how much memory they need, and what scores responses."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import nn
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
-from align.models.backbone import Backbone, is_prefix_lm, wrap
+from align.models.backbone import Backbone, flops_profile, is_prefix_lm, wrap
 from align.models.loading import LoadedModel
 from align.models.roles import (
     REFERENCE_ADAPTER,
@@ -28,9 +28,9 @@ from align.ppo.experience import plan_minibatch
 from align.ppo.extensions import Extension
 from align.ppo.metrics import RoleFlopsProfiles
 from align.ppo.records import Rollout
-from align.ppo.rewards import Rewards
+from align.ppo.rewards import Rewards, WeightedFunction
 from align.ppo.scoring_models import RewardAdapter, RewardSource
-from align.reward.checkpoint import LoadedReward
+from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import RewardModelScorer, reads_ids_of
 from align.runtime.distributed import largest, zero_stage
 from align.runtime.sharding import is_sharded, place_frozen_model, sharded_copies, sharded_loading, whole_count
@@ -61,8 +61,7 @@ class Prepared:
     validation: list[EncodedPrompt]
     """The fixed prompts of evaluations; may be empty."""
     flops_profiles: RoleFlopsProfiles
-    extensions: Mapping[str, Extension]
-    """By the names that their states have in checkpoints."""
+    extensions: list[Extension]
 
     def close(self) -> None:
         """Release what the sampler and the run hold."""
@@ -70,11 +69,23 @@ class Prepared:
         self.run.close()
 
 
+def require_reward(
+    models: Sequence[str | LoadedReward], functions: Sequence[WeightedFunction], extensions: Sequence[Extension]
+) -> None:
+    """Raise a UserError for a run without a reward, or with a reward model that is none."""
+    if not (models or functions or any(extension.gives_scores for extension in extensions)):
+        kinds = "reward_model, reward_functions, rule_model, rubrics, attribute_model, or several of them"
+        raise UserError(f"PPO needs a reward: set {kinds}")
+    for model in models:
+        if isinstance(model, str):
+            require_reward_model(model)
+
+
 def build_engine_and_roles(
     run: Run,
     policy: LoadedModel,
     module: ActorCritic,
-    frozen: Sequence[nn.Module],
+    scoring: Sequence[nn.Module],
     total_steps: int,
     groups: Sequence[RateGroup],
     average_decay: float,
@@ -83,7 +94,7 @@ def build_engine_and_roles(
     """Copy the policy for its reference, check that memory suffices, and build the engine around the trained module.
 
     Args:
-        frozen: models that score responses.
+        scoring: frozen models that score responses.
         total_steps: optimizer steps of the run.
         groups: learning rates.
         average_decay: of a mean of the weights; 0: none.
@@ -95,7 +106,7 @@ def build_engine_and_roles(
     copies = 0 if policy.adapter else 2 if reference_moves else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
-    check_memory(run, policy, module, [*references, *frozen], average_decay > 0, reference_moves)
+    check_memory(run, policy, module, [*references, *scoring], average_decay > 0, reference_moves)
     reference, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
     return engine, Roles(engine.module, reference, initial, reference_moves)
@@ -144,6 +155,18 @@ def require_patience(reward_timeout: float, collective_timeout: float) -> None:
             f"reward_timeout is {reward_timeout:g}, but the other processes wait for collective_timeout "
             f"({collective_timeout:g} s): raise that above reward_timeout"
         )
+
+
+def flops_profiles(policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_moves: bool) -> RoleFlopsProfiles:
+    """Return what each role's FLOPs depend on."""
+    critic = module.critic or (policy.backbone if module.critic_adapter else None)
+    return RoleFlopsProfiles(
+        policy=flops_profile(policy.backbone, policy.adapter),
+        reference=flops_profile(policy.backbone, module.reference_adapter),
+        initial=flops_profile(policy.backbone, policy.start_adapter) if reference_moves else None,
+        critic=flops_profile(critic, module.critic_adapter) if critic else None,
+        rewards=rewards.flops_profiles,
+    )
 
 
 def sampling_of(run: Run, policy: LoadedModel, longest: int, max_new_tokens: int, temperature: float) -> Sampling:

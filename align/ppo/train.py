@@ -17,11 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, Limits, encode_prompts
-from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.seeds import Stream
 from align.core.tensor_ops import length_mask, whiten
-from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
@@ -34,7 +32,6 @@ from align.ppo.metrics import (
     DriftWatch,
     MissingEosWatch,
     NegativeKLWatch,
-    RoleFlopsProfiles,
     check_ratio,
     phase_flops,
     response_kl,
@@ -50,13 +47,15 @@ from align.ppo.setup import (
     Prepared,
     build_actor_critic,
     build_engine_and_roles,
+    flops_profiles,
     largest_micro_batch,
     make_scorer,
     rate_groups,
     require_patience,
+    require_reward,
     sampling_of,
 )
-from align.reward.checkpoint import LoadedReward, require_reward_model
+from align.reward.checkpoint import LoadedReward
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.runtime.sharding import sharded_loading
@@ -89,10 +88,10 @@ class Progress:
 
 def train(config: PPOConfig, ready: Prepared) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy."""
-    run, extensions, folder = ready.run, list(ready.extensions.values()), ready.run.folder / "model"
+    run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
     progress = Progress(config, "".join(extension.selects_by for extension in extensions))
-    parts = {"prompts": PromptIdentity(ready.prompts), **progress.parts(), **ready.extensions}
-    checkpoint = Checkpoint(run, ready.engine, parts)
+    parts = progress.parts() | {extension.name: extension for extension in extensions}
+    checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **parts})
     done = checkpoint.load()
     if done < config.updates and can_try(ready.engine):
         try_largest_micro_batch(config, ready)
@@ -138,7 +137,7 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
 
 def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, update: int, clock: Clock) -> Experience:
     """Sample and score the responses of an update, and make the experience that the policy is trained on."""
-    run, extensions, backbone = ready.run, list(ready.extensions.values()), ready.policy.backbone
+    run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     # 1. Sample responses from the policy.
     samples = config.samples_per_prompt
     prompts = prompts_of_update(ready.prompts, update, config.rollout_size // samples, samples, config.seed)
@@ -207,7 +206,7 @@ def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, up
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
                     run.say(check_ratio(metrics["ratio_error"], run.accelerator.device))
-                for extension in ready.extensions.values():  # extensions: losses
+                for extension in ready.extensions:  # extensions: losses
                     metrics |= extension.extra_loss((update, epoch, number), len(rows))
                 metrics |= engine.step(step)
             except NotFiniteError as error:
@@ -241,7 +240,7 @@ def micro_batch_loss(
 @torch.no_grad()
 def evaluate(config: PPOConfig, ready: Prepared, progress: Progress, update: int) -> dict[str, float]:
     """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
-    run, extensions, backbone = ready.run, list(ready.extensions.values()), ready.policy.backbone
+    run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     with averaged_weights(ready):
         key = (config.seed, Stream.VALIDATION_SAMPLES)
         rollout = sample_rollout(ready.sampler, ready.policy.tokenization, ready.validation, ready.sampling, key)
@@ -289,7 +288,7 @@ def save_policy(config: PPOConfig, ready: Prepared, folder: Path, metrics: dict[
     state = ready.engine.model_state()
     card = {"title": "Policy trained by PPO", "stage": "ppo", "reward model": ", ".join(config.all_reward_models) or "none"}
     card["chosen by"] = "the reward that it was trained on"
-    for extension in ready.extensions.values():
+    for extension in ready.extensions:
         card |= extension.card
     card |= {name: f"{value:.4g}" for name, value in metrics.items()}
     weights = weights_of(ready.policy.backbone, state, "backbone.model.")
@@ -319,7 +318,7 @@ def prepare(
     functions: Sequence[WeightedFunction],
     prompts: Data,
     validation: Data,
-    extensions: dict[str, Extension],
+    extensions: list[Extension],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Prepared:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
@@ -327,58 +326,59 @@ def prepare(
     Args:
         model: of the policy; `tokenizer` is needed for a transformers model.
         validation: fixed prompts for evaluations; may be empty.
-        extensions: by name.
     """
-    parts = list(extensions.values())
-    if not (reward_models or functions or any(part.gives_scores for part in parts)):
-        kinds = "reward_model, reward_functions, rule_model, rubrics, attribute_model, or several of them"
-        raise UserError(f"PPO needs a reward: set {kinds}")
-    for reward in reward_models:
-        if isinstance(reward, str):
-            require_reward_model(reward)
-    moves = any(part.moves_reference for part in parts)
+    require_reward(reward_models, functions, extensions)
+    moves = any(extension.moves_reference for extension in extensions)
     run, policy = open_run(config, "ppo", model, tokenizer, frozen_copies=2 if moves else 1)
     if functions and run.accelerator.num_processes > 1:
         require_patience(config.reward_timeout, config.collective_timeout)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
     held_out = encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else []
-    everything = [*encoded, *held_out]
-    context = TrainingContext(run, policy, encoded, everything)
+    every_prompt = [*encoded, *held_out]
+    context = TrainingContext(
+        run=run,
+        policy=policy,
+        training_prompts=encoded,
+        prompts=every_prompt,
+        total_updates=config.updates,
+        critic_warmup=config.critic_warmup,
+        samples_per_prompt=config.samples_per_prompt,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_new_tokens=config.max_new_tokens,
+        missing_eos=config.missing_eos,
+        missing_eos_score=config.missing_eos_score,
+        reward_timeout=config.reward_timeout,
+    )
     with sharded_loading(run.accelerator):
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
-        for part in parts:
-            part.load(context)
+        for extension in extensions:
+            extension.load(context)
         adapters = [source.mounted for source in sources if source.mounted]
-        adapters += [adapter for part in parts for adapter in part.adapters]
+        adapters += [adapter for extension in extensions for adapter in extension.adapters]
         critic = config.critic if config.has_critic else "none"
         critic_init = (sources[0].mounted or sources[0].loaded) if sources else None
         module = build_actor_critic(policy, critic, critic_init, adapters, config.entropy_weight > 0, moves)
-    frozen = [source.loaded.model for source in sources if source.loaded] + [each for part in parts for each in part.modules]
+    scoring = [source.loaded.model for source in sources if source.loaded]
+    scoring += [module for extension in extensions for module in extension.modules]
     steps = config.epochs * config.minibatches
     rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
     groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
-    decay = max((part.average_decay for part in parts), default=0.0)
-    engine, roles = build_engine_and_roles(run, policy, module, frozen, config.updates * steps, groups, decay, moves)
-    scorers = [make_scorer(source, run, policy, roles, everything, config.max_new_tokens) for source in sources]
+    decay = max((extension.average_decay for extension in extensions), default=0.0)
+    engine, roles = build_engine_and_roles(run, policy, module, scoring, config.updates * steps, groups, decay, moves)
+    scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
     ensemble, timeout = (config.reward_ensemble, config.uncertainty_weight), config.reward_timeout
     rewards = Rewards(scorers, functions, *ensemble, timeout, run.accelerator)
-    for part in parts:
-        part.start(engine, roles)
+    for extension in extensions:
+        extension.start(engine, roles)
     run.say(f"ppo: {len(encoded)} prompts, {len(held_out)} held out; model {run.config.model}")
     say_if_prompts_are_repeated(run, policy.backbone, [config.samples_per_prompt])
-    if held_out and not any(part.selects_by for part in parts):
+    if held_out and not any(extension.selects_by for extension in extensions):
         run.say("the best policy is chosen by the reward that it is trained on; judge_model lets another one choose")
-    longest = max(len(prompt.ids) for prompt in everything) + config.max_new_tokens
+    longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens
     sampler = make_engine(config, engine, policy, longest)
     sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature)
-    profiles = RoleFlopsProfiles(
-        policy=flops_profile(policy.backbone, policy.adapter),
-        reference=flops_profile(policy.backbone, module.reference_adapter),
-        initial=flops_profile(policy.backbone, policy.start_adapter) if moves else None,
-        critic=flops_profile(module.critic or policy.backbone, module.critic_adapter) if critic == "separate" else None,
-        rewards=rewards.flops_profiles,
-    )
+    profiles = flops_profiles(policy, module, rewards, moves)
     return Prepared(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
 
 

@@ -26,7 +26,7 @@ def role_outputs(trainer, rollout):
 def experience_of(trainer, rollout, scores, old, kl_coef=0.05):
     """The experience that training scores [B] make of a rollout."""
     advantages, returns = compute_advantages(trainer.config, scores, old, rollout.lengths, kl_coef)
-    weights = combined_token_weights(list(trainer.prepared.extensions.values()), rollout, old)
+    weights = combined_token_weights(list(trainer.extensions.values()), rollout, old)
     return Experience(rollout, scores, old, advantages, returns, kl_coef, scores, {}, weights)
 
 

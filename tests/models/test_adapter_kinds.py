@@ -15,7 +15,6 @@ from align.models.adapters import adapter_parameters, copy_adapter, merge_adapte
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER
-from align.ppo.extensions import TrainingContext
 from align.ppo.extensions.interim import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
 from align.ppo.setup import build_actor_critic
@@ -140,7 +139,7 @@ def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
         torch.nn.init.normal_(weight, std=0.3)
     before = states(loaded.backbone, REFERENCE_ADAPTER)
     refresh = ReferenceRefresh(2)
-    refresh.load(TrainingContext(None, loaded, [], []))
+    refresh.policy = loaded
     refresh.find_weights(None)
     refresh.after_update(2, None)
     assert torch.equal(states(loaded.backbone, REFERENCE_ADAPTER), states(loaded.backbone, "policy"))

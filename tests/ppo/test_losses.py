@@ -264,7 +264,7 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
     experience = experience_of(trainer, rollout, scores, roles)
     weights = torch.tensor([math.exp(-0.5), 2.0]).repeat(5)[: experience.mask.shape[1]]  # e^1 is cut to 2
     torch.testing.assert_close(experience.token_weights[experience.mask], weights.expand(6, -1)[experience.mask])
-    figures = engine_metrics(experience, corrected=True) | trainer.prepared.extensions["importance"].metrics()
+    figures = engine_metrics(experience, corrected=True) | trainer.extensions["importance"].metrics()
     even, odd = int(experience.mask[:, 0::2].sum()), int(experience.mask[:, 1::2].sum())
     assert figures["sampling/capped"] == pytest.approx(odd / (even + odd))
     assert figures["sampling/importance"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
@@ -283,7 +283,7 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
 
 def test_without_weights_a_mismatch_stops_the_run(found) -> None:
     trainer, rollout, roles = found
-    trainer.prepared.extensions.pop("importance")
+    trainer.extensions.pop("importance")
     experience = experience_of(trainer, rollout, torch.zeros(6), roles)
     assert experience.token_weights is None
     with pytest.raises(UserError, match=r"samples from a different distribution .* importance_cap 2 corrects for it"):

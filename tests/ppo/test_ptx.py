@@ -55,7 +55,7 @@ def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sha
 
     accumulate(trainer.engine, plan, loss)
     ppo = gradients(trainer)
-    extension = trainer.prepared.extensions["ptx"]
+    extension = trainer.extensions["ptx"]
     ptx = extension.ptx
     examples = ptx.draw(len(rows), key)
     assert any(len(example.responses) > 1 for example in examples)

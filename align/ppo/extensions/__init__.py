@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,29 @@ from align.training.run import Run
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """The run that an extension belongs to. Its `config` has the settings that all stages share."""
+    """The run that an extension belongs to, and values of PPO's settings."""
 
     run: Run
+    """Its `config` has the settings that all stages share."""
     policy: LoadedModel
     training_prompts: Sequence[EncodedPrompt]
     prompts: Sequence[EncodedPrompt]
     """All prompts that responses will be sampled for: those of training and of evaluations."""
+    total_updates: int
+    critic_warmup: int
+    samples_per_prompt: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+    missing_eos: Literal["replace", "lower", "keep"]
+    missing_eos_score: float
+    reward_timeout: float
 
 
 class Extension:
     """An optional part of PPO; all hooks do nothing.
 
     Attributes:
+        name: of its block of settings, and of its state in checkpoints.
         modules: frozen models that it keeps in memory, set by `load`.
         adapters: reward models that it has put on the policy's base, set by `load`.
         moves_reference: whether it changes the reference during training.
@@ -42,6 +52,7 @@ class Extension:
         card: lines of the model card by their titles.
     """
 
+    name: str = ""
     modules: Sequence[nn.Module] = ()
     adapters: Sequence[RewardAdapter] = ()
     moves_reference: bool = False

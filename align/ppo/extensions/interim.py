@@ -33,8 +33,8 @@ from align.training.engine import TrainEngine
 Judge = str | LoadedReward | WeightedFunction
 
 
-def configured_extensions(config: PPOConfig, judge: Judge | None = None) -> dict[str, Extension]:
-    """Return the configured extensions by name, in the order in which their hooks are called."""
+def configured_extensions(config: PPOConfig, judge: Judge | None = None) -> list[Extension]:
+    """Return the configured extensions, in the order in which their hooks are called."""
     chosen: dict[str, tuple[Any, Callable[[PPOConfig], Extension]]] = {
         "rubrics": (config.rubrics, RubricRewards),
         "attributes": (config.attribute_model, AttributeRewards),
@@ -46,10 +46,12 @@ def configured_extensions(config: PPOConfig, judge: Judge | None = None) -> dict
         "ema": (config.ema_decay, WeightMean),
         "rollouts": (config.rollout_updates, RolloutFiles),
     }
-    found: dict[str, Extension] = {name: make(config) for name, (value, make) in chosen.items() if value}
+    found = {name: make(config) for name, (value, make) in chosen.items() if value}
     if judge is not None:
         found["judge"] = JudgeSelection(config, judge)
-    return found
+    for name, extension in found.items():
+        extension.name = name
+    return list(found.values())
 
 
 @dataclass

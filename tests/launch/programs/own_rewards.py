@@ -72,7 +72,7 @@ seen = {
     "moments": progress[0].normalization.state_dict(),
     "selection": progress[0].selection.state_dict(),
     "drift": progress[0].drift.state_dict(),
-    "judge": made.prepared.extensions["judge"].state_dict(),
+    "judge": made.prepared.extensions[-1].state_dict(),
     "calls": dict(calls),
 }
 for function, more in ((failing, {}), (hanging, {"reward_timeout": 1.0})):
