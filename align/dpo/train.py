@@ -20,7 +20,7 @@ from align.core.launch import run_stage
 from align.core.settings import MixtureConfig, option, require_setting
 from align.dpo.loss import dpo_losses, ipo_losses
 from align.models.checkpoint import save_model, weights_of
-from align.models.roles import LanguageModel
+from align.models.heads import LanguageModel
 from align.reward.loss import Pairs, pairs_of
 from align.reward.rankings import (
     ScoredRanking,

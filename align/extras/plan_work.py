@@ -15,8 +15,9 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.backbone import Backbone, flops_profile
 from align.models.configs import base_of
+from align.models.heads import freeze_unused_lm_head
 from align.models.loading import LoadedModel, load_shapes
-from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
+from align.models.roles import REWARD_ADAPTER
 from align.ppo.config import PPOConfig
 from align.ppo.metrics import RoleFlopsProfiles, phase_flops
 from align.ppo.ptx import PtxLoss

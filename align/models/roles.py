@@ -1,186 +1,24 @@
-"""Heads, and the roles of a backbone: policy, reference, critic and reward model.
+"""The roles of PPO on one backbone: policy, reference, critic and reward models.
 
-With LoRA, one frozen base serves them all: the policy, a separate critic and the reward model are adapters, the reference
-is the base without adapters or with the frozen adapter that training started from.
+With LoRA, one frozen base serves them all: policy, separate critic and reward models are adapters, and the reference is
+the base without adapters or with the frozen adapter that training started from.
 """
 
-import math
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
-from align.core.tensor_ops import Padded, entropy_of, log_probs_of
+from align.core.tensor_ops import Padded
 from align.models.adapters import adapter_parameters
 from align.models.backbone import Backbone
+from align.models.heads import LanguageModel, RewardModel, ScalarHead
+from align.models.log_probs import response_log_probs
 
 REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference"
 """Names of adapters on the policy's base: of a reward model, of a separate critic, of a reference that follows it."""
-WHOLE_BYTES = 2**30
-"""Larger logits are computed in parts of at most this many bytes, and again in the backward pass."""
-
-
-class Float32Linear(nn.Linear):
-    """A linear map computed in float32, whatever its weights and its input are in."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[.., H] -> [.., n] float32."""
-        bias = None if self.bias is None else self.bias.float()
-        return nn.functional.linear(input.float(), self.weight.float(), bias)
-
-
-class ScalarHead(nn.Module):
-    """A linear map from a hidden state to one number, computed in float32.
-
-    A reward head starts with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`); a value head on
-    a trunk that the policy shares starts at 0, because noise would reach the trunk.
-    """
-
-    def __init__(self, hidden_size: int, start_at_zero: bool = False, bias: bool = True) -> None:
-        super().__init__()
-        self.linear = Float32Linear(hidden_size, 1, bias=bias)
-        if start_at_zero:
-            nn.init.zeros_(self.linear.weight)
-        else:
-            nn.init.normal_(self.linear.weight, std=(hidden_size + 1) ** -0.5)
-        if bias:
-            nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[.., H] -> [..] float32."""
-        numbers: Tensor = self.linear(hidden)
-        return numbers.squeeze(-1)
-
-
-def predict_tokens(
-    backbone: Backbone, states: Tensor, tokens: Tensor, temperature: float = 1.0, with_entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Return log-probs [n] of tokens and, with `with_entropy`, entropies [n] in nats of the predictions; float32.
-
-    Large logits are computed in parts and again in the backward pass: over a vocabulary of 128,000 the logits of 16,000
-    tokens take 4 GB in bfloat16, and their gradient as much.
-
-    Args:
-        backbone: predicts with the active adapter.
-        states: [n, H] before the tokens.
-        tokens: [n] ids.
-        temperature: divides the logits.
-    """
-
-    def of_part(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        logits = backbone.logits(states)
-        chosen = log_probs_of(logits, tokens, temperature)
-        return (chosen, entropy_of(logits, temperature)) if with_entropy else (chosen,)
-
-    count, sequence = len(tokens), backbone.sequence
-    if sequence:  # each process predicts a part of them
-        missing = -count % sequence.size
-        states, tokens = pad(states, (0, 0, 0, missing)), pad(tokens, (0, missing))
-        states, tokens = sequence.own_tokens(states[None])[0], sequence.own_tokens(tokens[None])[0]
-    parts = math.ceil(len(tokens) * int(backbone.model.config.vocab_size) * states.element_size() / WHOLE_BYTES)
-    if parts <= 1:
-        found = [of_part(states, tokens)]
-    else:
-        found = [
-            # The backward pass comes when the adapter's context has ended: it is entered again.
-            checkpoint(of_part, *pair, use_reentrant=False, preserve_rng_state=False, context_fn=backbone.recompute_contexts)
-            for pair in zip(states.chunk(parts), tokens.chunk(parts), strict=True)
-        ]
-    columns = (torch.cat(column) for column in zip(*found, strict=True))
-    if sequence:
-        columns = (sequence.all_tokens(column[None])[0, :count] for column in columns)
-    log_probs, *entropy = columns
-    return log_probs, entropy[0] if with_entropy else None
-
-
-def response_log_probs(
-    backbone: Backbone,
-    hidden: Tensor,
-    response: Padded,
-    mask: Tensor,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return log-probs [B, T] of response tokens and entropies [B, T] of their predictions (0 unless `with_entropy`).
-
-    The vocabulary product is taken only where `mask` holds; elsewhere both are 0.
-
-    Args:
-        hidden: [B, T+1, H] from `Backbone.hidden`.
-        mask: [B, T] bool.
-        temperature: divides the logits.
-    """
-    chosen, entropy = predict_tokens(backbone, hidden[:, :-1][mask], response.ids[mask], temperature, with_entropy)
-    nothing = torch.zeros(mask.shape, device=hidden.device)
-    return nothing.masked_scatter(mask, chosen), nothing if entropy is None else nothing.masked_scatter(mask, entropy)
-
-
-def freeze_unused_lm_head(backbone: Backbone) -> None:
-    """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
-    vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
-    if vocabulary is not None and vocabulary.weight is not embedding.weight:
-        vocabulary.requires_grad_(False)
-
-
-class LanguageModel(nn.Module):
-    """A backbone that predicts responses: the model of SFT, and PPO's frozen reference.
-
-    Args:
-        adapter: the adapter to compute with; None: the bare backbone.
-    """
-
-    def __init__(self, backbone: Backbone, adapter: str | None = None) -> None:
-        super().__init__()
-        self.backbone, self.adapter_name = backbone, adapter
-
-    def forward(
-        self,
-        prompt: Padded,
-        response: Padded,
-        mask: Tensor | None = None,
-        temperature: float = 1.0,
-        prompt_index: Tensor | None = None,
-    ) -> Tensor:
-        """Return log-probs [B, T] of the response tokens where `mask` holds (None: of all real ones)."""
-        mask = response.mask() if mask is None else mask
-        with self.backbone.adapter(self.adapter_name):
-            hidden = self.backbone.hidden(prompt, response, prompt_index)
-            # Inside the context: the vocabulary matrix may be one of the adapter's targets.
-            return response_log_probs(self.backbone, hidden, response, mask, temperature)[0]
-
-
-class RewardModel(nn.Module):
-    """A backbone with a scalar head on the summary of a prompt and its response; `adapter` as for `LanguageModel`."""
-
-    def __init__(self, backbone: Backbone, head: ScalarHead, adapter: str | None = None) -> None:
-        super().__init__()
-        self.backbone, self.head, self.adapter_name = backbone, head, adapter
-
-    def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Rewards [R] of R responses to N prompts; `prompt_index` [R] names each response's prompt."""
-        with self.backbone.adapter(self.adapter_name):
-            summary = self.backbone.summary(prompt, response, prompt_index)
-        return cast(Tensor, self.head(summary))
-
-
-class RewardLanguageModel(RewardModel):
-    """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
-
-    def forward(  # type: ignore[override]
-        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Rewards [R]; with `mask` [R, T] bool also the log-probs [R, T] of the response tokens where it holds."""
-        if mask is None:
-            return super().forward(prompt, response, prompt_index)
-        with self.backbone.adapter(self.adapter_name):
-            hidden = self.backbone.hidden(prompt, response, prompt_index)
-            log_probs = response_log_probs(self.backbone, hidden, response, mask)[0]
-        rows = torch.arange(len(response.lengths), device=hidden.device)
-        return self.head(hidden[rows, response.lengths]), log_probs
 
 
 class Prediction(NamedTuple):

@@ -10,8 +10,9 @@ from peft import PeftConfig
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
+from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, MountedReward, Roles, ScalarHead
+from align.models.roles import REWARD_ADAPTER, MountedReward, Roles
 from align.reward.checkpoint import (
     REWARD,
     LoadedReward,

@@ -13,17 +13,9 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.backbone import Backbone, flops_profile, is_prefix_lm, wrap
+from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.models.loading import LoadedModel
-from align.models.roles import (
-    REFERENCE_ADAPTER,
-    VALUE_ADAPTER,
-    ActorCritic,
-    LanguageModel,
-    RewardModel,
-    Roles,
-    ScalarHead,
-    freeze_unused_lm_head,
-)
+from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
 from align.ppo.experience import plan_minibatch
 from align.ppo.extensions import Extension
 from align.ppo.metrics import RoleFlopsProfiles

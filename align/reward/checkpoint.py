@@ -33,8 +33,8 @@ from align.models.backbone import (
 )
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
+from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, from_objects, load, vocabulary_rows
-from align.models.roles import RewardModel, ScalarHead
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import whole_weights
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding

@@ -21,8 +21,9 @@ from align.core.launch import run_stage
 from align.core.settings import MixtureConfig, SequenceConfig, option
 from align.data.records import Demonstration
 from align.models.checkpoint import weights_of
+from align.models.heads import RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
+from align.models.roles import REWARD_ADAPTER
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
 from align.reward.loss import Pairs, centering_loss, ranking_loss
 from align.reward.rankings import (

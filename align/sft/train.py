@@ -22,8 +22,8 @@ from align.core.launch import run_stage
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
+from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
-from align.models.roles import LanguageModel
 from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import Clock, FlopsProfile, training_flops
 from align.sft.config import SFTConfig

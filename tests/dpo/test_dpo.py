@@ -11,8 +11,8 @@ from align.core.tensor_ops import Padded
 from align.dpo import DPOConfig
 from align.dpo.loss import dpo_losses, ipo_losses
 from align.dpo.train import DPOTask
+from align.models.heads import LanguageModel
 from align.models.loading import load
-from align.models.roles import LanguageModel
 from align.tokenization.encoded import EncodedRanking
 from align.training.start import build_engine
 from tests.models.losses import assert_invariant, rankings

@@ -6,8 +6,8 @@ import torch
 from align.core.seeds import Stream
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded, entropy_of
+from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import LoadedModel, load
-from align.models.roles import LanguageModel, RewardModel, ScalarHead
 from align.sampling.generation import Sampling, draw, row_uniforms, sample
 
 FLOAT32 = 1e-4

@@ -20,7 +20,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, make_prefix_lm, wrap
 from align.models.backbone.decoder import attention_window
-from align.models.roles import LanguageModel, RewardModel, ScalarHead
+from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model

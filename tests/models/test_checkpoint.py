@@ -20,8 +20,9 @@ from transformers import (
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
+from align.models.heads import LanguageModel, ScalarHead
 from align.models.loading import load, load_weights
-from align.models.roles import ActorCritic, LanguageModel, ScalarHead
+from align.models.roles import ActorCritic
 from align.reward.checkpoint import save_reward_model
 from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES
 

@@ -13,8 +13,8 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile, wrap
 from align.models.checkpoint import weights_of
+from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import from_objects, load
-from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer

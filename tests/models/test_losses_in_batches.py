@@ -7,7 +7,7 @@ import torch
 
 from align.batches.micro_batches import prompt_groups
 from align.core.tensor_ops import Padded
-from align.models.roles import LanguageModel, ScalarHead
+from align.models.heads import LanguageModel, ScalarHead
 from align.ppo.experience import pack_rollout, plan_minibatch
 from align.reward.train import RewardConfig, RewardTask, build_module
 from align.sft import SFTConfig

@@ -19,8 +19,9 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.models.checkpoint import weights_of
+from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
-from align.models.roles import RewardModel, Role, Roles, ScalarHead
+from align.models.roles import Role, Roles
 from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import (

@@ -19,8 +19,8 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
 from align.models.checkpoint import weights_of
+from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
-from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import Tokenization

@@ -32,8 +32,9 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.backbone import wrap
 from align.models.checkpoint import weights_of
+from align.models.heads import LanguageModel, ScalarHead
 from align.models.loading import from_objects, load
-from align.models.roles import REFERENCE_ADAPTER, LanguageModel, ScalarHead
+from align.models.roles import REFERENCE_ADAPTER
 from align.ppo.scoring_models import RULE_ADAPTER, load_reward_adapter
 from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import RULE, save_reward_model

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from align.core.errors import UserError
-from align.models.roles import RewardModel, ScalarHead
+from align.models.heads import RewardModel, ScalarHead
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.scoring_models import load_rewards
 from align.ppo.setup import build_actor_critic

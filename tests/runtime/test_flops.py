@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
-from align.models.roles import LanguageModel, RewardModel
+from align.models.heads import LanguageModel, RewardModel
 from align.ppo.metrics import RoleFlopsProfiles, phase_flops
 from align.runtime.flops import (
     PEAKS,
@@ -98,7 +98,7 @@ def test_torch_counts_the_same(load_sharp, tiny_name, lora_rank):
 def test_torch_counts_a_shared_prompt_with_its_mask(load_sharp):
     loaded = load_sharp("tiny-llama")
     loaded.backbone.model.set_attn_implementation("eager")
-    from align.models.roles import ScalarHead
+    from align.models.heads import ScalarHead
 
     model = RewardModel(loaded.backbone, ScalarHead(64), None)
     prompt, responses = Padded.from_lists([[9] * 20]), Padded.from_lists([[8] * 12, [7] * 5])

@@ -14,7 +14,7 @@ from align.core.seeds import Stream, generator
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.loading import load
-from align.models.roles import response_log_probs
+from align.models.log_probs import response_log_probs
 from align.sampling import generation
 from align.sampling.engines import sampling_tokens
 from align.sampling.generation import Sampling, _warpers, draw, row_uniforms, sample

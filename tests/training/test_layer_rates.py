@@ -3,7 +3,7 @@
 import pytest
 
 from align.core.errors import UserError
-from align.models.roles import LanguageModel, RewardModel, ScalarHead
+from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.sft import SFTConfig
 from align.training.optimizer import RateGroup
 from align.training.start import build_engine

@@ -13,7 +13,7 @@ from align.core.settings import ModelConfig
 from align.core.statistics import mean_interval
 from align.data.records import Prompt
 from align.models.loading import LoadedModel, load, load_tokenization_of
-from align.models.roles import response_log_probs
+from align.models.log_probs import response_log_probs
 from align.ppo.losses import kl_estimates
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer

@@ -22,8 +22,9 @@ from align.extras.attributes.model import SCALE, Head, save_generative_model
 from align.extras.attributes.tasks import AttributeConfig, AttributeTask
 from align.extras.rules.judgments import JudgedResponse, encoded_responses
 from align.models.backbone import Backbone
+from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
-from align.models.roles import LanguageModel, response_log_probs
+from align.models.log_probs import response_log_probs
 from align.reward.rankings import group_flops, group_sizes, pack_rankings
 from align.tokenization import Tokenization
 from align.tokenization.encoded import TokenIds

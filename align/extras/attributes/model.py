@@ -16,8 +16,8 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.checkpoint import save_model
+from align.models.heads import Float32Linear
 from align.models.loading import LoadedModel, load
-from align.models.roles import Float32Linear
 from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model, save_reward_model
 from align.runtime.distributed import compute_dtype
 

@@ -18,8 +18,9 @@ from align.extras.attributes.model import AttributeModel, Head, head_losses, in_
 from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, rule_metrics
 from align.models.backbone import require_classifier
 from align.models.checkpoint import weights_of
+from align.models.heads import freeze_unused_lm_head
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, freeze_unused_lm_head
+from align.models.roles import REWARD_ADAPTER
 from align.reward.loss import Pairs, pairs_of, ranking_loss
 from align.reward.rankings import group_flops, group_sizes, reward_rankings
 from align.runtime.distributed import run_on_main

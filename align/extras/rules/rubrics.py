@@ -19,8 +19,8 @@ from align.core.errors import UserError
 from align.core.files import resolve_path
 from align.core.settings import ModelConfig, option, require_setting
 from align.data.records import Conversation
+from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel, load
-from align.models.roles import LanguageModel
 from align.reward.rankings import pack_rankings, score_rankings
 from align.runtime.distributed import compute_dtype, run_on_main
 from align.runtime.endpoint import EndpointConfig, chat_address, chat_completion

@@ -30,7 +30,7 @@ from align.extras.rules.judgments import (
     split_judgments,
 )
 from align.models.checkpoint import weights_of
-from align.models.roles import RewardModel, freeze_unused_lm_head
+from align.models.heads import RewardModel, freeze_unused_lm_head
 from align.reward.checkpoint import RULE, initial_head, save_reward_model
 from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings
 from align.reward.train import HeadTrainer

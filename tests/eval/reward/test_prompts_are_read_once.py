@@ -16,7 +16,7 @@ from align.eval.reward.task import (
     evaluate_on_benchmark,
     evaluate_on_preferences,
 )
-from align.models.roles import RewardModel, ScalarHead
+from align.models.heads import RewardModel, ScalarHead
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
 

@@ -27,7 +27,7 @@ from align.eval.reward.task import (
     sizes_on_curve,
 )
 from align.models.loading import load
-from align.models.roles import response_log_probs
+from align.models.log_probs import response_log_probs
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.reward.rankings import ScoredRanking

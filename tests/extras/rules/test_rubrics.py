@@ -26,7 +26,7 @@ from align.extras.rules.rubrics import (
     expected_reward,
     read_rubrics,
 )
-from align.models.roles import LanguageModel
+from align.models.heads import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
 
 HI = ({"role": "user", "content": "Hi"},)

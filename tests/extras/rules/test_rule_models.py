@@ -18,8 +18,8 @@ from align.extras.rules import RuleConfig, RuleTrainer
 from align.extras.rules.judgments import JudgedResponse, encode_judgments, rule_ids
 from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.extras.rules.train import judgment_loss
+from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
-from align.models.roles import RewardModel, ScalarHead
 from align.reward.checkpoint import RULE, LoadedReward, is_foreign, load_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from align.batches.micro_batches import MicroBatch
 from align.builtin.tiny import byte_tokenizer
+from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import from_objects
-from align.models.roles import LanguageModel, RewardModel, ScalarHead
 from align.ppo.setup import copy_backbone
 from align.reward import RewardConfig
 from align.reward.loss import pairs_of, ranking_loss

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
-from align.models.roles import RewardModel, ScalarHead
 from align.reward import RewardConfig
 from align.training.run import Run
 from align.training.start import build_engine

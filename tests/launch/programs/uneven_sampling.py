@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from align.core.seeds import Stream
-from align.models.roles import LanguageModel
+from align.models.heads import LanguageModel
 from align.sampling.engines import TransformersEngine
 from align.sampling.generation import Sampling
 from align.sft import SFTConfig
