@@ -1,16 +1,12 @@
 """Adapters of every kind that PEFT trains compute here what they compute in PEFT: continued, merged, saved, or refused."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, BigBirdPegasusConfig
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
-from align.core.tensor_ops import Padded
 from align.models.adapters import adapter_parameters, copy_adapter, merge_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
@@ -18,10 +14,8 @@ from align.models.roles import REFERENCE_ADAPTER
 from align.ppo.extensions.interim import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
 from align.ppo.setup import build_actor_critic
-from align.reward.checkpoint import save_reward_model
-from tests.models.adapters import CARD, states, trainable
+from tests.models.adapters import CARD, IDS, response_logits, save_reward, states, trainable
 
-IDS = torch.tensor([[9, 10, 11, 20, 21]])
 # GPT-2 has biases and one matrix for both vocabularies; Llama here has neither.
 CONTINUED = {
     "bias of B": ("tiny-llama", "q_proj", {"lora_bias": True}),
@@ -41,43 +35,8 @@ MERGED = {
 }
 
 
-@pytest.fixture
-def make_adapter(sharp_folders, tmp_path):
-    """Save an adapter with PEFT alone; returns its folder and the logits [1, 5, V] that PEFT computes with it."""
-
-    def make(name, targets, **settings):
-        auto = AutoModelForSeq2SeqLM if name == "tiny-t5" else AutoModelForCausalLM
-        torch.manual_seed(1)
-        settings.setdefault("init_lora_weights", False)
-        lora = LoraConfig(r=2, lora_alpha=8, lora_dropout=0.5, target_modules=targets.split(","), **settings)
-        theirs = get_peft_model(auto.from_pretrained(sharp_folders[name]), lora)
-        for weight in theirs.parameters():
-            if weight.requires_grad:
-                torch.nn.init.normal_(weight, std=0.2)
-        folder = tmp_path / "adapter"
-        theirs.save_pretrained(folder)
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(Path(sharp_folders[name]) / file, folder)
-        if name == "tiny-t5":
-            return str(folder), None
-        base = auto.from_pretrained(sharp_folders[name])
-        with torch.no_grad():
-            bare = base(IDS).logits
-            logits = PeftModel.from_pretrained(base, folder).eval()(IDS).logits
-        assert (logits - bare).abs().max() > 0.5
-        return str(folder), logits
-
-    return make
-
-
 def settings_of(folder, targets, rank=2, **more):
     return ModelConfig(model=folder, lora_rank=rank, lora_alpha=8, lora_targets=targets, **more)
-
-
-def response_logits(backbone, adapter=None):
-    with torch.no_grad(), backbone.adapter(adapter):
-        hidden = backbone.hidden(Padded.from_lists([IDS[0, :3].tolist()]), Padded.from_lists([IDS[0, 3:].tolist()]))
-        return backbone.logits(hidden)[0]
 
 
 @pytest.mark.parametrize("kind", CONTINUED)
@@ -178,15 +137,13 @@ def test_adapters_that_change_their_base_are_not_mounted_on_the_policys(load_sha
     """A reward adapter with biases of the base, or one made by PiSSA, would change what the policy computes."""
     policy = load_sharp("tiny-gpt2", lora_rank=2, lora_targets="c_attn")
     reward = load_sharp("tiny-gpt2", adapter="reward", lora_rank=2, lora_targets="c_attn")
-    facts = {"mean": 0.0, "mean_over": 1, "base": reward.base}
-    head = torch.zeros(1, reward.backbone.hidden_size)
     for number, (field, value, shares) in enumerate(
         [("bias", "none", True), ("bias", "all", False), ("init_lora_weights", "pissa", False)]
     ):
         folder = tmp_path / str(number)
         settings = reward.backbone.peft.peft_config["reward"]
         kept = getattr(settings, field)
-        save_reward_model(folder, reward, weights_of(reward.backbone), head, facts, CARD | {"stage": "reward"})
+        save_reward(folder, reward)
         text = (folder / "adapter_config.json").read_text()
         old, new = (f'"{field}": {"true" if each is True else chr(34) + each + chr(34)}' for each in (kept, value))
         (folder / "adapter_config.json").write_text(text.replace(old, new))

@@ -1,17 +1,12 @@
 """Adapters on one base: the base stays the base, roles do not disturb each other, and PPO starts where its reference is."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
-from align.core.tensor_ops import Padded
 from align.models.adapters import copy_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
@@ -19,7 +14,7 @@ from align.models.loading import load
 from align.models.roles import Role
 from align.ppo.experience import plan_minibatch, shuffled_minibatches
 from align.ppo.train import update_policy
-from tests.models.adapters import CARD, PROMPT, RESPONSE, adapter_weights, states, trainable
+from tests.models.adapters import CARD, IDS, PROMPT, RESPONSE, adapter_weights, response_logits, states, trainable
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
 # -------------------------------------------------------------------------------------------------------------- switching
@@ -208,36 +203,21 @@ def test_an_adapter_on_the_vocabulary_matrix_does_not_reach_the_reference(load_s
 
 
 @pytest.fixture
-def foreign_adapter(sharp_folders, tmp_path):
-    """An adapter of plain PEFT with a vocabulary matrix of its own and dropout; the model it was saved from."""
-    base = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
-    targets = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
-    settings = LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False, lora_dropout=0.5, **targets)
-    theirs = get_peft_model(base, settings)
-    with torch.no_grad():
-        theirs.base_model.model.lm_head.modules_to_save["default"].weight.mul_(0.5)
-    theirs.save_pretrained(tmp_path / "adapter")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(sharp_folders["tiny-llama"]) / name, tmp_path / "adapter")
-    return str(tmp_path / "adapter"), theirs.eval()
+def with_own_matrix(make_adapter):
+    """An adapter with a whole vocabulary matrix of its own, and the logits [1, 5, V] that PEFT computes with it."""
+    return make_adapter("tiny-llama", "q_proj", modules_to_save=["lm_head"])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_an_adapter_with_whole_modules_of_its_own_is_switched_with_them(foreign_adapter, checkpointing):
+def test_an_adapter_with_whole_modules_of_its_own_is_switched_with_them(with_own_matrix, sharp_folders, checkpointing):
     """PEFT's `modules_to_save` keeps whole matrices in an adapter: the base must be read without them."""
-    folder, theirs = foreign_adapter
+    folder, theirs = with_own_matrix
     lora = {"lora_rank": 2, "lora_alpha": 8, "lora_targets": "q_proj"}
     loaded = load(ModelConfig(model=folder, gradient_checkpointing=checkpointing, **lora), torch.float32)
-    ids = torch.tensor([[9, 10, 11, 20, 21]])
-    with theirs.disable_adapter():
-        bare = theirs(ids).logits
-    assert (theirs(ids).logits - bare).abs().max() > 0.5
-    for adapter, logits in {"start": theirs(ids).logits, "policy": theirs(ids).logits, None: bare}.items():
-        with loaded.backbone.adapter(adapter):
-            hidden = loaded.backbone.hidden(Padded.from_lists([[9, 10, 11]]), Padded.from_lists([[20, 21]]))
-            found = loaded.backbone.logits(hidden)
-        torch.testing.assert_close(found[0], logits[0, 2:], atol=1e-5, rtol=0)
+    bare = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])(IDS).logits
+    for adapter, logits in {"start": theirs, "policy": theirs, None: bare}.items():
+        torch.testing.assert_close(response_logits(loaded.backbone, adapter), logits[0, 2:], atol=1e-5, rtol=0)
 
 
 def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypatch):
@@ -280,7 +260,7 @@ def test_lora_settings_that_an_adapter_cannot_take_are_refused(load_sharp, tmp_p
         load(ModelConfig(model=str(tmp_path / "sft"), **settings), torch.float32)
 
 
-def test_an_adapter_on_few_modules_names_them_where_all_are_asked_for(foreign_adapter):
-    folder, _ = foreign_adapter
+def test_an_adapter_on_few_modules_names_them_where_all_are_asked_for(with_own_matrix):
+    folder, _ = with_own_matrix
     with pytest.raises(UserError, match=r"with lora_targets q_proj, .* lora_targets is all-linear: set it to q_proj"):
         load(ModelConfig(model=folder, lora_rank=2, lora_alpha=8), torch.float32)

@@ -12,16 +12,15 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile, wrap
-from align.models.checkpoint import weights_of
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import from_objects, load
-from align.reward.checkpoint import load_reward_model, save_reward_model
+from align.reward.checkpoint import load_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
+from tests.models.adapters import save_reward
 from tests.models.encoders import CONFIGS, pair_tokenizer, write_encoder
 
-CARD = {"title": "A model", "stage": "reward"}
 ROWS = [
     {"prompt": "What is it?", "responses": ["A cat, I think, and not a dog.", "No"], "ranks": [1, 2]},
     {"prompt": "Hi", "responses": ["Hello there", "x", "Go away now, please"], "ranks": [1, 3, 2]},
@@ -82,13 +81,6 @@ def plain_scores(classifier, folder, texts=TEXTS):
     return classifier.eval()(**rows).logits[:, 0]
 
 
-def save(folder, model, loaded, mean=0.5):
-    state = model.state_dict()
-    facts = {"mean": mean, "mean_over": 4, "base": loaded.base}
-    weights = weights_of(loaded.backbone, state, "backbone.model.")
-    save_reward_model(folder, loaded, weights, state["head.linear.weight"], facts, CARD)
-
-
 # ------------------------------------------------------------------------------------------------------------- on disk
 
 
@@ -97,7 +89,7 @@ def test_a_saved_reward_model_is_a_classifier_of_plain_transformers(family, load
     model = changed(loaded)
     expected = scores_of(model, loaded)
     assert expected.std() > 0.02
-    save(tmp_path / "reward", model, loaded)
+    save_reward(tmp_path / "reward", loaded, mean=0.5, head=model.head)
     classifier, report = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -115,22 +107,16 @@ def test_a_saved_adapter_is_one_of_plain_peft(family, load_encoder, tmp_path):
     expected = scores_of(model, loaded)
     with loaded.backbone.adapter(None):
         assert (model.head(loaded.backbone.summary(*some_rows())) - expected[:2]).abs().max() > 1e-3
-    save(tmp_path / "reward", model, loaded)
+    save_reward(tmp_path / "reward", loaded, mean=0.5, head=model.head)
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / family, num_labels=1)
     classifier = PeftModel.from_pretrained(base, tmp_path / "reward")
     torch.testing.assert_close(plain_scores(classifier, tmp_path / "reward"), expected, atol=1e-5, rtol=0)
     again = load_reward_model(str(tmp_path / "reward"), "float32")
     torch.testing.assert_close(scores_of(again.model, again.loaded), expected, atol=1e-4, rtol=0)
-    further = load_encoder_again(tmp_path / "reward")
-    torch.testing.assert_close(
-        scores_of(RewardModel(further.backbone, model.head, "reward"), further), expected, atol=1e-5, rtol=0
-    )
-
-
-def load_encoder_again(folder):
-    """A saved adapter, to be trained further."""
-    config = ModelConfig(model=str(folder), dtype="float32", lora_rank=4)
-    return load(config, torch.float32, adapter="reward", allow_reward_model=True)
+    config = ModelConfig(model=str(tmp_path / "reward"), dtype="float32", lora_rank=4)
+    further = load(config, torch.float32, adapter="reward", allow_reward_model=True)
+    found = scores_of(RewardModel(further.backbone, model.head, "reward"), further)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_any_classifier_of_an_encoder_is_a_reward_model(family, sharpen, tmp_path):
@@ -167,25 +153,19 @@ def test_a_row_is_the_same_alone_and_in_a_batch_in_any_order(family, load_encode
     prompts = [[2, 50, 51, 1], [2, 60, 61, 62, 63, 64, 65, 1], [2, 9, 1]]
     responses = [[70, 71, 1, 2], [80] * 130 + [1, 2], [81, 82, 1, 2], [70, 71, 90, 1, 2]]
     owner = [0, 1, 1, 2]
+
+    def rows(order):
+        chosen = [prompts[owner[row]] for row in order], [responses[row] for row in order]
+        return [Padded.from_lists(part) for part in chosen]
+
     with torch.no_grad():
-        for read in (backbone.summary, backbone.features):
-            alone = [
-                read(Padded.from_lists([prompts[o]]), Padded.from_lists([r]))[0]
-                for o, r in zip(owner, responses, strict=True)
-            ]
+        for read in (backbone.features, backbone.summary):
+            alone = torch.cat([read(*rows([row])) for row in range(4)])
             for order in ([0, 1, 2, 3], [3, 2, 0], [2, 1]):
-                rows = Padded.from_lists([prompts[owner[row]] for row in order])
-                found = read(rows, Padded.from_lists([responses[row] for row in order]))
-                torch.testing.assert_close(found, torch.stack([alone[row] for row in order]), atol=1e-5, rtol=0)
+                torch.testing.assert_close(read(*rows(order)), alone[order], atol=1e-5, rtol=0)
         indexed = backbone.summary(Padded.from_lists(prompts), Padded.from_lists(responses), torch.tensor(owner))
-        several = torch.stack(
-            [
-                backbone.summary(Padded.from_lists([prompts[o]]), Padded.from_lists([r]))[0]
-                for o, r in zip(owner, responses, strict=True)
-            ]
-        )
-    torch.testing.assert_close(indexed, several, atol=1e-5, rtol=0)
-    assert several.std(0).max() > 0.03
+    torch.testing.assert_close(indexed, alone, atol=1e-5, rtol=0)
+    assert alone.std(0).max() > 0.03
 
 
 def test_prompt_and_response_are_told_apart_where_a_model_has_token_types(load_encoder):

@@ -1,7 +1,6 @@
 """A saved reward model: a classifier for transformers, PEFT and TRL, and the same rewards and mean for this package."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,78 +8,147 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
 from trl import RewardConfig as TRLRewardConfig
 from trl import RewardTrainer
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
+from align.data.conversation import user_turn
 from align.eval.reward.task import RewardEvalConfig, run_reward_eval
-from align.models.checkpoint import weights_of
-from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
-from align.models.roles import Role, Roles
-from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
-from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import (
     is_reward_model,
     load_head,
     load_reward_model,
     require_reward_model,
-    save_reward_model,
 )
 from align.reward.scoring import RewardModelScorer, RewardService
+from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
-from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, adapter_weights, states, trainable
+from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, save_reward
 
-CARD = {"title": "A model", "stage": "reward"}
-
-
-def saved_reward(load_sharp, folder, name, lora_rank, mean=0.75):
-    loaded = load_sharp(name, adapter="reward", lora_rank=lora_rank)
-    torch.manual_seed(6)
-    head = ScalarHead(loaded.backbone.hidden_size, bias=False)
-    model = RewardModel(loaded.backbone, head, loaded.adapter)
-    state = model.state_dict()
-    weights = weights_of(loaded.backbone, state, "backbone.model.")
-    facts = {"mean": mean, "mean_over": 4, "base": loaded.base}
-    save_reward_model(folder, loaded, weights, state["head.linear.weight"], facts, CARD)
-    with torch.no_grad():
-        rewards = model(PROMPT, RESPONSE)
-    assert (rewards[0] - rewards[1]).abs() > 0.1
-    return rewards
+TEXTS = ("Hello there.", "No", "Louÿs, perhaps?")
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
-def test_a_saved_reward_model_is_a_classifier_for_other_libraries(name, lora_rank, load_sharp, sharp_folders, tmp_path):
-    expected = saved_reward(load_sharp, tmp_path / "reward", name, lora_rank)
+@pytest.fixture
+def saved_reward(load_sharp, tmp_path):
+    """`saved_reward("tiny-gpt2", lora_rank=4)`: the rewards [2] of a reward model that was saved in tmp_path / "reward"."""
+
+    def save(name, lora_rank=0, mean=0.75):
+        model = save_reward(tmp_path / "reward", load_sharp(name, adapter="reward", lora_rank=lora_rank), mean)
+        with torch.no_grad():
+            rewards = model(PROMPT, RESPONSE)
+        assert (rewards[0] - rewards[1]).abs() > 0.1
+        return rewards
+
+    return save
+
+
+# ---------------------------------------------------------------------------------- in transformers, whatever the padding
+
+
+@pytest.fixture
+def padded_by(sharp_folders, tmp_path):
+    """`padded_by("end", "tiny-llama")`: a tiny model whose padding token is its own, the end token, or that has none."""
+
+    def made(pad, name):
+        if pad == "own":
+            return Path(sharp_folders[name])
+        model, tokenizer = (auto.from_pretrained(sharp_folders[name]) for auto in (AutoModelForCausalLM, AutoTokenizer))
+        tokenizer.pad_token = tokenizer.eos_token if pad == "end" else None
+        model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / "base")
+        return tmp_path / "base"
+
+    return made
+
+
+@pytest.fixture
+def gpt2_of_bytes(sharpen, tmp_path):
+    """A GPT-2 whose only special token is the end of a text, as published: padding has to be an ordinary token."""
+    vocabulary = {token: id for id, token in enumerate(sorted(ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    end = "<|endoftext|>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end, eos_token=end, unk_token=end)
+    size = {"vocab_size": 257, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = sharpen(GPT2LMHeadModel(GPT2Config(**size, bos_token_id=256, eos_token_id=256)))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def read_by_transformers(classifier, tokenizer, rows):
+    """[3, R]: rewards of rows one by one, and as a batch that the saved tokenizer padded on either side."""
+    found = [torch.cat([classifier(input_ids=torch.tensor([row])).logits[:, 0] for row in rows])]
+    for side in ("left", "right"):
+        batch = tokenizer.pad({"input_ids": rows}, padding_side=side, return_tensors="pt")
+        positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        found.append(classifier(**batch, position_ids=positions).logits[:, 0])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize(
+    "kind", ["tiny-gpt2 own", "tiny-llama own", "tiny-llama none", "tiny-llama end", "one special token"]
+)
+@torch.no_grad()
+def test_a_saved_reward_model_is_a_classifier_with_the_same_scores_in_transformers(kind, lora_rank, request, tmp_path):
+    if kind == "bytes":  # one special token
+        base = request.getfixturevalue("gpt2_of_bytes")
+    else:
+        name, pad = kind.split()
+        base = request.getfixturevalue("padded_by")(pad, name)
+    config = ModelConfig(model=str(base), lora_rank=lora_rank)
+    loaded = load(config, torch.float32, "reward", allow_reward_model=True)
+    for name, weight in loaded.backbone.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    model = save_reward(tmp_path / "reward", loaded)
+    prompt, responses = loaded.tokenization.prompt_ids(user_turn("Hi")), [*map(loaded.tokenization.response_ids, TEXTS)]
+    expected = model(Padded.from_lists([prompt] * len(TEXTS)), Padded.from_lists(responses))
+    assert len({round(reward, 2) for reward in expected.tolist()}) == len(TEXTS)
+    rows = [prompt + response for response in responses]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
+    assert tokenizer.pad_token_id not in {row[-1] for row in rows}
+    assert tokenizer.pad_token == "<pad>" or "own" not in kind  # padding that ends no text is kept
     if lora_rank:
-        base = AutoModelForSequenceClassification.from_pretrained(sharp_folders[name], num_labels=1)
-        classifier = PeftModel.from_pretrained(base, tmp_path / "reward").eval()
+        classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+        classifier.config.pad_token_id = tokenizer.pad_token_id
+        classifier = PeftModel.from_pretrained(classifier, tmp_path / "reward").eval()
     else:
         classifier, report = AutoModelForSequenceClassification.from_pretrained(
             tmp_path / "reward", output_loading_info=True
         )
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
-    rows = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
-    width = max(map(len, rows)) + 3
-    for left in (False, True):
-        padding = [[0] * (width - len(row)) for row in rows]
-        ids = torch.tensor([pad + row if left else row + pad for pad, row in zip(padding, rows, strict=True)])
-        mask = (ids != 0).long()
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        with torch.no_grad():
-            found = classifier(input_ids=ids, attention_mask=mask, position_ids=positions).logits
-        assert found.shape == (2, 1)
-        torch.testing.assert_close(found[:, 0], expected, atol=1e-5, rtol=0)
+        assert (classifier.config.pad_token_id, classifier.config.num_labels) == (tokenizer.pad_token_id, 1)
+    found = read_by_transformers(classifier.eval(), tokenizer, rows)
+    torch.testing.assert_close(found, expected.expand(3, -1), atol=1e-5, rtol=0)
+    # The saved tokenizer reads as before, and the policy's ids are still the reward model's.
+    before = AutoTokenizer.from_pretrained(base)
+    assert [tokenizer(text).input_ids for text in TEXTS] == [before(text).input_ids for text in TEXTS]
+    assert Tokenization(tokenizer).reads_alike(Tokenization(before))
+    again = load_reward_model(str(tmp_path / "reward"), "float32")
+    found = again.model(Padded.from_lists([[row[0]] for row in rows]), Padded.from_lists([row[1:] for row in rows]))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def test_trls_reward_trainer_takes_a_saved_reward_model(load_sharp, tmp_path):
-    expected = saved_reward(load_sharp, tmp_path / "reward", "tiny-llama", 0)
+def test_trls_reward_trainer_takes_a_saved_reward_model(saved_reward, tmp_path):
+    expected = saved_reward("tiny-llama")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
     rows = Dataset.from_list([{"prompt": "Hi", "chosen": " there", "rejected": " no"}] * 2)
     settings = TRLRewardConfig(
@@ -96,8 +164,8 @@ def test_trls_reward_trainer_takes_a_saved_reward_model(load_sharp, tmp_path):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 @torch.no_grad()
-def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, load_sharp, tmp_path):
-    expected = saved_reward(load_sharp, tmp_path / "reward", tiny_name, lora_rank, mean=-1.25)
+def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, saved_reward, tmp_path):
+    expected = saved_reward(tiny_name, lora_rank, mean=-1.25)
     found = load_reward_model(str(tmp_path / "reward"), "float32")
     # A merged adapter multiplies in another order.
     torch.testing.assert_close(found.model(PROMPT, RESPONSE), expected, atol=1e-4 if lora_rank else 1e-6, rtol=0)
@@ -109,23 +177,17 @@ def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, load_shar
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, load_sharp, tmp_path):
-    expected = saved_reward(load_sharp, tmp_path / "reward", tiny_name, lora_rank)
-    loaded = load(
-        ModelConfig(model=str(tmp_path / "reward"), lora_rank=lora_rank),
-        torch.float32,
-        adapter="reward",
-        allow_reward_model=True,
-    )
+def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, saved_reward, tmp_path):
+    expected, config = saved_reward(tiny_name, lora_rank), ModelConfig(model=str(tmp_path / "reward"), lora_rank=lora_rank)
+    loaded = load(config, torch.float32, adapter="reward", allow_reward_model=True)
     head, _ = load_head(str(tmp_path / "reward"), loaded.backbone)
-    model = RewardModel(loaded.backbone, head, loaded.adapter)
-    torch.testing.assert_close(model(PROMPT, RESPONSE).detach(), expected, atol=1e-5, rtol=0)
-    weights = weights_of(loaded.backbone)
-    facts = {"mean": 0.0, "mean_over": 0, "base": loaded.base}
-    save_reward_model(tmp_path / "further", loaded, weights, head.linear.weight.detach(), facts, CARD)
+    further = save_reward(tmp_path / "further", loaded, head=head)
+    torch.testing.assert_close(further(PROMPT, RESPONSE).detach(), expected, atol=1e-5, rtol=0)
     again = load_reward_model(str(tmp_path / "further"), "float32")
     torch.testing.assert_close(again.model(PROMPT, RESPONSE), expected, atol=1e-4, rtol=0)
 
+
+# ------------------------------------------------------------------------------------------ classifiers of other libraries
 
 # What most templates of the ecosystem do: a token ends the turn, and a line break follows it.
 CHATML = (
@@ -150,15 +212,14 @@ def foreign(sharp_folders, tmp_path):
     return made
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
 @torch.no_grad()
-def test_any_classifier_with_one_label_is_a_reward_model(name, foreign, load_sharp):
+def test_any_classifier_with_one_label_is_a_reward_model(foreign, load_sharp):
     """Its rewards are those that transformers computes from the tokenizer's own rendering of the conversation."""
-    folder = foreign(name, num_labels=1)
+    folder = foreign("tiny-llama", num_labels=1)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     classifier.config.pad_token_id = None  # one row at a time: the last token is read, whatever it is
-    prompt, policy = ({"role": "user", "content": "Hi <|im_end|> you"},), load_sharp(name)
+    prompt, policy = ({"role": "user", "content": "Hi <|im_end|> you"},), load_sharp("tiny-llama")
     texts = ["There.", "No", ""]
     expected = []
     for text in texts:
@@ -178,6 +239,39 @@ def test_any_classifier_with_one_label_is_a_reward_model(name, foreign, load_sha
     rendered = service.encode_rendered(opening, tokenizer.apply_chat_template(answered, tokenize=False))
     other = service.encode(plain, "There.")
     assert (rendered.prompt_ids, rendered.ids) == (other.prompt_ids, other.ids)
+
+
+# An end token and a line break after a turn, the end token alone, and a template that does not open an answer.
+TEMPLATES = {
+    "line break": "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}",
+    "end": "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}",
+    "no opening": "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("pad", ["end", "none"])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
+def test_a_classifier_of_another_library_is_read_where_transformers_reads_it(
+    name, pad, template, padded_by, load_sharp, tmp_path
+):
+    base, folder = padded_by(pad, name), tmp_path / "foreign"
+    torch.manual_seed(5)
+    AutoModelForSequenceClassification.from_pretrained(base, num_labels=1).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    prompt, texts, expected = user_turn("Hi"), ["There.", "", "No"], []
+    for text in texts:
+        messages = [*prompt, {"role": "assistant", "content": text}]
+        ids = tokenizer.apply_chat_template(messages, return_dict=False, return_tensors="pt")
+        with torch.no_grad():
+            expected.append(float(classifier(input_ids=ids).logits))
+    found = load_reward_model(str(folder), "float32")
+    scorer = RewardModelScorer.from_loaded(found, load_sharp(name).tokenization, Accelerator(cpu=True), 999)
+    assert scorer([SampledResponse(prompt, [1], [2], text) for text in texts]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_preferences_are_scored_to_the_end_of_a_turn_too(foreign, tmp_path):
@@ -214,114 +308,18 @@ def test_a_classifier_with_code_of_its_own_is_refused_and_its_code_is_not_run(tm
         load_reward_model(str(tmp_path), "float32")
 
 
-def test_a_reward_model_is_no_policy(load_sharp, tmp_path):
-    saved_reward(load_sharp, tmp_path / "reward", "tiny-gpt2", 0)
+def test_a_reward_model_is_no_policy(saved_reward, tmp_path):
+    saved_reward("tiny-gpt2")
     with pytest.raises(UserError) as error:
         load(ModelConfig(model=str(tmp_path / "reward")), torch.float32).backbone.logits(torch.zeros(1, 64))
     assert "is a reward model" in str(error.value)
 
 
-def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, load_sharp):
+def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, saved_reward):
     with pytest.raises(UserError) as error:
         load_reward_model(sharp_folders["tiny-gpt2"], "float32")
     assert "neither a reward model of this package" in str(error.value)
-    saved_reward(load_sharp, tmp_path / "reward", "tiny-gpt2", 0)
+    saved_reward("tiny-gpt2")
     save_file({"weight": torch.ones(1, 63)}, tmp_path / "reward" / "reward_head.safetensors")
     with pytest.raises(UserError, match="its head is made for states of width 63, the model's have 64"):
         load_reward_model(str(tmp_path / "reward"), "float32")
-
-
-@pytest.fixture
-def reward_folder(tiny_name, load_sharp, tmp_path):
-    """A saved reward model that is an adapter on the base that the policy uses too."""
-    loaded = load_sharp(tiny_name, adapter="reward", lora_rank=3)
-    with torch.no_grad():
-        for weight in adapter_weights(loaded.backbone, "reward").values():
-            weight.mul_(1.2)  # not the policy's weights
-    torch.manual_seed(8)
-    head = ScalarHead(loaded.backbone.hidden_size, bias=False)
-    folder = tmp_path / "reward"
-    facts = {"mean": 0.25, "mean_over": 3, "base": loaded.base}
-    weights = weights_of(loaded.backbone)
-    save_reward_model(folder, loaded, weights, head.linear.weight.detach(), facts, CARD | {"stage": "reward"})
-    return str(folder)
-
-
-@torch.no_grad()
-def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lora, reward_folder):
-    found = load_reward_model(reward_folder, "float32")
-    policy, bare = states(lora.backbone, "policy"), states(lora.backbone, None)
-    assert can_share_base(reward_folder, lora)
-    head, mean, _ = load_reward_adapter(reward_folder, lora)
-    mounted = RewardModel(lora.backbone, head, "reward")
-    torch.testing.assert_close(mounted(PROMPT, RESPONSE), found.model(PROMPT, RESPONSE), atol=1e-5, rtol=0)
-    assert mean == found.mean == 0.25
-    assert found.model(PROMPT, RESPONSE).std() > 1e-2
-    assert torch.equal(states(lora.backbone, "policy"), policy)
-    assert torch.equal(states(lora.backbone, None), bare)
-
-
-@pytest.mark.parametrize("critic", ["shared", "separate"])
-def test_a_mounted_reward_is_frozen_and_the_policy_stays_trainable(lora, reward_folder, make_ppo, critic):
-    trainer = make_ppo(lora, load_reward_adapter(reward_folder, lora), critic=critic)
-    names = {name for name in trainer.engine.trainable if "adapter" not in name}
-    assert not any(".reward." in name or name.startswith("reward_head") for name in names)
-    assert set(adapter_weights(lora.backbone, "policy")) <= trainable(lora.backbone)
-    with torch.no_grad():
-        rewards = trainer.roles.reward("reward", PROMPT, RESPONSE)
-        found = load_reward_model(reward_folder, "float32").model(PROMPT, RESPONSE)
-    torch.testing.assert_close(rewards, found, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def test_two_reward_adapters_share_the_policys_base(lora, reward_folder, tmp_path):
-    """Members of an ensemble: two adapters, two heads, one base; the second one's head is the negative of the first's."""
-    other = Path(shutil.copytree(reward_folder, tmp_path / "other"))
-    head = load_file(other / "reward_head.safetensors")["weight"]
-    save_file({"weight": -head}, other / "reward_head.safetensors")
-    found = load_reward_model(reward_folder, "float32")
-    sources = load_rewards([reward_folder, str(other)], lora, "float32")
-    assert [source.mounted.adapter for source in sources] == ["reward_1", "reward_2"]
-    module = build_actor_critic(lora, adapters=[source.mounted for source in sources])
-    expected, roles = found.model(PROMPT, RESPONSE), Roles(module)
-    torch.testing.assert_close(roles.reward("reward_1", PROMPT, RESPONSE), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(roles.reward("reward_2", PROMPT, RESPONSE), -expected, atol=1e-5, rtol=0)
-    assert not any("reward" in name for name, weight in module.named_parameters() if weight.requires_grad)
-
-
-@torch.no_grad()
-def test_a_critic_adapter_starts_as_the_mounted_reward(lora, reward_folder, make_ppo):
-    mounted = load_reward_adapter(reward_folder, lora)
-    module = make_ppo(lora, mounted, critic="separate").engine.module
-    values = module(Role.POLICY, PROMPT, RESPONSE).values
-    rewards = mounted.head(states(lora.backbone, "reward"))  # [:, t]: the reward of what was said before token t
-    assert values.std() > 1e-2
-    torch.testing.assert_close(values, (rewards[:, :-1] - mounted.mean) * RESPONSE.mask(), atol=1e-5, rtol=0)
-
-
-def test_a_reward_model_with_a_chat_template_of_its_own_is_not_mounted(reward_folder, load_sharp, tiny_name):
-    """Its adapter would read the policy's token ids, which are those of another template: wrong scores, without a word."""
-    alike, other = load_sharp(tiny_name, lora_rank=4), load_sharp(tiny_name, lora_rank=4, chat_template="raw")
-    assert can_share_base(reward_folder, alike)
-    assert not can_share_base(reward_folder, other)
-    scorers = [
-        RewardModelScorer.from_loaded(
-            load_reward_model(reward_folder, "float32"), policy.tokenization, Accelerator(cpu=True), 99
-        )
-        for policy in (alike, other)
-    ]
-    conversation = ({"role": "user", "content": "Hi"},)
-    rewards = [
-        scorer([SampledResponse(conversation, policy.tokenization.prompt_ids(conversation), [20, 21, 1], "ab")])[0]
-        for scorer, policy in zip(scorers, (alike, other), strict=True)
-    ]
-    ids = alike.tokenization.response_ids("ab")
-    again = scorers[0]([SampledResponse(conversation, alike.tokenization.prompt_ids(conversation), ids, "ab")])[0]
-    assert rewards[1] == pytest.approx(again, abs=1e-5)  # read through the reward model's own template
-
-
-def test_a_reward_model_on_another_base_is_not_mounted(reward_folder, load_sharp, sharp_folders, tmp_path, tiny_name):
-    other = "tiny-llama" if tiny_name != "tiny-llama" else "tiny-gpt2"
-    assert not can_share_base(reward_folder, load_sharp(other, lora_rank=4))
-    assert not can_share_base(reward_folder, load_sharp(tiny_name))  # the policy's weights are trained: nothing to share
-    assert not can_share_base(sharp_folders[tiny_name], load_sharp(tiny_name, lora_rank=4))  # not a reward model

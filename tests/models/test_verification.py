@@ -1,11 +1,7 @@
 """Models that read in both directions, or read padding, are refused with one line instead of being read wrongly."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -31,14 +27,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.backbone import wrap
-from align.models.checkpoint import weights_of
-from align.models.heads import LanguageModel, ScalarHead
+from align.models.heads import LanguageModel
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER
 from align.ppo.scoring_models import RULE_ADAPTER, load_reward_adapter
 from align.ppo.setup import build_actor_critic, copy_backbone
-from align.reward.checkpoint import RULE, save_reward_model
-from tests.models.adapters import CARD, PROMPT, RESPONSE, states
+from align.reward.checkpoint import RULE
+from tests.models.adapters import PROMPT, RESPONSE, save_reward, states
 from tests.models.architectures import make_model
 
 
@@ -179,16 +174,10 @@ def test_what_is_random_in_training_mode_whatever_its_rates_is_refused(sharpen, 
 
 
 @pytest.fixture
-def with_dropout(sharp_folders, tmp_path):
+def with_dropout(make_adapter):
     """The settings of an adapter that was trained elsewhere with dropout."""
-    base = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
-    lora = LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj"], lora_dropout=0.5, init_lora_weights=False)
-    get_peft_model(base, lora).save_pretrained(tmp_path / "sft")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(sharp_folders["tiny-llama"]) / name, tmp_path / "sft")
-    return ModelConfig(
-        model=str(tmp_path / "sft"), lora_rank=2, lora_alpha=8, lora_targets="q_proj", gradient_checkpointing=True
-    )
+    folder, _ = make_adapter("tiny-llama", "q_proj")
+    return ModelConfig(model=folder, lora_rank=2, lora_alpha=8, lora_targets="q_proj", gradient_checkpointing=True)
 
 
 @torch.no_grad()
@@ -206,10 +195,7 @@ def test_a_mounted_adapter_leaves_gradient_checkpointing_on(load_sharp, with_dro
     """PEFT's `load_adapter` puts the whole model into evaluation mode, where transformers recomputes nothing."""
     reward = load_sharp("tiny-llama", adapter="reward", lora_rank=2)
     reward.backbone.peft.peft_config["reward"].lora_dropout = 0.5
-    facts = {"mean": 0.0, "mean_over": 1, "base": reward.base}
-    head = ScalarHead(reward.backbone.hidden_size, bias=False).linear.weight.detach()
-    more = {"kind": RULE} if kind == "rules" else {}
-    save_reward_model(tmp_path / kind, reward, weights_of(reward.backbone), head, facts, CARD | {"stage": kind}, **more)
+    save_reward(tmp_path / kind, reward, **({"kind": RULE} if kind == "rules" else {}))
     loaded = load(with_dropout, torch.float32)
     if kind == "rules":
         load_reward_adapter(str(tmp_path / kind), loaded, RULE_ADAPTER, RULE)
