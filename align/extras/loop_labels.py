@@ -16,7 +16,7 @@ from align.core.settings import Settings, option, require_setting
 from align.data.conversation import to_json
 from align.data.readers import read_records
 from align.data.records import MAX_RESPONSES, Prompt, ranks_from_scores
-from align.ppo.rewards import call_reward_function, load_functions
+from align.ppo.reward_functions import call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardService
 from align.runtime.environment import console

@@ -2,14 +2,35 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from torch import Tensor
 
 from align.ppo.metrics import text_metrics
-from align.ppo.records import PolicyEvaluation, RoleOutputs
+from align.ppo.records import RoleOutputs, Rollout
+
+
+@dataclass
+class PolicyEvaluation:
+    """Responses to the fixed prompts and their scores, which extensions may change before metrics are computed."""
+
+    update: int
+    """0: before the first one."""
+    rollout: Rollout
+    scores: Tensor
+    """[N] rewards, before the penalty for a missing EOS."""
+    deduction: float = 0.0
+    """Subtracted from all scores, after the penalty for a missing EOS."""
+    fault: str = ""
+    """Why every policy without a fault is better, such as "over the rule budgets"."""
+    selection_scores: Tensor | None = None
+    """[N] by which the policy to keep is selected; None: `scores`."""
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """[N] each: further columns of samples.jsonl."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics, which are logged as `validation/<name>`."""
 
 
 @dataclass(frozen=True)

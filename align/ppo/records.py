@@ -13,7 +13,7 @@ rollout repeat: the responses to one prompt are neighbors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -119,24 +119,3 @@ class Experience:
             None if self.returns is None else chosen(self.returns),
             None if self.token_weights is None else chosen(self.token_weights),
         )
-
-
-@dataclass
-class PolicyEvaluation:
-    """Responses to the fixed prompts and their scores, which extensions may change before metrics are computed."""
-
-    update: int
-    """0: before the first one."""
-    rollout: Rollout
-    scores: Tensor
-    """[N] rewards, before the penalty for a missing EOS."""
-    deduction: float = 0.0
-    """Subtracted from all scores, after the penalty for a missing EOS."""
-    fault: str = ""
-    """Why every policy without a fault is better, such as "over the rule budgets"."""
-    selection_scores: Tensor | None = None
-    """[N] by which the policy to keep is selected; None: `scores`."""
-    columns: dict[str, Tensor] = field(default_factory=dict)
-    """[N] each: further columns of samples.jsonl."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Further metrics, which are logged as `validation/<name>`."""

@@ -16,11 +16,12 @@ from align.models.backbone import Backbone, flops_profile, is_prefix_lm, wrap
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.models.loading import LoadedModel
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
-from align.ppo.experience import plan_minibatch
 from align.ppo.extensions import Extension
 from align.ppo.metrics import RoleFlopsProfiles
 from align.ppo.records import Rollout
-from align.ppo.rewards import Rewards, WeightedFunction
+from align.ppo.reward_functions import WeightedFunction
+from align.ppo.rewards import Rewards
+from align.ppo.rollout import plan_minibatch
 from align.ppo.scoring_models import RewardAdapter, RewardSource
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import RewardModelScorer, reads_ids_of
@@ -34,7 +35,7 @@ from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import RateGroup
 from align.training.run import Run
-from align.training.start import build_engine
+from align.training.start import build_engine, say_if_prompts_are_repeated
 
 
 @dataclass(frozen=True)
@@ -77,27 +78,28 @@ def build_engine_and_roles(
     run: Run,
     policy: LoadedModel,
     module: ActorCritic,
-    scoring: Sequence[nn.Module],
+    sources: Sequence[RewardSource],
+    extensions: Sequence[Extension],
     total_steps: int,
     groups: Sequence[RateGroup],
-    average_decay: float,
-    reference_moves: bool,
 ) -> tuple[TrainEngine, Roles]:
     """Copy the policy for its reference, check that memory suffices, and build the engine around the trained module.
 
     Args:
-        scoring: frozen models that score responses.
+        sources: the reward models.
         total_steps: optimizer steps of the run.
         groups: learning rates.
-        average_decay: of a mean of the weights; 0: none.
-        reference_moves: whether the reference follows the policy.
     """
     accelerator = run.accelerator
+    reference_moves = any(extension.moves_reference for extension in extensions)
     if reference_moves and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
     copies = 0 if policy.adapter else 2 if reference_moves else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
+    scoring = [source.loaded.model for source in sources if source.loaded]
+    scoring += [model for extension in extensions for model in extension.modules]
+    average_decay = max((extension.average_decay for extension in extensions), default=0.0)
     check_memory(run, policy, module, [*references, *scoring], average_decay > 0, reference_moves)
     reference, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
@@ -159,6 +161,21 @@ def flops_profiles(policy: LoadedModel, module: ActorCritic, rewards: Rewards, r
         critic=flops_profile(critic, module.critic_adapter) if critic else None,
         rewards=rewards.flops_profiles,
     )
+
+
+def report(run: Run, policy: LoadedModel, prompts: int, held_out: int, samples: int, selected_by_reward: bool) -> None:
+    """Print what the run trains on.
+
+    Args:
+        held_out: prompts of the evaluations.
+        samples: responses to each prompt.
+        selected_by_reward: whether the reward selects the policy that is kept.
+    """
+    assert isinstance(run.config, ModelConfig)
+    run.say(f"ppo: {prompts} prompts, {held_out} held out; model {run.config.model}")
+    say_if_prompts_are_repeated(run, policy.backbone, [samples])
+    if held_out and selected_by_reward:
+        run.say("the best policy is chosen by the reward that it is trained on; judge_model lets another one choose")
 
 
 def sampling_of(run: Run, policy: LoadedModel, longest: int, max_new_tokens: int, temperature: float) -> Sampling:

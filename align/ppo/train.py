@@ -23,8 +23,7 @@ from align.core.tensor_ops import length_mask, whiten
 from align.models.checkpoint import save_model, weights_of
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
-from align.ppo.evaluation import Candidate, PolicySelection, evaluation_metrics, sample_rows
-from align.ppo.experience import forward_all_roles, pack_rollout, plan_minibatch, shuffled_minibatches
+from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, evaluation_metrics, sample_rows
 from align.ppo.extensions import Extension, TrainingContext, combined_token_weights
 from align.ppo.extensions.interim import configured_extensions
 from align.ppo.losses import KLController, LossSettings, ppo_loss
@@ -38,9 +37,19 @@ from align.ppo.metrics import (
     rollout_metrics,
     rollout_work,
 )
-from align.ppo.records import Experience, PolicyEvaluation, RoleOutputs, Rollout
-from align.ppo.rewards import Rewards, WeightedFunction, load_functions, sum_of_rewards
-from align.ppo.rollout import PromptIdentity, prompts_of_update, sample_rollout, save_if_scoring_fails
+from align.ppo.records import Experience, RoleOutputs, Rollout
+from align.ppo.reward_functions import WeightedFunction, load_functions
+from align.ppo.rewards import Rewards, sum_of_rewards
+from align.ppo.rollout import (
+    PromptIdentity,
+    forward_all_roles,
+    pack_rollout,
+    plan_minibatch,
+    prompts_of_update,
+    sample_rollout,
+    save_if_scoring_fails,
+    shuffled_minibatches,
+)
 from align.ppo.scores import ScoreNormalization, apply_missing_eos
 from align.ppo.scoring_models import load_rewards
 from align.ppo.setup import (
@@ -51,6 +60,7 @@ from align.ppo.setup import (
     largest_micro_batch,
     make_scorer,
     rate_groups,
+    report,
     require_patience,
     require_reward,
     sampling_of,
@@ -63,7 +73,7 @@ from align.sampling.engines import make_engine
 from align.training.broken_batch import stop_on_nan
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError
-from align.training.start import Model, open_run, say_if_prompts_are_repeated
+from align.training.start import Model, open_run
 from align.training.trial import PLANNED_UPDATES, can_try, memory_trial
 
 
@@ -188,14 +198,13 @@ def compute_advantages(
 
 def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, update: int) -> dict[str, float]:
     """Train policy and critic on an experience for several epochs; metrics are means over all optimizer steps."""
+    # 5. Several epochs over the rollout in minibatches, one optimizer step each.
     run, engine, rollout = ready.run, ready.engine, experience.rollout
     found: dict[str, list[float]] = {}
     step = (update - 1) * config.epochs * config.minibatches
+    counts = (len(rollout), config.samples_per_prompt, config.minibatches)
     for epoch in range(config.epochs):
-        minibatches = shuffled_minibatches(
-            len(rollout), config.samples_per_prompt, config.minibatches, update, epoch, config.seed
-        )
-        for number, rows in enumerate(minibatches):
+        for number, rows in enumerate(shuffled_minibatches(*counts, update, epoch, config.seed)):
             step += 1
             tokens = float(experience.lengths[rows].sum())
             plan = plan_minibatch(rollout, rows, ready.policy.backbone, config.micro_batch_tokens, run.accelerator)
@@ -336,20 +345,9 @@ def prepare(
     encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
     held_out = encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else []
     every_prompt = [*encoded, *held_out]
-    context = TrainingContext(
-        run=run,
-        policy=policy,
-        training_prompts=encoded,
-        prompts=every_prompt,
-        total_updates=config.updates,
-        critic_warmup=config.critic_warmup,
-        samples_per_prompt=config.samples_per_prompt,
-        max_prompt_tokens=config.max_prompt_tokens,
-        max_new_tokens=config.max_new_tokens,
-        missing_eos=config.missing_eos,
-        missing_eos_score=config.missing_eos_score,
-        reward_timeout=config.reward_timeout,
-    )
+    sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
+    scoring = (config.missing_eos, config.missing_eos_score, config.reward_timeout)
+    context = TrainingContext(run, policy, encoded, every_prompt, config.updates, config.critic_warmup, *sizes, *scoring)
     with sharded_loading(run.accelerator):
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
         for extension in extensions:
@@ -359,22 +357,17 @@ def prepare(
         critic = config.critic if config.has_critic else "none"
         critic_init = (sources[0].mounted or sources[0].loaded) if sources else None
         module = build_actor_critic(policy, critic, critic_init, adapters, config.entropy_weight > 0, moves)
-    scoring = [source.loaded.model for source in sources if source.loaded]
-    scoring += [module for extension in extensions for module in extension.modules]
     steps = config.epochs * config.minibatches
     rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
     groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
-    decay = max((extension.average_decay for extension in extensions), default=0.0)
-    engine, roles = build_engine_and_roles(run, policy, module, scoring, config.updates * steps, groups, decay, moves)
+    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, config.updates * steps, groups)
     scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
     ensemble, timeout = (config.reward_ensemble, config.uncertainty_weight), config.reward_timeout
     rewards = Rewards(scorers, functions, *ensemble, timeout, run.accelerator)
     for extension in extensions:
         extension.start(engine, roles)
-    run.say(f"ppo: {len(encoded)} prompts, {len(held_out)} held out; model {run.config.model}")
-    say_if_prompts_are_repeated(run, policy.backbone, [config.samples_per_prompt])
-    if held_out and not any(extension.selects_by for extension in extensions):
-        run.say("the best policy is chosen by the reward that it is trained on; judge_model lets another one choose")
+    selected_by_reward = not any(extension.selects_by for extension in extensions)
+    report(run, policy, len(encoded), len(held_out), config.samples_per_prompt, selected_by_reward)
     longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens
     sampler = make_engine(config, engine, policy, longest)
     sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature)
@@ -384,10 +377,8 @@ def prepare(
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
-    functions, extensions = (
-        load_functions(config.reward_functions),
-        configured_extensions(config, config.judge_model or None),
-    )
+    functions = load_functions(config.reward_functions)
+    extensions = configured_extensions(config, config.judge_model or None)
     data = (config.prompts, config.validation_prompts)
     ready = prepare(config, config.model, config.all_reward_models, functions, *data, extensions)
     folder = train(config, ready)

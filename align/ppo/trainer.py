@@ -13,7 +13,7 @@ from align.batches.mixtures import data_name
 from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.interim import configured_extensions
-from align.ppo.rewards import RewardFunction, WeightedFunction
+from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.train import prepare, train
 from align.reward.checkpoint import LoadedReward
 from align.training.start import Model

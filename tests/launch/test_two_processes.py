@@ -51,7 +51,7 @@ def test_the_first_process_calls_reward_functions_for_both(tmp_path):
     assert first["moments"]["squares"] > 0
     assert first["failing"].startswith("reward function 'failing' failed: ValueError: the service is down (")
     assert first["hanging"].startswith("reward function 'hanging' returned nothing in 1 s for 4 responses")
-    for name in ("moments", "evaluation", "failing", "hanging"):
+    for name in ("moments", "selection", "drift", "judge", "failing", "hanging"):
         assert first[name] == second[name]
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from align.batches.micro_batches import micro_batches
-from align.ppo.experience import forward_all_roles, shuffled_minibatches
 from align.ppo.extensions import combined_token_weights
 from align.ppo.records import Experience
+from align.ppo.rollout import forward_all_roles, shuffled_minibatches
 from align.ppo.train import compute_advantages, micro_batch_loss
 from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
 from tests.training.toy_modules import accumulate

@@ -12,7 +12,7 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
 from align.models.loading import load
 from align.models.roles import Role
-from align.ppo.experience import plan_minibatch, shuffled_minibatches
+from align.ppo.rollout import plan_minibatch, shuffled_minibatches
 from align.ppo.train import update_policy
 from tests.models.adapters import CARD, IDS, PROMPT, RESPONSE, adapter_weights, response_logits, states, trainable
 from tests.models.losses import experience_of, minibatch_loss, role_outputs

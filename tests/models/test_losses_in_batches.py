@@ -8,7 +8,7 @@ import torch
 from align.batches.micro_batches import prompt_groups
 from align.core.tensor_ops import Padded
 from align.models.heads import LanguageModel, ScalarHead
-from align.ppo.experience import pack_rollout, plan_minibatch
+from align.ppo.rollout import pack_rollout, plan_minibatch
 from align.reward.train import RewardConfig, RewardTask, build_module
 from align.sft import SFTConfig
 from align.sft.train import batch_loss, loss_counts, token_counts

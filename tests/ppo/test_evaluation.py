@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from align.builtin.zoo import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.evaluation import Candidate, PolicySelection, is_new_best, replaces
+from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, is_new_best, replaces
 from align.ppo.extensions.interim import RuleExtension
-from align.ppo.records import PolicyEvaluation
 from align.ppo.rule_terms import RuleTerms
 from align.ppo.scores import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e

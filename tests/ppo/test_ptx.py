@@ -9,8 +9,8 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.readers import Text, read_texts
 from align.ppo import PPOConfig, run_ppo
-from align.ppo.experience import plan_minibatch
 from align.ppo.ptx import PtxLoss
+from align.ppo.rollout import plan_minibatch
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 from tests.training.toy_modules import accumulate
 

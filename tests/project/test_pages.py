@@ -106,7 +106,7 @@ def test_code_is_whole_and_its_imports_and_settings_exist(block):
 
 
 def test_the_reward_functions_that_are_shown_score(tmp_path, monkeypatch):
-    from align.ppo.rewards import call_reward_function, load_functions
+    from align.ppo.reward_functions import call_reward_function, load_functions
 
     page = text_of(DOCS / "howto" / "own-reward.md")
     (tmp_path / "my_rewards.py").write_text(re.search(r"```python\n(.*?)```", page, re.S).group(1))

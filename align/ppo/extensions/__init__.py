@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
-from align.ppo.records import Experience, PolicyEvaluation, RoleOutputs, Rollout
+from align.ppo.evaluation import PolicyEvaluation
+from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.scoring_models import RewardAdapter
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine

@@ -14,13 +14,14 @@ from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.models.adapters import adapter_parameters
 from align.models.roles import REFERENCE_ADAPTER, Roles
 from align.ppo.config import PPOConfig
-from align.ppo.evaluation import mean_and_error
+from align.ppo.evaluation import PolicyEvaluation, mean_and_error
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.losses import importance_weights
 from align.ppo.metrics import OveroptimizationWatch, importance_metrics
 from align.ppo.ptx import PtxLoss
-from align.ppo.records import Experience, PolicyEvaluation, RoleOutputs, Rollout
-from align.ppo.rewards import Rewards, WeightedFunction
+from align.ppo.records import Experience, RoleOutputs, Rollout
+from align.ppo.reward_functions import WeightedFunction
+from align.ppo.rewards import Rewards
 from align.ppo.rollout_files import RolloutWriter, recorded_updates
 from align.ppo.rule_terms import LARGEST_MULTIPLIER, RuleTerms, read_budgets
 from align.ppo.scores import adjust_for_length, apply_missing_eos, length_slope
