@@ -97,7 +97,7 @@ def build_engine_and_roles(
     copies = 0 if policy.adapter else 2 if reference_moves else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
-    scoring = [source.loaded.model for source in sources if source.loaded]
+    scoring: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
     scoring += [model for extension in extensions for model in extension.modules]
     average_decay = max((extension.average_decay for extension in extensions), default=0.0)
     check_memory(run, policy, module, [*references, *scoring], average_decay > 0, reference_moves)
