@@ -29,8 +29,8 @@ from align.eval.reward.policy_comparison import (
     best_responses,
     compare_policies,
     judged_win_rates,
+    kl_bound,
 )
-from align.eval.reward.task import kl_bound
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import LoadedReward, load_reward_model

@@ -18,8 +18,9 @@ from align.core.settings import option
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.core.answers import open_accelerator, open_models, sample_answers
-from align.eval.core.results import Evaluation, Figure, Json, publish, share_figure
+from align.eval.core.results import Evaluation, Figure, publish, share_figure
 from align.eval.core.settings import AnsweringTaskConfig
+from align.eval.core.store import Json
 from align.sampling.settings import PrimerSettings
 
 TASK = "instructions"
@@ -49,7 +50,8 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
             {"prompt": number, "check": _describe(constraints[number]), "obeyed": obeyed[number][0], "answer": texts[number]}
             for number in answers
         ]
-        evaluations.append(Evaluation(TASK, evaluated.name, config.result_settings(), figures, tables))
+        settings = config.result_settings() | evaluated.settings
+        evaluations.append(Evaluation(TASK, evaluated.name, settings, figures, tables))
     return publish(config, evaluations, accelerator)
 
 

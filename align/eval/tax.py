@@ -24,19 +24,9 @@ from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
 from align.eval.core.answers import open_accelerator, short_names
-from align.eval.core.results import (
-    Better,
-    Evaluation,
-    Figure,
-    Json,
-    ResultStore,
-    content_hash,
-    fingerprint,
-    mean_figure,
-    publish,
-    share_figure,
-)
+from align.eval.core.results import Better, Evaluation, Figure, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig
+from align.eval.core.store import Json, compute_once, fingerprint
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
 
@@ -100,10 +90,7 @@ def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerato
     """lm-eval's results for a model, by task; stored in `OUTPUT/tax-<model>.jsonl`."""
     source = str(resolve_model(model))
     settings = config.result_settings("batch_size", "lm_eval_python", "tasks")
-    files = sorted(Path(config.task_folder).rglob("*.yaml")) if config.task_folder else []
-    settings |= {"model": model, "weights": fingerprint(source), "data": fingerprint(config.task_folder)}
-    settings["task_files"] = content_hash([path.read_text(encoding="utf-8") for path in files])
-    store = ResultStore(Path(config.output) / f"{TASK}-{name}.jsonl", settings, accelerator)
+    settings |= {"model": model, "weights": fingerprint(source), "task_files": fingerprint(config.task_folder)}
 
     def run_chunk(chunk: list[str]) -> list[Json]:
         found = run_on_main(lambda: run_worker(config, source, chunk), accelerator)
@@ -112,7 +99,8 @@ def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerato
             raise UserError(f"tasks: {missing[0]} is a group; name its tasks")
         return [{"version": found.get("version"), "result": found["tasks"][task]} for task in chunk]
 
-    rows = store.fill({task: task for task in config.tasks}, run_chunk, len(config.tasks), f"{TASK}: {name}")
+    path, tasks = Path(config.output) / f"{TASK}-{name}.jsonl", {task: task for task in config.tasks}
+    rows = compute_once(path, settings, tasks, run_chunk, accelerator, len(config.tasks))
     return dict(zip(config.tasks, rows, strict=True))
 
 

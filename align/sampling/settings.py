@@ -42,20 +42,6 @@ class PrimerSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class BestOfSettings(Settings):
-    """Best-of-n: a model samples several answers and keeps the one with the highest reward."""
-
-    best_of: int = option(1, "answers of which a model named MODEL+best keeps the one with the highest reward", gt=0)
-    best_of_reward: str = option("", "reward model that chooses it; use a different one than decides the comparison")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(
-            self, "best_of_reward", bool(self.best_of_reward) == (self.best_of > 1), "given with best_of above 1"
-        )
-
-
-@dataclass(kw_only=True)
 class AnsweringConfig(InferenceConfig):
     """How responses to prompts are sampled."""
 

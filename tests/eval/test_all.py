@@ -1,6 +1,5 @@
 """`align eval all`: the settings reach each task, and the tables come together."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ import yaml
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.eval.all import AllConfig, run_all, task_arguments
-from align.eval.core.results import Evaluation, Figure, figure_tables
 from align.eval.reward.task import RewardEvalConfig
 from align.eval.tasks import TASKS
+from tests.eval.files import write_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,18 +27,6 @@ def test_what_all_tasks_share_reaches_each(tmp_path):
     )
 
 
-def test_tasks_on_the_same_models_share_a_table():
-    def evaluations(task, *models):
-        return [Evaluation(task, model, {}, [Figure("x", 1.0, None, None, 3)]) for model in models]
-
-    first, second = figure_tables(
-        [*evaluations("truth", "a", "b"), *evaluations("reward", "rm"), *evaluations("tox", "a", "b")]
-    )
-    assert first[0] == ["figure", "a", "b", "n", "scorer"]
-    assert [row[0] for row in first[1]] == ["truth: x", "tox: x"]
-    assert second[0] == ["figure", "rm", "n", "scorer"]
-
-
 def test_nothing_to_do_and_no_model():
     with pytest.raises(UserError, match="models is"):
         AllConfig()
@@ -51,8 +38,6 @@ def test_nothing_to_do_and_no_model():
 def test_ready_files_hold_settings_of_their_task(name):
     written = yaml.safe_load((ROOT / "configs" / "eval" / f"{name}.yaml").read_text())
     config_class, _ = TASKS[name].load()
-    if name == "winrate":
-        written["judge"] = "a:b"  # the file leaves open who judges
     config = config_class(**written)
     assert all(getattr(config, key) == value for key, value in written.items())
 
@@ -64,8 +49,7 @@ def test_every_task_has_a_script(name):
 
 
 def test_a_tiny_model_through_all_of_it(sharp_folders, reward_folders, tmp_path, capsys):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"{word} is"}) + "\n" for word in ("One", "Two", "Three")))
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"{word} is"} for word in ("One", "Two", "Three")])
     (tmp_path / "reward.yaml").write_text(f"samples: 2\nmax_new_tokens: 4\nprompts: {prompts}\n")
     model = sharp_folders["tiny-llama"]
     shared = {"models": [model], "output": str(tmp_path / "out"), "dtype": "float32", "resamples": 100, "limit": 2}

@@ -1,6 +1,5 @@
 """Evaluations under `accelerate launch` with two processes: the numbers of one. All of them share one launch."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from align.eval.core.results import read_evaluations
 from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.eval.toxicity.task import ToxicityConfig, run_toxicity
 from align.eval.truthfulness.task import TruthfulnessConfig, run_truthfulness
+from tests.eval.files import stored_rows, write_rows
 from tests.launch.launcher import launch_in_turn
 
 TRUTHFULNESS = {"models": "tiny-llama", "dtype": "float32", "limit": 5, "max_new_tokens": 4}
@@ -22,11 +22,6 @@ REWARD = {"samples": 3, "dtype": "float32", "max_new_tokens": 6, "resamples": 10
 def swears(texts: list[str]) -> list[float]:
     """A scorer: 1 for a text with the letter a or e, else 0."""
     return [float(any(letter in text.lower() for letter in "ae")) for text in texts]
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def words_of(task: str, settings: dict[str, Any], output: Path) -> list[str]:
@@ -63,15 +58,10 @@ def one(settings: dict[str, Any], output: Path) -> dict[str, Any]:
     return settings | {"models": [settings["models"]], "output": str(output)}
 
 
-def rows_of(path: Path) -> dict[str, dict[str, Any]]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["item"]: line for line in lines if "item" in line}
-
-
 def test_truthfulness(two, tmp_path):
     run_truthfulness(TruthfulnessConfig(**one(TRUTHFULNESS, tmp_path)))
     name = "truthfulness-choice-tiny-llama.jsonl"
-    alone, together = rows_of(tmp_path / name), rows_of(two.folder / "truthfulness" / name)
+    alone, together = stored_rows(tmp_path / name), stored_rows(two.folder / "truthfulness" / name)
     assert list(alone) == list(together)
     for item, row in alone.items():
         for kind in ("correct", "incorrect"):
@@ -83,7 +73,8 @@ def test_toxicity(two, tmp_path):
     (together,) = read_evaluations(two.folder / "toxicity" / "toxicity.json")
     name = "toxicity-tiny-llama.jsonl"
     texts, same = (
-        {item: row["texts"] for item, row in rows_of(path / name).items()} for path in (tmp_path, two.folder / "toxicity")
+        {item: row["texts"] for item, row in stored_rows(path / name).items()}
+        for path in (tmp_path, two.folder / "toxicity")
     )
     assert texts == same
     assert together == alone

@@ -1,7 +1,5 @@
 """`align eval instructions`: figures by hand, and from prompts in a file to the figures of two models."""
 
-import json
-
 import pytest
 
 from align.core.errors import UserError
@@ -14,11 +12,7 @@ from align.eval.instructions import (
     read_constraints,
     run_instructions,
 )
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+from tests.eval.files import stored_rows, write_rows
 
 
 def test_figures_by_hand():
@@ -40,7 +34,7 @@ def test_two_models_answer_only_prompts_with_a_check(sharp_folders, tmp_path):
     models = [sharp_folders["tiny-gpt2"], sharp_folders["tiny-t5"]]
     config = InstructionsConfig(
         models=models,
-        prompts=write(tmp_path / "prompts.jsonl", rows),
+        prompts=write_rows(tmp_path / "prompts.jsonl", rows),
         samples=2,
         max_new_tokens=6,
         dtype="float32",
@@ -50,8 +44,8 @@ def test_two_models_answer_only_prompts_with_a_check(sharp_folders, tmp_path):
     evaluations = run_instructions(config)
     assert read_evaluations(tmp_path / "out" / "instructions.json") == evaluations
     for evaluation in evaluations:
-        stored = (tmp_path / "out" / f"instructions-{evaluation.model}.jsonl").read_text().splitlines()[1:]
-        texts = {row["item"]: row["texts"] for row in map(json.loads, stored)}
+        stored = stored_rows(tmp_path / "out" / f"instructions-{evaluation.model}.jsonl")
+        texts = {item: row["texts"] for item, row in stored.items()}
         assert list(texts) == ["2", "4"]
         by_hand = [sum(bool(text.strip()) and any(map(str.isalnum, text)) for text in texts["2"]) / 2, 0.0]
         assert evaluation.figures[0].value == pytest.approx(sum(by_hand) / 2)
@@ -67,7 +61,7 @@ def test_two_models_answer_only_prompts_with_a_check(sharp_folders, tmp_path):
 )
 def test_a_file_without_checks_or_with_a_wrong_one(rows, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        read_constraints(write(tmp_path / "prompts.jsonl", rows))
+        read_constraints(write_rows(tmp_path / "prompts.jsonl", rows))
 
 
 CASES = [

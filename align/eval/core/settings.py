@@ -6,14 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from align.core.errors import UserError
-from align.core.files import is_shipped, resolve_path
+from align.core.files import is_shipped
 from align.core.settings import option, require_setting
 from align.data.fields import check_row
 from align.data.readers import LISTED_PROBLEMS
-from align.data.sources import SourceRow, iter_raw_rows
+from align.data.sources import SourceRow
 from align.sampling.settings import AnsweringConfig, InferenceConfig
 
 Item = TypeVar("Item")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -37,11 +38,9 @@ class EvalConfig(InferenceConfig):
         return {}
 
     def data_lines(self) -> list[str]:
-        """A line for each of `data_sources`, such as `prompts: built-in data/prompts_heldout.jsonl (60)`."""
-        return [f"{kind}: {_describe_source(source, self._limit_of(kind))}" for kind, source in self.data_sources.items()]
-
-    def _limit_of(self, kind: str) -> int:
-        return getattr(self, "limit", 0) if kind in ("prompts", "questions") else 0
+        """A line for each of `data_sources`, such as `prompts: built-in data/prompts_heldout.jsonl`."""
+        sources = self.data_sources.items()
+        return [f"{kind}: {'built-in ' if is_shipped(source) else ''}{source}" for kind, source in sources]
 
     def result_settings(self, *leave_out: str) -> dict[str, Any]:
         """The settings that affect the result of a single item, without `leave_out`: stored results are valid for these."""
@@ -61,26 +60,11 @@ class AnsweringTaskConfig(AnsweringConfig, EvalConfig):
         return {"prompts": self.prompts}
 
 
-def _describe_source(source: str, limit: int) -> str:
-    """A source, whether it is the project's own, and its rows where they are on this machine."""
-    name = f"built-in {source}" if is_shipped(source) else source
-    if not resolve_path(source).exists():
-        return name
-    try:
-        rows = sum(1 for _ in iter_raw_rows(source))
-    except UserError:  # of a kind that only the task itself reads
-        return name
-    return f"{name} ({limit} of {rows})" if 0 < limit < rows else f"{name} ({rows})"
-
-
 def take_evenly(items: Sequence[Item], limit: int) -> list[Item]:
     """`limit` of the items, evenly spaced from the first one on; 0: all."""
     if not limit or limit >= len(items):
         return list(items)
     return [items[number * len(items) // limit] for number in range(limit)]
-
-
-logger = logging.getLogger(__name__)
 
 
 def parse_rows(

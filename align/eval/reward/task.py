@@ -3,10 +3,8 @@
 A second reward model, called gold, shows over-optimization: answers that the first one prefers and the second does not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from math import comb, log
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ import yaml
 from accelerate import Accelerator
 
 from align.batches.encoding import Limits, encode_rankings
-from align.batches.micro_batches import map_rows
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.files import numbered_paths
@@ -27,35 +24,31 @@ from align.core.statistics import (
     kendall_tau,
     pair_calibration,
     pair_calibration_error,
-    percentiles,
-    resample,
+    statistic_interval,
 )
 from align.eval.core.answers import (
     EvaluatedModel,
-    answer_settings,
     open_accelerator,
     open_models,
+    reward_answers,
     sample_answers,
-    score_answers,
     short_names,
 )
-from align.eval.core.results import (
-    Evaluation,
-    Figure,
-    Json,
-    ResultStore,
-    fingerprint,
-    format_figure,
-    mean_figure,
-    publish,
-    share_figure,
-)
+from align.eval.core.results import Evaluation, Figure, format_figure, mean_figure, publish, share_figure
 from align.eval.core.settings import AnsweringTaskConfig
-from align.eval.reward.policy_comparison import response_kl
+from align.eval.core.store import Json, compute_once, fingerprint
+from align.eval.reward.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
 from align.eval.reward.rewardbench import TIES, BenchmarkRow, good_response_wins, read_benchmark, section_scores, ties_score
-from align.models.loading import LoadedModel, load
+from align.models.loading import load
 from align.reward.checkpoint import LoadedReward, load_reward_model
-from align.reward.rankings import ScoredRanking, group_sizes, pairs_and_differences, ranking_metrics, reward_rankings
+from align.reward.rankings import (
+    ScoredRanking,
+    pairs_and_differences,
+    ranking_metrics,
+    reward_rankings,
+    score_rankings,
+    with_rewards,
+)
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import place_frozen_model
@@ -109,31 +102,6 @@ class RewardEvalConfig(AnsweringTaskConfig):
         require_setting(self, "preferences", given, "given, unless models, frontier or benchmark are")
 
 
-def frontier(
-    config: RewardEvalConfig, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
-) -> list[Evaluation]:
-    """Reward, gold reward and KL to the start of every policy that a PPO run kept, and of the start itself."""
-    policies, start = policies_of(config.frontier)
-    start_settings = ModelConfig(model=start, chat_template=config.chat_template, dtype=config.dtype)
-    reference = load(start_settings, compute_dtype(config.dtype))
-    reference.backbone.to(accelerator.device).eval().requires_grad_(False)
-    evaluations = []
-    for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
-        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
-        kl = kl_to_start(config, evaluated, reference, answers, accelerator)
-        figures = [mean_figure("KL", kl, config.resamples, note="nats per response")]
-        for model, values in zip(reward_models, rewards, strict=True):
-            rewards_of_model = values[:, 0].tolist()
-            figures.append(mean_figure(model.role, rewards_of_model, config.resamples, model.scorer, better="higher"))
-        settings = asdict(config) | {"weights": evaluated.fingerprint}
-        evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
-    curve = [
-        {"policy": evaluation.model} | {figure.name: format_figure(figure.value or 0.0) for figure in evaluation.figures}
-        for evaluation in evaluations
-    ]
-    return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]
-
-
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     """Evaluate and write `reward.json`, and `rewardbench.json`, `best-of-n.json` and `frontier.json` where asked for."""
     accelerator = open_accelerator(config)
@@ -166,26 +134,32 @@ def open_reward_models(config: RewardEvalConfig) -> list[NamedRewardModel]:
     ]
 
 
-Interval = tuple[float | None, float | None]
+# ---------------------------------------------------------------------------------------------------------- preferences
+
 CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"
 
 
 def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
     """Accuracy, calibration and order of a reward model on rankings, over all of them and by category."""
-    rankings = score_rankings(config, model, accelerator)
+    rankings = rewarded_preferences(config, model, accelerator)
     total = ranking_metrics(rankings)
     taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
     tau = float(np.mean(taus)), *difference_interval(taus)
-    pairs, low, high = int(total["pairs"]), total["accuracy/low"], total["accuracy/high"]
-    responses = sum(len(item.rewards) for item in rankings)
-    intervals = calibration_and_length_intervals(rankings, config.resamples)
-    length, by = total["length_correlation"], model.scorer
-    calibration = total["calibration_error"], *intervals["calibration"]
+    pairs, responses = int(total["pairs"]), sum(len(item.rewards) for item in rankings)
+    columns = [np.array([item.rewards, item.lengths]) for item in rankings]
+    length = interval_over_rankings(lambda joined: correlation(*joined), columns, config.resamples)
+    differences_of_each = [pairs_and_differences([item])[1].numpy() for item in rankings]
+    calibration = interval_over_rankings(pair_calibration_error, differences_of_each, config.resamples)
+    accuracy, note, by = (
+        (total["accuracy/low"], total["accuracy/high"]),
+        "share of pairs in the labelers' order",
+        model.scorer,
+    )
     figures = [
-        Figure("accuracy", total["accuracy"], low, high, pairs, by, "share of pairs in the labelers' order", "higher"),
+        Figure("accuracy", total["accuracy"], *accuracy, pairs, by, note, "higher"),
         Figure("Kendall's tau", *tau, len(taus), by, "", "higher"),
-        Figure("calibration error", *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
-        Figure("length correlation", length, *intervals["length"], responses, by),
+        Figure("calibration error", total["calibration_error"], *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
+        Figure("length correlation", total["length_correlation"], *length, responses, by),
     ]
     _, differences = pairs_and_differences(rankings)
     reliability = [
@@ -196,30 +170,20 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
     return Evaluation("reward", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, tables)
 
 
-def calibration_and_length_intervals(rankings: Sequence[ScoredRanking], resamples: int) -> dict[str, Interval]:
-    """Bootstrap intervals of the `calibration` error and the `length` correlation; whole rankings are resampled.
+def interval_over_rankings(
+    statistic: Callable[[np.ndarray], float], rankings: Sequence[np.ndarray], resamples: int
+) -> tuple[float | None, float | None]:
+    """The bootstrap interval of a statistic, for which whole rankings are resampled; None where it does not vary.
 
-    A single ranking has no interval, and neither has a correlation where rewards or lengths do not vary.
+    Args:
+        rankings: the numbers of each ranking; the statistic gets those of several, joined along the last axis.
     """
-    rewards, lengths = (
-        [torch.tensor(getattr(item, name), dtype=torch.float64) for item in rankings] for name in ("rewards", "lengths")
-    )
-    differences = [pairs_and_differences([item])[1] for item in rankings]
 
-    def measure_resample(drawn: np.ndarray) -> tuple[float, float]:
-        columns = (torch.cat([values[number] for number in drawn]) for values in (differences, rewards, lengths))
-        difference, reward, length = columns
-        return pair_calibration_error(difference), correlation(reward, length)
+    def of_resamples(drawn: np.ndarray) -> np.ndarray:
+        return np.array([statistic(np.concatenate([rankings[number] for number in row], -1)) for row in drawn])
 
-    def measure_resamples(rows: np.ndarray) -> np.ndarray:
-        return np.array([measure_resample(row) for row in rows])
-
-    low, high = percentiles(resample(measure_resamples, len(rankings), resamples))
-    found: dict[str, Interval] = {
-        name: (float(low[i]), float(high[i])) if high[i] > low[i] else (None, None)
-        for i, name in enumerate(("calibration", "length"))
-    }
-    return found
+    low, high = statistic_interval(of_resamples, len(rankings), resamples)
+    return (low, high) if high > low else (None, None)
 
 
 def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
@@ -234,34 +198,33 @@ def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
     return rows
 
 
-def score_rankings(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> list[ScoredRanking]:
-    """The reward of every response among the preferences; stored in `OUTPUT/reward-<name>.jsonl`."""
+def rewarded_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> list[ScoredRanking]:
+    """The preferences with the reward of every response; stored in `OUTPUT/reward-<name>.jsonl`."""
     loaded = model.reward.loaded
     limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
     whole_turns = model.reward.reads_whole_turns
     rankings = encode_rankings(config.preferences, loaded, limits, config.skip_bad_rows, whole_turns)
     module = place_frozen_model(model.reward.model, accelerator)
 
-    @torch.no_grad()
+    def read(batch: Sequence[EncodedRanking]) -> torch.Tensor:
+        return reward_rankings(module, batch, accelerator.device) - model.reward.mean
+
     def score_chunk(chunk: list[EncodedRanking]) -> list[Json]:
-        def score_rows(rows: list[int]) -> list[list[float]]:
-            batch = [chunk[row] for row in rows]
-            flat = iter((reward_rankings(module, batch, accelerator.device) - model.reward.mean).tolist())
-            return [[next(flat) for _ in item.responses] for item in batch]
+        found = score_rankings(read, chunk, loaded.backbone, config.batch_tokens, accelerator)
+        return [{"rewards": rewards} for rewards in found]
 
-        costs = group_sizes(loaded.backbone, chunk)
-        return [{"rewards": rewards} for rewards in map_rows(costs, config.batch_tokens, accelerator, score_rows)]
+    rows = compute_once(
+        Path(config.output) / f"reward-{model.name}.jsonl",
+        {"dtype": config.dtype, "reward_sha256": model.fingerprint},
+        {str(number): item for number, item in enumerate(rankings, 1)},
+        score_chunk,
+        accelerator,
+        content=lambda item: [item.prompt, item.responses],
+    )
+    return with_rewards(rankings, [row["rewards"] for row in rows])
 
-    names = ("dtype", "chat_template", "preferences", "max_prompt_tokens", "max_response_tokens", "overlong")
-    settings = {name: getattr(config, name) for name in names} | {"reward_sha256": model.fingerprint}
-    settings["preferences_sha256"] = fingerprint(config.preferences)
-    stored = ResultStore(Path(config.output) / f"reward-{model.name}.jsonl", settings, accelerator)
-    numbered = {str(number): item for number, item in enumerate(rankings, 1)}
-    rows = stored.fill(numbered, score_chunk, content=lambda item: [item.prompt, item.responses])
-    return [
-        ScoredRanking(tuple(item.ranks), tuple(row["rewards"]), tuple(map(len, item.responses)), item.category)
-        for item, row in zip(rankings, rows, strict=True)
-    ]
+
+# ------------------------------------------------------------------------------------ best of n, and reward against KL
 
 
 def rewarded_answers(
@@ -276,14 +239,10 @@ def rewarded_answers(
     answers = sample_answers(config, task, evaluated, accelerator, samples)
     rewards = []
     for model in reward_models:
-        scorer = RewardModelScorer.from_loaded(model.reward, evaluated.loaded.tokenization, accelerator, config.batch_tokens)
-        settings = answer_settings(config) | {
-            "weights": evaluated.fingerprint,
-            "copies": samples,
-            "reward_sha256": model.fingerprint,
-        }
         path = Path(config.output) / f"{task}-{evaluated.name}-by-{model.name}.jsonl"
-        rewards.append(np.array(list(score_answers(path, settings, scorer, answers, accelerator).values())))
+        settings = {"reward_sha256": model.fingerprint, "dtype": config.dtype}
+        found = reward_answers(path, model.reward, settings, evaluated, answers, config.batch_tokens, accelerator)
+        rewards.append(np.array(list(found.values())))
     return answers, rewards
 
 
@@ -309,6 +268,33 @@ def best_of_n(
     return Evaluation("best-of-n", evaluated.name, settings, figures, {"curve": curve})
 
 
+def frontier(
+    config: RewardEvalConfig, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
+) -> list[Evaluation]:
+    """Reward, gold reward and KL to the start of every policy that a PPO run kept, and of the start itself."""
+    policies, start = policies_of(config.frontier)
+    start_settings = ModelConfig(model=start, chat_template=config.chat_template, dtype=config.dtype)
+    reference = load(start_settings, compute_dtype(config.dtype))
+    reference.backbone.to(accelerator.device).eval().requires_grad_(False)
+    evaluations = []
+    for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
+        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
+        first = [samples[0] for samples in answers.values()]
+        contexts, ids = [answer.prompt_ids for answer in first], [answer.ids for answer in first]
+        kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
+        figures = [mean_figure("KL", kl, config.resamples, note="nats per response")]
+        for model, values in zip(reward_models, rewards, strict=True):
+            rewards_of_model = values[:, 0].tolist()
+            figures.append(mean_figure(model.role, rewards_of_model, config.resamples, model.scorer, better="higher"))
+        settings = asdict(config) | {"weights": evaluated.fingerprint}
+        evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
+    curve = [
+        {"policy": evaluation.model} | {figure.name: format_figure(figure.value or 0.0) for figure in evaluation.figures}
+        for evaluation in evaluations
+    ]
+    return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]
+
+
 def policies_of(run: str) -> tuple[list[str], str]:
     """The folders of the policies that a PPO run kept, in the order of updates, and the model that it started from.
 
@@ -326,56 +312,7 @@ def policies_of(run: str) -> tuple[list[str], str]:
         raise UserError(f"{folder / 'config.yaml'}: not the settings of a PPO run") from error
 
 
-def kl_to_start(
-    config: RewardEvalConfig,
-    evaluated: EvaluatedModel,
-    reference: LoadedModel,
-    answers: dict[str, list[SampledResponse]],
-    accelerator: Accelerator,
-) -> list[float]:
-    """KL of each prompt's first answer from the model that PPO started from."""
-    first_answers = [samples[0] for samples in answers.values()]
-    contexts, ids = [answer.prompt_ids for answer in first_answers], [answer.ids for answer in first_answers]
-    return response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
-
-
-# -------------------------------------------------------------------------------------------- best of n in closed form
-
-
-def kl_bound(n: int) -> float:
-    """Upper bound on the KL between the best of n and a single answer, in nats: log n - (n - 1) / n.
-
-    Stated by Stiennon et al. 2020 (appendix G.3) as the KL; Beirami et al. 2024 show that it is an upper bound.
-    """
-    return log(n) - (n - 1) / n
-
-
-@cache
-def _best_probabilities(samples: int, n: int) -> tuple[float, ...]:
-    """For each of the samples, in ascending order, the probability of being the largest of n drawn without replacement."""
-    return tuple(comb(rank, n - 1) / comb(samples, n) for rank in range(samples))
-
-
-def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
-    """Expected value of the answer that has the highest reward of n, from N >= n answers; unbiased.
-
-    It is the mean over all subsets of n of the N answers, in closed form by order statistics. Answers of equal reward
-    share their probabilities.
-
-    Args:
-        rewards: [N] the rewards by which the answer is chosen.
-        values: [N] what is averaged over the chosen answers: the same rewards, or another model's.
-    """
-    order = np.argsort(rewards, kind="stable")
-    probabilities = np.array(_best_probabilities(len(rewards), n))
-    _, group = np.unique(rewards[order], return_inverse=True)
-    shared = np.bincount(group, probabilities) / np.bincount(group)
-    return float(shared[group] @ values[order])
-
-
-def sizes_on_curve(samples: int) -> list[int]:
-    """The n of a best-of-n curve: the powers of two up to `samples`, and `samples` itself."""
-    return sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples})
+# ---------------------------------------------------------------------------------------------------------- benchmarks
 
 
 def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
@@ -422,13 +359,15 @@ def _score(
         found = iter(scorer(flat))
         return [{"rewards": [next(found) for _ in row.responses]} for row in chunk]
 
-    settings = {name: getattr(config, name) for name in ("dtype", "chat_template", "benchmark")}
-    settings["reward_sha256"] = model.fingerprint
-    settings["benchmark_sha256"] = fingerprint(config.benchmark)
-    stored = ResultStore(Path(config.output) / f"rewardbench-{model.name}.jsonl", settings, accelerator)
-    items = {f"{number}:{row.id}": row for number, row in enumerate(rows, 1)}
-    content = stored.fill(items, score_chunk, content=lambda row: [list(row.prompt), list(row.responses)])
-    return [row["rewards"] for row in content]
+    rows_with_rewards = compute_once(
+        Path(config.output) / f"rewardbench-{model.name}.jsonl",
+        {"dtype": config.dtype, "chat_template": config.chat_template, "reward_sha256": model.fingerprint},
+        {f"{number}:{row.id}": row for number, row in enumerate(rows, 1)},
+        score_chunk,
+        accelerator,
+        content=lambda row: [list(row.prompt), list(row.responses)],
+    )
+    return [row["rewards"] for row in rows_with_rewards]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from align.core.errors import UserError, first_line
 from align.core.tensor_ops import cut_by_tokens
-from align.eval.core.results import fingerprint
+from align.eval.core.store import fingerprint
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

@@ -20,8 +20,8 @@ from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function, import_object
 from align.core.settings import option
-from align.eval.core.results import fingerprint
 from align.eval.core.settings import EvalConfig
+from align.eval.core.store import fingerprint
 from align.eval.toxicity.head import ToxicityHead, in_batches_of_tokens
 from align.runtime.endpoint import RESUME_HINT
 

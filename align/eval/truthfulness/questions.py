@@ -4,9 +4,8 @@ InstructGPT (Ouyang et al. 2022, section 4.2 and figure 17) asks them after Trut
 after an instruction, and after both.
 """
 
-import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,12 +14,11 @@ from accelerate import Accelerator
 
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
-from align.core.files import resolve_path
 from align.core.tensor_ops import Padded, log_probs_of
-from align.data.fields import check_id, check_text, check_texts, field_error, required_field
+from align.data.fields import check_id, check_optional_text, check_text, check_texts, field_error, required_field
 from align.data.readers import read_records
 from align.data.records import Conversation, Demonstration, Message
-from align.data.sources import SourceRow, iter_rows
+from align.data.sources import iter_rows
 from align.eval.core.settings import parse_rows
 from align.models.backbone import Backbone
 from align.tokenization import PLAIN_TEMPLATE, Tokenization
@@ -63,7 +61,7 @@ def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
     """The questions of a file: `.csv` with TruthfulQA's columns, or JSON Lines with the fields of `COLUMNS`.
 
     Raises:
-        UserError: one line, for a file that cannot be read, a missing column, a bad row, or no usable row at all.
+        UserError: one line, for a file that cannot be read, a bad row, or no usable row at all.
     """
     seen: set[str] = set()
 
@@ -74,40 +72,22 @@ def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
         seen.add(question.id)
         return [question]
 
-    rows = _csv_rows(source) if source.lower().endswith(".csv") else iter_rows(source)
-    return parse_rows(rows, parse, skip_bad_rows, f"{source}: no usable question")
+    return parse_rows(iter_rows(source), parse, skip_bad_rows, f"{source}: no usable question")
 
 
 def _question(row: Mapping[str, Any], number: str) -> Question:
+    row = {COLUMNS.get(name, name): value for name, value in row.items()}
     texts = [check_text(required_field(row, name, "write it into the row"), name) for name in ("question", "best_answer")]
     lists = []
     for name in ("correct_answers", "incorrect_answers"):
-        answers = check_texts(required_field(row, name, "write at least one answer"), name)
+        given = required_field(row, name, "write at least one answer")
+        # TruthfulQA.csv separates answers by semicolons.
+        answers = check_texts([part for part in given.split(";") if part.strip()] if isinstance(given, str) else given, name)
         if not answers:
             raise field_error(name, "is an empty list", "write at least one answer")
         lists.append(tuple(answer.strip() for answer in answers))
-    category = row.get("category")
-    category = check_text(category, "category") if category is not None else "all"
+    category = check_optional_text(row.get("category"), "category") or "all"
     return Question(check_id(row.get("id")) or number, category, texts[0].strip(), texts[1].strip(), *lists)
-
-
-def _csv_rows(source: str) -> Iterator[SourceRow]:
-    """The rows of TruthfulQA.csv under the names of the JSON fields, answers split at `;`."""
-    try:
-        with resolve_path(source).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [column for column in COLUMNS if column not in (reader.fieldnames or [])]
-            if missing:
-                raise UserError(f"{source}: column '{missing[0]}' is missing; the columns needed are {', '.join(COLUMNS)}")
-            for row in reader:
-                fields: dict[str, Any] = {name: row[column] for column, name in COLUMNS.items()}
-                for name in ("correct_answers", "incorrect_answers"):
-                    fields[name] = [part.strip() for part in (fields[name] or "").split(";") if part.strip()]
-                yield SourceRow(f"{source}:{reader.line_num}", row=fields)
-    except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror or error}); check the path") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{source}: not a CSV file in UTF-8 ({error}); export it again") from error
 
 
 PromptStyle = Literal["qa", "instruction", "instruction_qa", "question"]

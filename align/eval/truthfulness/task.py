@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from accelerate import Accelerator
 
 from align.core.launch import run_stage
 from align.core.seeds import Stream
 from align.core.settings import option, require_setting
-from align.eval.core.answers import EvaluatedModel, open_accelerator, open_models, respond
-from align.eval.core.results import Evaluation, Figure, Json, ResultStore, fingerprint, publish, share_figure
+from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
+from align.eval.core.results import Evaluation, Figure, publish, share_figure
 from align.eval.core.settings import EvalConfig, take_evenly
+from align.eval.core.store import Json, compute_once
 from align.eval.truthfulness.judge import AnswerJudge, Aspect, load_judge
 from align.eval.truthfulness.questions import (
     PromptStyle,
@@ -27,10 +27,12 @@ from align.eval.truthfulness.questions import (
     read_questions,
     require_template,
 )
-from align.sampling.generation import Sampling, row_uniforms
+from align.sampling.generation import Sampling
 from align.tokenization.encoded import PromptResponses
 
 TASK = "truthfulness"
+VERDICT_NAMES: dict[Aspect, str] = {"truth": "true", "info": "informative"}
+"""The name of a judge's figure."""
 
 
 @dataclass(kw_only=True)
@@ -64,12 +66,6 @@ class TruthfulnessConfig(EvalConfig):
     def data_sources(self) -> dict[str, str]:
         return {"questions": self.questions}
 
-    def row_settings(self, *names: str) -> Json:
-        """The settings that decide the stored rows of one part: those that both parts share, and `names`."""
-        shared = ("seed", "dtype", "chat_template", "questions", "prompt", "primer", "chat")
-        files = {f"{name}_sha256": fingerprint(getattr(self, name)) for name in ("questions", "primer")}
-        return {name: getattr(self, name) for name in (*shared, *names)} | files
-
 
 def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table."""
@@ -78,56 +74,30 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect, accelerator) for aspect, folder in folders.items() if folder}
-    evaluations = [
-        _evaluate(config, evaluated, questions, question_format, judges, accelerator)
-        for evaluated in open_models(config, accelerator)
-    ]
+    evaluations = []
+    for evaluated in open_models(config, accelerator):
+        if config.chat:
+            require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
+        rows = choice_rows(config, evaluated, questions, question_format, accelerator)
+        figures, by_category = choice_figures(config, questions, rows)
+        tables = {"Multiple choice by category": by_category}
+        if config.generation:
+            texts = written_answers(config, evaluated, questions, question_format, accelerator)
+            judged, tables["Answers"] = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)
+            figures += judged
+        settings = config.result_settings() | evaluated.settings
+        settings |= {f"{aspect} judge": judge.name for aspect, judge in judges.items()}
+        evaluations.append(Evaluation(TASK, evaluated.name, settings, figures, tables))
     return publish(config, evaluations, accelerator)
 
 
-def _evaluate(
+# ------------------------------------------------------------------------------------------------------ multiple choice
+
+
+def choice_rows(
     config: TruthfulnessConfig,
     evaluated: EvaluatedModel,
-    questions: list[Question],
-    question_format: QuestionFormat,
-    judges: dict[Aspect, AnswerJudge],
-    accelerator: Accelerator,
-) -> Evaluation:
-    """Both parts for one model; `settings` of the result are all that decide a figure."""
-    if config.chat:
-        require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
-    rows = _choice_rows(config, evaluated, questions, question_format, accelerator)
-    figures, by_category = choice_figures(config, questions, rows)
-    tables = {"Multiple choice by category": by_category}
-    if config.generation:
-        texts = [row["text"] for row in _answer_rows(config, evaluated, questions, question_format, accelerator)]
-        judged, verdicts = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)
-        figures += judged
-        tables["Answers"] = [
-            {"question": question.text, "answer": text, **verdict}
-            for question, text, verdict in zip(questions, texts, verdicts or [{}] * len(texts), strict=True)
-        ]
-    names = ("max_new_tokens", "temperature", "limit", "truth_judge", "info_judge")
-    settings = config.row_settings(*names) | _model_settings(evaluated)
-    settings |= {f"{aspect} judge": judge.name for aspect, judge in judges.items()}
-    return Evaluation(TASK, evaluated.name, settings, figures, tables)
-
-
-def _model_settings(evaluated: EvaluatedModel) -> Json:
-    return {"model": evaluated.source, "weights": evaluated.fingerprint}
-
-
-def _store(
-    config: TruthfulnessConfig, evaluated: EvaluatedModel, part: str, settings: Json, accelerator: Accelerator
-) -> ResultStore:
-    path = Path(config.output) / f"{TASK}-{part}-{evaluated.name}.jsonl"
-    return ResultStore(path, settings | _model_settings(evaluated), accelerator)
-
-
-def _choice_rows(
-    config: TruthfulnessConfig,
-    evaluated: EvaluatedModel,
-    questions: list[Question],
+    questions: Sequence[Question],
     question_format: QuestionFormat,
     accelerator: Accelerator,
 ) -> list[Json]:
@@ -137,29 +107,13 @@ def _choice_rows(
         prompt, _ = question_format.tokens(evaluated.loaded.tokenization, question.text)
         return [prompt, question.best, question.correct, question.incorrect]
 
-    return _store(config, evaluated, "choice", config.row_settings(), accelerator).fill(
+    return compute_once(
+        Path(config.output) / f"{TASK}-choice-{evaluated.name}.jsonl",
+        {"dtype": config.dtype, "chat": config.chat} | evaluated.settings,
         {question.id: question for question in questions},
         lambda chunk: score_choices(config, evaluated, chunk, question_format, accelerator),
-        label=f"{evaluated.name}: choice",
+        accelerator,
         content=content,
-    )
-
-
-def _answer_rows(
-    config: TruthfulnessConfig,
-    evaluated: EvaluatedModel,
-    questions: list[Question],
-    question_format: QuestionFormat,
-    accelerator: Accelerator,
-) -> list[Json]:
-    """Stored answers that the model wrote to each question."""
-    sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
-    settings = config.row_settings("max_new_tokens", "temperature")
-    return _store(config, evaluated, "answers", settings, accelerator).fill(
-        {question.id: question for question in questions},
-        lambda chunk: write_answers(evaluated, chunk, question_format, sampling, config.seed, accelerator),
-        label=f"{evaluated.name}: answers",
-        content=lambda question: question_format.tokens(evaluated.loaded.tokenization, question.text)[0],
     )
 
 
@@ -219,27 +173,27 @@ def choice_figures(
 # ------------------------------------------------------------------------------------------------------ written answers
 
 
-def write_answers(
+def written_answers(
+    config: TruthfulnessConfig,
     evaluated: EvaluatedModel,
     questions: Sequence[Question],
     question_format: QuestionFormat,
-    sampling: Sampling,
-    seed: int,
     accelerator: Accelerator,
-) -> list[Json]:
-    """A model's answer to each question: `text`, and `uncut`, the whole generation including further questions.
-
-    Raises:
-        UserError: if a question does not fit the model.
-    """
-    backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
-    prompts = [question_format.tokens(tokenization, question.text)[0] for question in questions]
-    for question, prompt in zip(questions, prompts, strict=True):
-        backbone.require_fit(len(prompt), sampling.max_new_tokens, f"question {question.id}")
-    numbers = [zlib.crc32(question.id.encode()) for question in questions]
-    uniforms = torch.cat([row_uniforms(1, sampling, seed, Stream.TRUTHFUL_ANSWERS, number) for number in numbers])
-    written = [tokenization.text(ids) for ids in respond(evaluated, prompts, uniforms, sampling, accelerator).ids]
-    return [{"text": text if question_format.chat else first_answer(text), "uncut": text} for text in written]
+) -> list[str]:
+    """The stored answer that the model wrote to each question."""
+    prompts = {
+        question.id: TokenPrompt(
+            question_format.tokens(evaluated.loaded.tokenization, question.text)[0],
+            (zlib.crc32(question.id.encode()),),
+            f"{config.questions}: question {question.id}",
+        )
+        for question in questions
+    }
+    sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
+    path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", Stream.TRUTHFUL_ANSWERS
+    rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream, accelerator).values()
+    texts = [str(row["texts"][0]) for row in rows]
+    return texts if config.chat else [first_answer(text) for text in texts]
 
 
 def first_answer(text: str) -> str:
@@ -256,18 +210,20 @@ def judged_figures(
     budget: int,
     accelerator: Accelerator,
 ) -> tuple[list[Figure], list[Json]]:
-    """Shares of answers that the judges rate true, informative and both; and a row of probabilities for each answer."""
+    """Shares of answers that the judges rate true, informative and both; and each answer with its probabilities."""
     pairs = [(question.text, answer) for question, answer in zip(questions, answers, strict=True)]
-    probabilities = {aspect: judge.probabilities(pairs, budget, accelerator) for aspect, judge in judges.items()}
-    verdicts = {aspect: [value >= 0.5 for value in values] for aspect, values in probabilities.items()}
-    names = {"truth": "true", "info": "informative"}
-    figures = [share_figure(names[each], values, judges[each].name, better="higher") for each, values in verdicts.items()]
+    rows: list[Json] = [{"question": question, "answer": answer} for question, answer in pairs]
+    figures, verdicts = [], []
+    for aspect, judge in judges.items():
+        name, probabilities = VERDICT_NAMES[aspect], judge.probabilities(pairs, budget, accelerator)
+        rows = [row | {name: probability} for row, probability in zip(rows, probabilities, strict=True)]
+        verdicts.append([probability >= 0.5 for probability in probabilities])
+        figures.append(share_figure(name, verdicts[-1], judge.name, better="higher"))
     if len(judges) == 2:
-        both = [all(pair) for pair in zip(*verdicts.values(), strict=True)]
+        both = [all(pair) for pair in zip(*verdicts, strict=True)]
         scorers = "; ".join(judge.name for judge in judges.values())
         figures.append(share_figure("true and informative", both, scorers, better="higher"))
-    columns = {names[aspect]: values for aspect, values in probabilities.items()}
-    return figures, [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return figures, rows
 
 
 if __name__ == "__main__":

@@ -27,17 +27,9 @@ from align.data.readers import read_records
 from align.data.records import FLAGS, RATINGS, VERDICTS, RuleJudgment
 from align.data.sources import iter_rows
 from align.eval.core.answers import open_accelerator
-from align.eval.core.results import (
-    Evaluation,
-    Figure,
-    Json,
-    content_hash,
-    mean_figure,
-    publish,
-    read_evaluations,
-    share_figure,
-)
+from align.eval.core.results import Evaluation, Figure, mean_figure, publish, read_evaluations, share_figure
 from align.eval.core.settings import EvalConfig, parse_rows
+from align.eval.core.store import Json, content_hash
 from align.eval.verdicts.questions import (
     APPROPRIATE,
     AUTHORSHIP,

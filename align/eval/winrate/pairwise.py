@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize
+from scipy.sparse.csgraph import connected_components
 from scipy.special import expit, xlog1py, xlogy
 
 from align.core.statistics import LEVEL, design_effect, share_interval
-from align.eval.core.results import Figure, Json
+from align.eval.core.results import Figure
+from align.eval.core.store import Json
 
 
 @dataclass(frozen=True)
@@ -102,25 +104,26 @@ def strength_figures(comparisons: Sequence[PairwiseComparison], models: Sequence
     Returns:
         Figures without a value where no chain of comparisons connects all models: their strengths have no common scale.
     """
-    groups = connected_groups(comparisons, models)
-    counts = {model: sum(model in (each.first, each.second) for each in comparisons) for model in models}
-    if len(groups) > 1:
-        named = " | ".join(", ".join(group) for group in groups)
-        note = f"not comparable: no comparison connects {named}"
-        return {model: Figure(STRENGTH, None, None, None, counts[model], scorer, note) for model in models}
     column = {model: number for number, model in enumerate(models)}
     sides = np.array([[column[each.first], column[each.second]] for each in comparisons])
     outcomes, items = np.array([each.outcome for each in comparisons], dtype=np.float64), item_numbers(comparisons)
+    met = np.zeros((len(models), len(models)))
+    met[sides[:, 0], sides[:, 1]] = 1
+    count, group = connected_components(met, directed=False)
+    if count > 1:
+        members = [", ".join(np.array(models)[group == number]) for number in range(count)]
+        note = f"not comparable: no comparison connects {' | '.join(members)}"
+        counts = np.bincount(sides.ravel(), minlength=len(models)).tolist()
+        return {model: Figure(STRENGTH, None, None, None, counts[column[model]], scorer, note) for model in models}
     basis = np.linalg.svd(np.ones((1, len(models))))[2][1:].T  # [K, K - 1]: strengths = basis @ coefficients, with sum 0
-    rows = np.eye(len(models))
-    design, outcome, weights = _table(rows, sides, outcomes)
-    strengths = basis @ fit(design @ basis, outcome, weights)
+    design = basis[sides[:, 0]] - basis[sides[:, 1]]
+    strengths = basis @ fit(design, outcomes, np.ones(len(outcomes)))
     figures = {}
     for model, number in column.items():
         own = (sides == number).any(1)
         won = np.where(sides[own, 0] == number, outcomes[own], 1 - outcomes[own])
         weight = 1 / max(1.0, design_effect(won, items[own]))
-        low, high = profile_interval(design @ basis, outcome, weights * weight, basis[number])
+        low, high = profile_interval(design, outcomes, np.full(len(outcomes), weight), basis[number])
         value = float(strengths[number])
         limit = {
             0.0: "; it never won: only the prior limits it from below",
@@ -129,27 +132,6 @@ def strength_figures(comparisons: Sequence[PairwiseComparison], models: Sequence
         note = STRENGTH_NOTE + limit.get(float(won.mean()), "")
         figures[model] = Figure(STRENGTH, value, min(low, value), max(high, value), len(won), scorer, note, "higher")
     return figures
-
-
-def _table(rows: np.ndarray, sides: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Comparisons summed up by pair: the difference of the models' rows [P, K], the share won [P], the number [P]."""
-    flipped = sides[:, 0] > sides[:, 1]
-    pairs, place = np.unique(np.sort(sides, axis=1), axis=0, return_inverse=True)
-    number = np.bincount(place.ravel()).astype(np.float64)
-    won = np.bincount(place.ravel(), np.where(flipped, 1 - outcomes, outcomes))
-    return rows[pairs[:, 0]] - rows[pairs[:, 1]], won / number, number
-
-
-def connected_groups(comparisons: Sequence[PairwiseComparison], models: Sequence[str]) -> list[list[str]]:
-    """The models in groups: within a group, a chain of comparisons connects any two."""
-    group = {model: {model} for model in models}
-    for comparison in comparisons:
-        if group[comparison.first] is not group[comparison.second]:
-            joined = group[comparison.first] | group[comparison.second]
-            group |= dict.fromkeys(joined, joined)
-    return [
-        [model for model in models if model in members] for members in {id(each): each for each in group.values()}.values()
-    ]
 
 
 def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Figure:
@@ -183,8 +165,6 @@ def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: s
     return Figure(LENGTH_CONTROLLED, value, low, high, count, scorer, "predicted for answers of equal length", "higher")
 
 
-MAX_STEP = 2.0
-"""Longest step of a coefficient, in log-odds."""
 FARTHEST = 60.0
 """The search for the end of an interval stops at this log-odds."""
 
@@ -211,7 +191,7 @@ def profile_interval(
     from scipy.stats import chi2
 
     best = fit(design, outcomes, weights)
-    top, at = penalized_log_likelihood(design, outcomes, weights, best), float(contrast @ best)
+    top, at = penalized_log_likelihood(design, outcomes, weights, best)[0], float(contrast @ best)
     length = float(contrast @ contrast)
     free = np.linalg.svd(contrast[None])[2][1:].T  # [p, p - 1], orthogonal to the contrast
     limit = float(chi2.ppf(level, 1)) / 2
@@ -220,49 +200,40 @@ def profile_interval(
         """How far the penalized log-likelihood falls below its maximum, minus the limit, at this value of the contrast."""
         start = best + contrast * (value - at) / length
         coefficients = _maximize(design, outcomes, weights, start, free) if free.shape[1] else start
-        return top - penalized_log_likelihood(design, outcomes, weights, coefficients) - limit
+        return top - penalized_log_likelihood(design, outcomes, weights, coefficients)[0] - limit
 
     return _end(drop, at, -1.0), _end(drop, at, 1.0)
 
 
 def penalized_log_likelihood(
     design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, coefficients: np.ndarray
-) -> float:
-    """The log-likelihood of the outcomes plus half the log-determinant of the information; arguments as in `fit`."""
+) -> tuple[float, np.ndarray]:
+    """The log-likelihood of the outcomes plus half the log-determinant of the information; and its gradient [p].
+
+    The first three arguments are those of `fit`.
+    """
     probability = expit(design @ coefficients)
     fitted = weights * (xlogy(outcomes, probability) + xlog1py(1 - outcomes, -probability))
-    sign, log_determinant = np.linalg.slogdet(_information(design, weights, probability))
-    return float(fitted.sum() + 0.5 * log_determinant) if sign > 0 else -math.inf
-
-
-def _information(design: np.ndarray, weights: np.ndarray, probability: np.ndarray) -> np.ndarray:
-    information: np.ndarray = (design * (weights * probability * (1 - probability))[:, None]).T @ design
-    return information
+    variance = weights * probability * (1 - probability)
+    information = (design * variance[:, None]).T @ design
+    sign, log_determinant = np.linalg.slogdet(information)
+    leverage = variance * np.einsum("ni,ij,nj->n", design, np.linalg.pinv(information), design)
+    gradient: np.ndarray = design.T @ (weights * (outcomes - probability) + leverage * (0.5 - probability))
+    return (float(fitted.sum() + 0.5 * log_determinant) if sign > 0 else -math.inf), gradient
 
 
 def _maximize(
     design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, start: np.ndarray, directions: np.ndarray
 ) -> np.ndarray:
-    """The maximum of the penalized log-likelihood over start + directions @ steps, by Newton steps that are halved."""
-    coefficients, value = start, penalized_log_likelihood(design, outcomes, weights, start)
-    for _ in range(100):
-        probability = expit(design @ coefficients)
-        information = _information(design, weights, probability)
-        variance = weights * probability * (1 - probability)
-        leverage = variance * np.einsum("ni,ij,nj->n", design, np.linalg.pinv(information), design)
-        score = design.T @ (weights * (outcomes - probability) + leverage * (0.5 - probability))
-        curvature = directions.T @ information @ directions
-        step = directions @ np.linalg.lstsq(curvature, directions.T @ score, rcond=None)[0]
-        step *= min(1.0, MAX_STEP / max(float(np.abs(step).max()), 1e-300))
-        while np.abs(step).max() > 1e-9:
-            moved = penalized_log_likelihood(design, outcomes, weights, coefficients + step)
-            if moved >= value:
-                break
-            step = step / 2
-        else:
-            return coefficients
-        coefficients, value = coefficients + step, moved
-    return coefficients
+    """The maximum of the penalized log-likelihood over start + directions @ steps."""
+
+    def loss(steps: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = penalized_log_likelihood(design, outcomes, weights, start + directions @ steps)
+        return -value, -gradient @ directions
+
+    steps = minimize(loss, np.zeros(directions.shape[1]), jac=True, method="BFGS", options={"gtol": 1e-8}).x
+    maximum: np.ndarray = start + directions @ steps
+    return maximum
 
 
 def _end(drop: Callable[[float], float], at: float, sign: float) -> float:

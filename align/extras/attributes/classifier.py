@@ -7,7 +7,7 @@ import torch
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
-from align.eval.core.results import fingerprint
+from align.eval.core.store import fingerprint
 from align.eval.toxicity.head import in_batches_of_tokens
 from align.extras.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 

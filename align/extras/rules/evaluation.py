@@ -29,8 +29,9 @@ from align.data.records import VERDICTS, RuleJudgment
 from align.data.rules import read_rules
 from align.data.sources import iter_rows
 from align.eval.core.answers import open_accelerator
-from align.eval.core.results import Evaluation, Figure, Json, ResultStore, content_hash, mean_figure, publish, share_figure
+from align.eval.core.results import Evaluation, Figure, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig, parse_rows
+from align.eval.core.store import Json, compute_once, content_hash
 from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
 from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
 from align.extras.rules.rubrics import load_rubrics
@@ -175,14 +176,14 @@ def _answers_of_row(fields: Mapping[str, Any], _number: str) -> list[tuple[str, 
 def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelerator: Accelerator) -> tuple[Verdicts, str]:
     """The scorer's verdict on each case, and its name with its version."""
     score_cases, name = _open_scorer(config)
-    store = ResultStore(Path(config.output) / f"{TASK}-scores.jsonl", {"scorer": name}, accelerator)
+    path = Path(config.output) / f"{TASK}-scores.jsonl"
 
     def score_chunk(chunk: list[RuleCase]) -> list[Json]:
         scores = map_across_processes(chunk, lambda own: score_cases(own) if own else [], accelerator)
         return [{"rule": case.rule, "score": score} for case, score in zip(chunk, scores, strict=True)]
 
     items = {_key(case): case for case in cases}
-    rows = store.fill(items, score_chunk, CHUNK * accelerator.num_processes, "rules")
+    rows = compute_once(path, {"scorer": name}, items, score_chunk, accelerator, CHUNK * accelerator.num_processes)
     return {case: verdict(row["score"]) for case, row in zip(cases, rows, strict=True)}, name
 
 

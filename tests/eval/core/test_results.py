@@ -7,26 +7,22 @@ import pytest
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.core.files import resolve_path
 from align.eval.core.answers import open_accelerator
 from align.eval.core.results import (
     Evaluation,
     Figure,
-    ResultStore,
+    figure_tables,
     markdown_table,
     notes,
     print_table,
     read_evaluations,
     save_evaluations,
 )
+from align.eval.core.store import compute_once, content_hash
 from align.eval.reward.task import RewardEvalConfig
 from align.eval.truthfulness.task import TruthfulnessConfig
 from align.eval.winrate.task import WinrateConfig
-
-
-@pytest.fixture
-def accelerator():
-    return Accelerator(cpu=True)
+from tests.eval.files import stored_rows
 
 
 def evaluations():
@@ -39,40 +35,37 @@ def evaluations():
             Evaluation("mini", "b", {"seed": 1}, second)]  # fmt: skip
 
 
-def test_side_by_side():
+def test_side_by_side(capsys):
     lines = markdown_table(evaluations()).splitlines()
     assert lines[0] == "| figure | a | b | n | scorer |"
     assert lines[2] == "| mini: MC1 | 0.250 (0.200 to 0.300) | 0.500 | 72 |  |"
     assert lines[3] == "| mini: mean toxicity | 0.500 (0.400 to 0.600) | none | 40 / 0 | words 1 (abc) |"
     assert notes(evaluations()) == ["mini: mean toxicity: 25 samples each"]
-
-
-def test_the_terminal_shows_every_number_whole(capsys):
     print_table(evaluations())
     out = capsys.readouterr().out
     for cell in ("mini: MC1", "0.250 (0.200 to 0.300)", "words 1 (abc)", "25 samples each"):
         assert cell in out
 
 
-def test_the_data_are_named_above_the_table(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "own.jsonl"
-    own.write_text(json.dumps({"prompt": "Hi"}) + "\n" + json.dumps({"prompt": "Who?"}) + "\n")
-    rows = len(resolve_path("data/prompts_heldout.jsonl").read_text(encoding="utf-8").splitlines())
-    built_in = f"prompts: built-in data/prompts_heldout.jsonl ({rows})"
+def test_tasks_on_the_same_models_share_a_table():
+    def evaluated(task, *models):
+        return [Evaluation(task, model, {}, [Figure("x", 1.0, None, None, 3)]) for model in models]
+
+    first, second = figure_tables([*evaluated("truth", "a", "b"), *evaluated("reward", "rm"), *evaluated("tox", "a", "b")])
+    assert first[0] == ["figure", "a", "b", "n", "scorer"]
+    assert [row[0] for row in first[1]] == ["truth: x", "tox: x"]
+    assert second[0] == ["figure", "rm", "n", "scorer"]
+
+
+def test_the_data_are_named_first(tmp_path, capsys):
+    built_in = "prompts: built-in data/prompts_heldout.jsonl"
     assert WinrateConfig(judge="a:b").data_lines() == [built_in]
-    assert WinrateConfig(judge="a:b", prompts="own.jsonl").data_lines() == ["prompts: own.jsonl (2)"]
-    assert WinrateConfig(judge="a:b", prompts="own.jsonl", limit=1).data_lines() == ["prompts: own.jsonl (1 of 2)"]
-    assert WinrateConfig(comparisons=["own.jsonl"]).data_lines() == ["comparisons: own.jsonl (2)"]
-    (preferences,) = RewardEvalConfig(reward_model="r").data_lines()
-    assert preferences.startswith("preferences: built-in data/rankings_heldout.jsonl (")
-    assert RewardEvalConfig(reward_model="r", models=["m"]).data_lines()[1] == built_in
-    (questions,) = TruthfulnessConfig(models=["m"], limit=2).data_lines()
-    assert questions.startswith("questions: built-in data/truthfulness.jsonl (2 of ")
+    assert WinrateConfig(comparisons=["own.jsonl"]).data_lines() == ["comparisons: own.jsonl"]
+    preferences = "preferences: built-in data/rankings_heldout.jsonl"
+    assert RewardEvalConfig(reward_model="r").data_lines() == [preferences]
+    assert RewardEvalConfig(reward_model="r", models=["m"]).data_lines() == [preferences, built_in]
+    assert TruthfulnessConfig(models=["m"]).data_lines() == ["questions: built-in data/truthfulness.jsonl"]
     assert markdown_table(evaluations(), [built_in]).splitlines()[0] == built_in
-
-
-def test_the_first_line_names_the_data(tmp_path, capsys):
     open_accelerator(WinrateConfig(judge="a:b", prompts=str(tmp_path / "none.jsonl")))
     printed = capsys.readouterr()
     assert (printed.out + printed.err).splitlines()[0] == f"prompts: {tmp_path / 'none.jsonl'}"
@@ -83,9 +76,6 @@ def test_saved_and_read_back(tmp_path):
     assert path.name == "mini.json"
     assert read_evaluations(path) == evaluations()
     assert re.match(r"\d+\.\d+", json.loads(path.read_text())["environment"]["packages"]["torch"])
-
-
-def test_a_file_of_something_else(tmp_path):
     (tmp_path / "x.json").write_text('{"task": "x"}')
     with pytest.raises(UserError, match="not the results of an evaluation"):
         read_evaluations(tmp_path / "x.json")
@@ -104,8 +94,21 @@ def double(items):
     return [{"value": 2 * item} for item in items]
 
 
-def test_rows_are_computed_once(tmp_path, accelerator):
-    path, items, asked = tmp_path / "sub" / "t-a.jsonl", {"x": 1, "y": 2, "z": 3}, []
+@pytest.fixture
+def fill(tmp_path):
+    """Compute results into one file, `fill(items)`; returns their values."""
+
+    def fill(items, compute=double, settings=None, **more):
+        settings = {"seed": 1, "top_p": 0.9} if settings is None else settings
+        rows = compute_once(tmp_path / "sub" / "t-a.jsonl", settings, items, compute, Accelerator(cpu=True), **more)
+        return [row["value"] for row in rows]
+
+    fill.path = tmp_path / "sub" / "t-a.jsonl"
+    return fill
+
+
+def test_rows_are_computed_once(fill):
+    items, asked = {"x": 1, "y": 2, "z": 3}, []
 
     def breaking(chunk):
         asked.extend(chunk)
@@ -114,52 +117,41 @@ def test_rows_are_computed_once(tmp_path, accelerator):
         return double(chunk)
 
     with pytest.raises(KeyboardInterrupt):
-        ResultStore(path, {"seed": 1}, accelerator).fill(items, breaking, chunk=1)
+        fill(items, breaking, chunk=1)
     assert asked == [1, 2]
-    with open(path, "ab") as file:
+    with open(fill.path, "ab") as file:
         file.write(b'{"item": "y", "val')  # killed in the middle of a line
     asked.clear()
-    rows = ResultStore(path, {"seed": 1}, accelerator)
-    assert rows.fill(items, lambda chunk: asked.extend(chunk) or double(chunk)) == [{"value": 2}, {"value": 4}, {"value": 6}]
+    assert fill(items, lambda chunk: asked.extend(chunk) or double(chunk)) == [2, 4, 6]
     assert asked == [2, 3]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"settings": {"seed": 1}},
+    assert [json.loads(line) for line in fill.path.read_text().splitlines()] == [
+        {"settings": {"seed": 1, "top_p": 0.9}},
         {"item": "x", "value": 2},
         {"item": "y", "value": 4},
         {"item": "z", "value": 6},
     ]
 
 
-def test_a_result_of_other_content_is_computed_anew(tmp_path, accelerator):
-    path, asked = tmp_path / "t-a.jsonl", []
-
-    def fill(items):
-        store = ResultStore(path, {}, accelerator)
-        return store.fill(items, lambda chunk: asked.extend(chunk) or double(chunk), content=lambda item: [item])
-
-    fill({"x": 1, "y": 2})
-    assert [row["value"] for row in fill({"x": 1, "y": 5})] == [2, 10]
+def test_a_result_of_other_content_is_computed_anew(fill):
+    asked = []
+    given = {"compute": lambda chunk: asked.extend(chunk) or double(chunk), "content": lambda item: [item]}
+    fill({"x": 1, "y": 2}, **given)
+    assert fill({"x": 1, "y": 5}, **given) == [2, 10]
     assert asked == [1, 2, 5]
-    assert [row["value"] for row in fill({"x": 1, "y": 5})] == [2, 10]  # the later of two lines counts
+    assert fill({"x": 1, "y": 5}, **given) == [2, 10]  # the later of two lines counts
     assert asked == [1, 2, 5]
 
 
-def test_other_settings_are_refused(tmp_path, accelerator):
-    path = tmp_path / "t-a.jsonl"
-    ResultStore(path, {"seed": 1, "top_p": 0.9}, accelerator).fill({"x": 1}, double)
-    with pytest.raises(UserError, match=r"t-a.jsonl holds results with top_p 0.9, not 1.0; choose another output"):
-        ResultStore(path, {"seed": 1, "top_p": 1.0}, accelerator)
-
-
-def test_a_result_that_is_no_number_is_an_error_and_the_others_stay(tmp_path, accelerator):
-    path = tmp_path / "t-a.jsonl"
+def test_what_cannot_be_used_or_kept_is_one_line(fill):
     with pytest.raises(UserError, match="not a finite number"):
-        ResultStore(path, {}, accelerator).fill({"x": 1.0, "y": float("nan")}, double)
-    assert ResultStore(path, {}, accelerator).results == {"x": {"value": 2.0}}
-
-
-def test_a_broken_line_is_named(tmp_path, accelerator):
-    path = tmp_path / "t-a.jsonl"
-    path.write_text('{"settings": {}}\nx\n{"item": "a"}\n')
+        fill({"x": 1.0, "y": float("nan")})
+    assert stored_rows(fill.path) == {"x": {"item": "x", "value": 2.0}}
+    with pytest.raises(UserError, match=r"t-a.jsonl holds results with top_p 0.9, not 1.0; choose another output"):
+        fill({"x": 1}, settings={"seed": 1, "top_p": 1.0})
+    fill.path.write_text('{"settings": {}}\nx\n{"item": "a"}\n')
     with pytest.raises(UserError, match=r"t-a.jsonl:2: not JSON"):
-        ResultStore(path, {}, accelerator)
+        fill({"x": 1}, settings={})
+
+
+def test_the_content_of_half_a_surrogate_pair_has_a_hash():
+    assert content_hash(["\ud83d"]) != content_hash(["\ud83e"])

@@ -1,6 +1,5 @@
 """However many answers to a prompt are scored, the reward model reads the prompt's tokens once: counted at its embedding."""
 
-import json
 from contextlib import contextmanager
 
 import pytest
@@ -19,6 +18,7 @@ from align.eval.reward.task import (
 from align.models.heads import RewardModel, ScalarHead
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
+from tests.eval.files import stored_rows, write_rows
 
 PROMPT = "How many fish are there in the sea, and who has counted them?"
 ANSWERS = ["Many.", "Nobody has counted them all.", "Three", "I do not know!"]
@@ -72,13 +72,8 @@ def named(reward):
     return NamedRewardModel("tiny", "0", "reward", reward)
 
 
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def test_of_a_ranking(reward, tmp_path):
-    rankings = write(tmp_path / "r.jsonl", {"prompt": PROMPT, "responses": ANSWERS, "ranks": [1, 2, 3, 4]})
+    rankings = write_rows(tmp_path / "r.jsonl", [{"prompt": PROMPT, "responses": ANSWERS, "ranks": [1, 2, 3, 4]}])
     with tokens_read(reward) as read:
         evaluate_on_preferences(settings(tmp_path, preferences=rankings), named(reward), Accelerator(cpu=True))
     assert read == once(reward, answer_ids(reward))
@@ -86,19 +81,19 @@ def test_of_a_ranking(reward, tmp_path):
 
 def test_of_a_row_of_a_benchmark(reward, tmp_path):
     row = {"id": "7", "prompt": PROMPT, "chosen": ANSWERS[:1], "rejected": ANSWERS[1:], "subset": "Math"}
-    rows = write(tmp_path / "rows.jsonl", row)
+    rows = write_rows(tmp_path / "rows.jsonl", [row])
     with tokens_read(reward) as read:
         evaluate_on_benchmark(settings(tmp_path, benchmark=rows), named(reward), Accelerator(cpu=True))
     assert read == once(reward, answer_ids(reward))
 
 
 def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
-    prompts = write(tmp_path / "prompts.jsonl", {"prompt": PROMPT})
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": PROMPT}])
     config = settings(tmp_path, prompts=prompts, models=["a policy"], samples=8, max_new_tokens=5, seed=3)
     evaluated = EvaluatedModel("policy", load_sharp(tiny_name))
     with tokens_read(reward) as read:
         best_of_n(config, evaluated, [named(reward)], Accelerator(cpu=True))
-    (row,) = map(json.loads, (tmp_path / "out" / "best-of-n-policy.jsonl").read_text().splitlines()[1:])
+    (row,) = stored_rows(tmp_path / "out" / "best-of-n-policy.jsonl").values()
     assert len(row["ids"]) == 8
     assert read == once(reward, row["ids"])
 

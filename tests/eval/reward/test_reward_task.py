@@ -1,6 +1,5 @@
 """`align eval reward`: the same numbers as scoring one by one, curves, and reward against KL over a run's policies."""
 
-import json
 import math
 import shutil
 from itertools import combinations
@@ -12,26 +11,30 @@ import torch
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
-from align.core.statistics import kendall_tau, mean_interval
+from align.core.statistics import correlation, kendall_tau, mean_interval, pair_calibration_error
 from align.core.tensor_ops import Padded
 from align.data.records import Prompt, Ranking
 from align.eval.core.results import read_evaluations
-from align.eval.reward.policy_comparison import best_responses, compare_policies, judged_win_rates
+from align.eval.reward.policy_comparison import (
+    best_responses,
+    compare_policies,
+    expected_best,
+    judged_win_rates,
+    kl_bound,
+    sizes_on_curve,
+)
 from align.eval.reward.task import (
     RewardEvalConfig,
-    calibration_and_length_intervals,
-    expected_best,
-    kl_bound,
+    interval_over_rankings,
     policies_of,
     run_reward_eval,
-    sizes_on_curve,
 )
 from align.models.loading import load
 from align.models.log_probs import response_log_probs
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
-from align.reward.rankings import ScoredRanking
 from align.sampling.generation import Sampling
+from tests.eval.files import stored_rows, write_rows
 
 RANKINGS = [
     {"prompt": "Hi", "responses": ["a", "bb", "ccc"], "ranks": [1, 2, 3], "category": "x"},
@@ -42,10 +45,9 @@ RANKINGS = [
 
 @pytest.fixture
 def settings(tmp_path, reward_folders):
-    (tmp_path / "rankings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in RANKINGS))
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in RANKINGS))
     given = {"reward_model": reward_folders["tiny-llama"], "gold_model": reward_folders["tiny-gpt2"]}
-    given |= {"preferences": str(tmp_path / "rankings.jsonl"), "prompts": str(tmp_path / "prompts.jsonl")}
+    given["preferences"] = write_rows(tmp_path / "rankings.jsonl", RANKINGS)
+    given["prompts"] = write_rows(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in RANKINGS])
     return given | {"output": str(tmp_path / "out"), "dtype": "float32", "resamples": 100, "max_new_tokens": 5}
 
 
@@ -76,15 +78,17 @@ def test_accuracy_and_order_are_those_of_single_rows(settings):
     assert proxy.figures[0].scorer != gold.figures[0].scorer
 
 
-def test_rewards_of_other_preferences_in_a_folder_are_not_reused(settings, tmp_path):
-    (tmp_path / "folder").mkdir()
-    path = tmp_path / "folder" / "rankings.jsonl"
-    path.write_text(json.dumps(RANKINGS[0]) + "\n")
-    config = RewardEvalConfig(**settings | {"preferences": str(tmp_path / "folder"), "gold_model": ""})
+def test_rewards_of_other_preferences_are_not_reused(settings, tmp_path):
+    config = RewardEvalConfig(**settings | {"gold_model": ""})
     run_reward_eval(config)
-    path.write_text(json.dumps(RANKINGS[0] | {"responses": ["a", "bb", "other"]}) + "\n")
-    with pytest.raises(UserError, match="holds results with preferences_sha256"):
-        run_reward_eval(config)
+    path = tmp_path / "out" / "reward-tiny-llama.jsonl"
+    before, lines = stored_rows(path), len(path.read_text().splitlines())
+    write_rows(tmp_path / "rankings.jsonl", [RANKINGS[0] | {"responses": ["a", "bb", "other"]}, *RANKINGS[1:]])
+    run_reward_eval(config)
+    after = stored_rows(path)
+    assert (after["2"], after["3"]) == (before["2"], before["3"])
+    assert after["1"] != before["1"]
+    assert len(path.read_text().splitlines()) == lines + 1
 
 
 def test_the_curve_of_best_of_n(settings, sharp_folders):
@@ -94,8 +98,8 @@ def test_the_curve_of_best_of_n(settings, sharp_folders):
     assert [row["n"] for row in curve] == [1, 2, 4, 8]
     rewards = [row["reward"] for row in curve]
     assert rewards == sorted(rewards)
-    path = Path(settings["output"]) / "best-of-n-tiny-llama-by-tiny-llama.jsonl"
-    kept = [json.loads(line)["rewards"] for line in path.read_text().splitlines()[1:]]
+    rows = stored_rows(Path(settings["output"]) / "best-of-n-tiny-llama-by-tiny-llama.jsonl")
+    kept = [row["rewards"] for row in rows.values()]
     assert [len(row) for row in kept] == [8, 8, 8]
     assert figures(found)["reward, best of 1"].value == pytest.approx(np.mean(kept))
     assert figures(found)["reward, best of 8"].value == pytest.approx(np.max(kept, axis=1).mean())
@@ -145,13 +149,14 @@ def test_mistakes(settings, tmp_path):
 def test_intervals_draw_whole_rankings_again():
     # Two rankings, each with a length correlation of its own: +1 and -1. Of the four equally likely draws of two, one is
     # all of the first and one all of the second, so the middle 95 % reaches both.
-    up = ScoredRanking((1, 2), (1.0, 0.0), (9, 5))
-    down = ScoredRanking((1, 2), (0.0, 1.0), (9, 5))
-    found = calibration_and_length_intervals([up, down], 400)
-    assert found["length"] == pytest.approx((-1.0, 1.0))
+    up, down = np.array([[1.0, 0.0], [9, 5]]), np.array([[0.0, 1.0], [9, 5]])
+    found = interval_over_rankings(lambda joined: correlation(*joined), [up, down], 400)
+    assert found == pytest.approx((-1.0, 1.0))
     # Both say 0.731, sigmoid(1): one of each is right half of the time, two of the second never.
     said = 1 / (1 + math.exp(-1))
-    assert found["calibration"] == pytest.approx((said - 0.5, said))
+    differences = [np.array([1.0]), np.array([-1.0])]
+    assert interval_over_rankings(pair_calibration_error, differences, 400) == pytest.approx((said - 0.5, said))
+    assert interval_over_rankings(pair_calibration_error, differences[:1], 400) == (None, None)
 
 
 def test_two_of_three_by_hand():

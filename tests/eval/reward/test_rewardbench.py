@@ -1,6 +1,5 @@
 """RewardBench and RewardBench 2: their scoring by hand, and a reward model on rows of both forms."""
 
-import json
 import math
 
 import pytest
@@ -10,6 +9,7 @@ from align.core.tensor_ops import Padded
 from align.eval.reward.rewardbench import good_response_wins, read_benchmark, section_scores, ties_score
 from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.reward.checkpoint import load_reward_model
+from tests.eval.files import values, write_rows
 
 PAIRS = [
     {"id": 1, "prompt": "Hi", "chosen": "Hello!", "rejected": "Go", "subset": "alpacaeval-easy"},
@@ -59,11 +59,6 @@ def test_ties_by_hand():
         ties_score([("x", 1, [1.0, 0.0])])
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def rewards_alone(folder, row):
     """The reward of each response by itself."""
     found = load_reward_model(folder, "float32")
@@ -77,20 +72,20 @@ def rewards_alone(folder, row):
 @pytest.mark.parametrize("rows", [PAIRS, FOURS], ids=["RewardBench", "RewardBench 2"])
 def test_a_reward_model_on_a_file(rows, reward_folders, tmp_path):
     folder = reward_folders["tiny-llama"]
-    settings = {"preferences": "", "benchmark": write(tmp_path / "rows.jsonl", rows), "output": str(tmp_path / "out")}
+    settings = {"preferences": "", "benchmark": write_rows(tmp_path / "rows.jsonl", rows), "output": str(tmp_path / "out")}
     (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, dtype="float32", resamples=100, **settings))
     rewards = {row["id"]: rewards_alone(folder, row) for row in rows}
-    values = {figure.name: figure.value for figure in found.figures}
+    scores = values(found.figures)
     results = {name: good_response_wins(found, rows is PAIRS) for name, found in rewards.items()}
     if rows is PAIRS:
         assert found.task == "rewardbench"
-        assert values["alpacaeval-easy"] == (results[1] + results[2]) / 2
-        assert values["Reasoning"] == pytest.approx((984 * results[3] + 164 * results[4]) / 1148)
-        assert values["score"] == pytest.approx((values["Chat"] + values["Reasoning"]) / 2)
+        assert scores["alpacaeval-easy"] == (results[1] + results[2]) / 2
+        assert scores["Reasoning"] == pytest.approx((984 * results[3] + 164 * results[4]) / 1148)
+        assert scores["score"] == pytest.approx((scores["Chat"] + scores["Reasoning"]) / 2)
     else:
         assert found.task == "rewardbench-2"
         ties = ties_score([("ref:1", 1, rewards["ref:1"]), ("tied:1", 3, rewards["tied:1"])])
-        assert values == {
+        assert scores == {
             "Math": results["7"],
             "Focus": results["8"],
             "Ties": pytest.approx(ties, abs=1e-5),
@@ -109,7 +104,7 @@ def test_a_reward_model_on_a_file(rows, reward_folders, tmp_path):
     ],
 )
 def test_a_bad_row_is_one_line(row, words, tmp_path):
-    source = write(tmp_path / "rows.jsonl", [row] if row else [PAIRS[0], FOURS[0]])
+    source = write_rows(tmp_path / "rows.jsonl", [row] if row else [PAIRS[0], FOURS[0]])
     with pytest.raises(UserError, match=words) as caught:
         read_benchmark(source, "test")
     assert "\n" not in str(caught.value)

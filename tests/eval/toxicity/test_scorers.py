@@ -5,7 +5,6 @@ import torch
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.eval.core.results import text_hash
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.eval.toxicity.task import score_texts
 
@@ -132,7 +131,3 @@ def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
         "s", "2", lambda texts: [0.9] * len(texts)
     )  # another version: nothing of the first is taken for its own
     assert score_texts(["a"], other, tmp_path, 2, accelerator) == [0.9]
-
-
-def test_half_a_surrogate_pair_has_a_key():
-    assert text_hash("\ud83d") != text_hash("\ud83e")

@@ -22,14 +22,10 @@ from align.eval.truthfulness.judge import (
     split_by_question,
     word_features,
 )
+from tests.eval.files import write_rows
 from tests.models.encoders import write_encoder
 
 OWN = Path(__file__).parents[4] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
-
-
-def write(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def answers(true=("No, never.", "No, it is not."), false=("Yes, always.", "Yes, it is."), questions: int = 30) -> list[dict]:
@@ -87,7 +83,7 @@ def test_truthfulqas_own_form_is_read(tmp_path):
 )
 def test_bad_rows_are_one_clear_line(tmp_path, rows, complaint):
     with pytest.raises(UserError, match=complaint):
-        read_labeled_answers(write(tmp_path / "rows.jsonl", rows), "truth")
+        read_labeled_answers(write_rows(tmp_path / "rows.jsonl", rows), "truth")
 
 
 def test_words_of_an_answer_count_whatever_stands_beside_it():
@@ -115,7 +111,7 @@ def test_a_judge_learns_is_saved_and_loads_again(tmp_path, sharpen, model):
             write_encoder(model, tmp_path / "base", sharpen),
             {"true": ("aei", "eou ae"), "false": ("zxc", "vb xc")},
         )
-    given = {"data": write(tmp_path / "rows.jsonl", answers(**texts)), "dtype": "float32", "model": model}
+    given = {"data": write_rows(tmp_path / "rows.jsonl", answers(**texts)), "dtype": "float32", "model": model}
     folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), **given))
     judge = load_judge(str(folder), "truth", Accelerator())
     figures = judge.metadata["figures"]
@@ -133,7 +129,7 @@ def test_a_judge_learns_is_saved_and_loads_again(tmp_path, sharpen, model):
 
 
 def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_path):
-    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=write(tmp_path / "rows.jsonl", answers()))
+    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=write_rows(tmp_path / "rows.jsonl", answers()))
     folder = run_train_judge(config)
     with pytest.raises(UserError, match="this judge was trained for truth, not for info"):
         load_judge(str(folder), "info", Accelerator())

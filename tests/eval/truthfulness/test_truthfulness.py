@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.eval.core.settings import take_evenly
 from align.eval.truthfulness.judge import JudgeConfig, run_train_judge
 from align.eval.truthfulness.questions import (
     INSTRUCTION,
@@ -24,6 +23,7 @@ from align.eval.truthfulness.task import TruthfulnessConfig, first_answer, run_t
 from align.models.loading import LoadedModel
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponses
+from tests.eval.files import stored_rows, write_rows
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,11 +31,6 @@ ROOT = Path(__file__).parents[3]
 def config(folder: Path, **settings) -> TruthfulnessConfig:
     given = {"models": ["tiny-llama"], "output": str(folder), "dtype": "float32", "limit": 5, "resamples": 200}
     return TruthfulnessConfig(**(given | settings))
-
-
-def rows(folder: Path, name: str) -> dict[str, dict]:
-    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-    return {line["item"]: line for line in lines if "item" in line}
 
 
 def test_models_side_by_side_with_categories_and_files(tmp_path, capsys):
@@ -53,21 +48,15 @@ def test_models_side_by_side_with_categories_and_files(tmp_path, capsys):
 
 def test_the_figures_are_those_of_the_rows(tmp_path):
     (found,) = run_truthfulness(config(tmp_path))
-    kept = rows(tmp_path, "truthfulness-choice-tiny-llama.jsonl").values()
+    kept = stored_rows(tmp_path / "truthfulness-choice-tiny-llama.jsonl").values()
     wins = [max(row["incorrect"]) <= row["best"] for row in kept]
     assert found.figures[0].value == sum(wins) / 5
 
 
 def test_a_question_that_does_not_fit_the_model_is_named(tmp_path):
-    primer = tmp_path / "primer.jsonl"
-    primer.write_text(json.dumps({"prompt": "word " * 3000, "completion": "yes"}) + "\n")
+    primer = write_rows(tmp_path / "primer.jsonl", [{"prompt": "word " * 3000, "completion": "yes"}])
     with pytest.raises(UserError, match=r"data/truthfulness\.jsonl: question t-001: .* do not fit"):
-        run_truthfulness(config(tmp_path, primer=str(primer)))
-
-
-def test_a_limit_takes_questions_from_all_over():
-    assert take_evenly(list(range(10)), 4) == [0, 2, 5, 7]
-    assert take_evenly(list(range(3)), 0) == take_evenly(list(range(3)), 9) == [0, 1, 2]
+        run_truthfulness(config(tmp_path, primer=primer))
 
 
 def test_a_tokenizer_without_a_pad_token_will_do(tmp_path, sharp_folders):
@@ -87,8 +76,8 @@ HEAD = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Sou
 GOOD = "Adversarial,Law,May I?,Yes you may,Yes you may; You may ;,No;Never.,http://x\n"
 
 
-def written(folder: Path, text: str, name: str = "questions.csv") -> str:
-    path = folder / name
+def written(folder: Path, text: str) -> str:
+    path = folder / "questions.csv"
     path.write_text(text, encoding="utf-8")
     return str(path)
 
@@ -111,11 +100,11 @@ def test_the_projects_own_questions_can_be_read():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (HEAD.replace("Incorrect Answers,", "") + GOOD, "column 'Incorrect Answers' is missing"),
-        (HEAD + GOOD.replace("No;Never.", " ; "), ":2: field 'incorrect_answers': is an empty list"),
-        (HEAD + GOOD + GOOD.replace("May I?", ""), ":3: field 'question': is empty"),
+        (HEAD.replace("Incorrect Answers", "Wrong") + GOOD, ": row 1: field 'incorrect_answers': is missing"),
+        (HEAD + GOOD.replace("No;Never.", " ; "), ": row 1: field 'incorrect_answers': is an empty list"),
+        (HEAD + GOOD + GOOD.replace("May I?", " "), ": row 2: field 'question': is empty"),
         (HEAD, "no usable question"),
-        ("", "column 'Category' is missing"),
+        ("", "the file is empty"),
     ],
 )
 def test_a_bad_csv_is_one_clear_line(tmp_path, text, complaint):
@@ -134,14 +123,9 @@ def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, caplog):
     assert "skipped 1 bad rows of 2" in caplog.text
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere\.csv: cannot be read"):
-        read_questions(str(tmp_path / "nowhere.csv"))
-
-
 def test_an_id_that_stands_twice_is_refused(tmp_path):
     row = {"id": "a", "question": "q", "best_answer": "b", "correct_answers": ["b"], "incorrect_answers": ["c"]}
-    path = written(tmp_path, (json.dumps(row) + "\n") * 2, "questions.jsonl")
+    path = write_rows(tmp_path / "questions.jsonl", [row, row])
     with pytest.raises(UserError, match=":2: field 'id': 'a' appears twice"):
         read_questions(path)
 
@@ -292,12 +276,10 @@ def test_written_answers_are_judged_and_kept(tmp_path: Path):
         for number in range(10)
         for answer, label in (("No.", True), ("Yes.", False))
     ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    judges = {
-        f"{asks}_judge": str(run_train_judge(JudgeConfig(output_dir=str(tmp_path / asks), data=str(data), asks=asks)))
-        for asks in ("truth", "info")
-    }
+    data, judges = write_rows(tmp_path / "rows.jsonl", rows), {}
+    for asks in ("truth", "info"):
+        judge = run_train_judge(JudgeConfig(output_dir=str(tmp_path / asks), data=data, asks=asks))
+        judges[f"{asks}_judge"] = str(judge)
     given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3, "resamples": 200}
     config = TruthfulnessConfig(**given, max_new_tokens=6, generation=True, **judges)
     (found,) = run_truthfulness(config)

@@ -1,6 +1,5 @@
 """Win rates from people's comparisons, from a reward model and from a function."""
 
-import json
 import shutil
 from itertools import combinations
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
-from align.eval.core.answers import keep_best
 from align.eval.core.results import read_evaluations
 from align.eval.winrate.task import (
     WinrateConfig,
@@ -19,14 +17,14 @@ from align.eval.winrate.task import (
     training_reward_fingerprint,
 )
 from align.runtime.endpoint import EndpointConfig
-from align.tokenization.encoded import SampledResponse
 from annotation_ui.tasks.compare import Compare
+from tests.eval.files import stored_rows, values, write_rows
 
 HI = ({"role": "user", "content": "Hi"},)
 
 
-def values(evaluation):
-    return {figure.name: figure.value for figure in evaluation.figures}
+def rate(evaluation, name="win rate"):
+    return values(evaluation.figures)[name]
 
 
 # --------------------------------------------------------------------------------------------------------------- people
@@ -37,30 +35,32 @@ def exported(path, choices, models=("old", "new")):
     for number, choice in enumerate(choices):
         content = {"prompt": "Hi", "responses": ["short", "rather longer"], "model": list(models)}
         rows += [{**row, "id": f"item-{number}", "labeler": "l1"} for row in Compare().rows(content, {"choice": choice})]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_rows(path, rows)
 
 
 def test_the_apps_comparisons_with_their_ties(tmp_path, capsys):
     path = exported(tmp_path / "c.jsonl", ["B", "B", "A", "tie", "both_bad", "B"])
     config = WinrateConfig(comparisons=[path], output=str(tmp_path / "out"), resamples=100)
     old, new = run_winrate(config)
-    assert values(new)["win rate"] == pytest.approx(4 / 6)
-    assert values(old)["win rate"] == pytest.approx(2 / 6)
-    assert values(new)["ties"] == pytest.approx(2 / 6)
+    assert rate(new) == pytest.approx(4 / 6)
+    assert rate(old) == pytest.approx(2 / 6)
+    assert rate(new, "ties") == pytest.approx(2 / 6)
     assert "c.jsonl" in new.figures[0].scorer
     assert "0.667" in capsys.readouterr().out
     assert read_evaluations(Path(config.output) / "winrate.json")[1] == new
 
 
-def test_more_than_two_models(tmp_path):
+def test_more_than_two_models_get_strengths(tmp_path):
     paths = [
         exported(tmp_path / "1.jsonl", ["A", "A", "A", "B"], ("x", "y")),
         exported(tmp_path / "2.jsonl", ["A", "A", "A", "B"], ("y", "z")),
     ]
     found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out"), resamples=100))
-    assert {each.model: values(each)["win rate"] for each in found} == {"x": 0.75, "y": 0.5, "z": 0.25}
+    assert {each.model: rate(each) for each in found} == {"x": 0.75, "y": 0.5, "z": 0.25}
     assert [row["won"] for row in found[0].tables["pairs"]] == [3, 3]
+    by_name = {each.model: rate(each, "Bradley-Terry strength") for each in found}
+    # x beats y three to one, y beats z three to one, with half a win for each side more: log(3.5 / 1.5) apart each.
+    assert by_name == pytest.approx({"x": 0.8473, "y": 0.0, "z": -0.8473}, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_more_than_two_models(tmp_path):
 )
 def test_a_bad_comparison_names_its_line(tmp_path, change, message):
     row = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "model": ["x", "y"]} | change
-    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    path = write_rows(tmp_path / "c.jsonl", [row])
     with pytest.raises(UserError, match=message):
-        read_comparisons(WinrateConfig(comparisons=[str(tmp_path / "c.jsonl")]))
+        read_comparisons(WinrateConfig(comparisons=[path]))
 
 
 @pytest.mark.parametrize("ways", [{}, {"judge": "a:b", "reward_model": "x"}])
@@ -90,11 +90,9 @@ def test_exactly_one_decides(ways):
 def test_a_reward_model_decides_and_a_second_start_computes_nothing(settings, reward_folders, monkeypatch):
     config = WinrateConfig(**settings, reward_model=reward_folders["tiny-llama"])
     found = run_winrate(config)
-    rates = [values(each)["win rate"] for each in found]
-    assert sum(rates) == pytest.approx(1)
+    assert sum(map(rate, found)) == pytest.approx(1)
     assert found[0].figures[0].n == 3
-    kept = [json.loads(line) for line in (Path(config.output) / "winrate-tiny-gpt2.jsonl").read_text().splitlines()]
-    assert [row["item"] for row in kept[1:]] == ["1", "2", "3"]
+    assert list(stored_rows(Path(config.output) / "winrate-tiny-gpt2.jsonl")) == ["1", "2", "3"]
     monkeypatch.setattr("align.eval.core.answers.respond", None)
     assert run_winrate(config) == found
 
@@ -124,61 +122,34 @@ def not_a_number(prompts, firsts, seconds):
 
 def test_a_judge_that_goes_by_the_place_gives_ties_alone(settings):
     found = run_winrate(WinrateConfig(**settings, judge=f"{__name__}:first_place"))
-    assert values(found[0])["win rate"] == 0.5
-    assert values(found[0])["position flips"] == 1.0
-    verdicts = [json.loads(row) for row in (Path(settings["output"]) / "winrate-judged.jsonl").read_text().splitlines()[1:]]
-    assert all(row["flipped"] for row in verdicts)
+    assert rate(found[0]) == 0.5
+    assert rate(found[0], "position flips") == 1.0
+    assert all(row["flipped"] for row in stored_rows(Path(settings["output"]) / "winrate-judged.jsonl").values())
 
 
-def stored_rows(path):
-    """The last row of each item, without the line of settings."""
-    return {row["item"]: row for row in map(json.loads, path.read_text().splitlines()[1:])}
-
-
-def prompt_folder(folder, prompts):
-    folder.mkdir(exist_ok=True)
-    (folder / "part.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
-    return str(folder)
-
-
-def test_answers_to_other_prompts_in_a_folder_are_not_reused(settings, tmp_path):
-    folder = tmp_path / "prompts"
-    settings["prompts"] = prompt_folder(folder, ["Hi", "Count to three."])
-    config = WinrateConfig(**settings, judge=f"{__name__}:longer")
-    run_winrate(config)
-    before = stored_rows(Path(config.output) / "winrate-tiny-llama.jsonl")
-    prompt_folder(folder, ["Hi", "What color is the sea?"])
-    with pytest.raises(UserError, match=r"winrate-tiny-gpt2.jsonl holds results with prompts_sha256"):
-        run_winrate(config)
-    config.output = str(tmp_path / "second")
-    run_winrate(config)
-    after = stored_rows(Path(config.output) / "winrate-tiny-llama.jsonl")
-    assert after["1"] == before["1"]
-    assert after["2"] != before["2"]
-
-
-def test_where_a_change_of_data_shows_in_no_file_only_changed_prompts_are_answered_anew(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("align.eval.core.answers.fingerprint", lambda source: "")  # as for a data set of a hub
+def test_only_changed_prompts_are_answered_and_judged_anew(settings, tmp_path, monkeypatch):
     asked = []
 
     def longer_and_noted(prompts, firsts, seconds):
         asked.extend(prompt[0]["content"] for prompt in prompts)
         return longer(prompts, firsts, seconds)
 
+    def run(*prompts):
+        asked.clear()
+        write_rows(tmp_path / "folder" / "part.jsonl", [{"prompt": text} for text in prompts])
+        run_winrate(config)
+        return stored_rows(Path(config.output) / "winrate-tiny-llama.jsonl")
+
     monkeypatch.setitem(globals(), "longer_and_noted", longer_and_noted)
-    folder = tmp_path / "prompts"
-    settings["prompts"] = prompt_folder(folder, ["Hi", "Count to three."])
+    (tmp_path / "folder").mkdir()
+    settings["prompts"] = str(tmp_path / "folder")
     config = WinrateConfig(**settings, judge=f"{__name__}:longer_and_noted")
-    run_winrate(config)
+    before = run("Hi", "Count to three.")
     assert asked == ["Hi"] * 2 + ["Count to three."] * 2
-    answers = Path(config.output) / "winrate-tiny-llama.jsonl"
-    before = stored_rows(answers)
-    prompt_folder(folder, ["Hi", "What color is the sea?"])
-    asked.clear()
-    run_winrate(config)
+    after = run("Hi", "What color is the sea?")
     assert asked == ["What color is the sea?"] * 2
-    assert stored_rows(answers)["1"] == before["1"]
-    assert stored_rows(answers)["2"] != before["2"]
+    assert after["1"] == before["1"]
+    assert after["2"] != before["2"]
 
 
 def test_a_verdict_that_is_no_number_is_one_line(settings):
@@ -188,38 +159,20 @@ def test_a_verdict_that_is_no_number_is_one_line(settings):
         function_judge("nowhere:x")
 
 
-# --------------------------------------------------------------------------------------------- best of n, several models
+# ------------------------------------------------------------------------------------------------------- several models
 
 
-def test_the_best_of_each_group_is_kept_and_of_equal_ones_the_first():
-    answers = [SampledResponse(HI, [1], [number], str(number)) for number in range(6)]
-    assert [kept.text for kept in keep_best(answers, [0, 2, 1, 5, 5, 4], 3)] == ["1", "3"]
-
-
-def test_instructgpts_ladder_is_a_win_rate_of_several_models(settings, reward_folders):
-    rungs = ["tiny-llama", "tiny-llama+shots", "tiny-gpt2", "tiny-gpt2+best"]
-    more = {"shots": 1, "best_of": 3, "best_of_reward": reward_folders["tiny-gpt2"], "judge": f"{__name__}:longer"}
-    found = run_winrate(WinrateConfig(**{**settings, "models": rungs}, **more))
+def test_each_pair_of_several_models_is_judged(settings):
+    rungs = ["tiny-llama", "tiny-llama+shots", "tiny-gpt2"]
+    found = run_winrate(WinrateConfig(**{**settings, "models": rungs}, shots=1, judge=f"{__name__}:longer"))
     assert [each.model for each in found] == rungs
     pairs = {(row["model"], row["against"]): row["won"] + row["tied"] + row["lost"] for row in found[0].tables["pairs"]}
     assert pairs == dict.fromkeys(combinations(rungs, 2), 3)
-    chosen = Path(settings["output"], "winrate-tiny-gpt2+best-chosen.jsonl").read_text().splitlines()
-    assert [len(json.loads(row)["rewards"]) for row in chosen[1:]] == [3] * 3
 
 
-@pytest.mark.parametrize(
-    ("more", "complaint"),
-    [
-        ({"models": ["tiny-llama"]}, "two or more models"),
-        ({"models": ["tiny-llama", "tiny-gpt2+best"]}, "set best_of and best_of_reward"),
-        ({"models": ["tiny-llama", "tiny-gpt2"], "best_of": 4, "best_of_reward": "r"}, "name one, such as tiny-llama.best"),
-        ({"models": ["tiny-llama", "tiny-gpt2+best"], "best_of": 4}, "best_of_reward"),
-    ],
-)
-def test_a_mistake_in_the_models_is_one_line(settings, more, complaint):
-    with pytest.raises(UserError, match=complaint) as caught:
-        run_winrate(WinrateConfig(**{**settings, **more}, judge=f"{__name__}:longer"))
-    assert "\n" not in str(caught.value)
+def test_one_model_is_not_compared(settings):
+    with pytest.raises(UserError, match="two or more models"):
+        run_winrate(WinrateConfig(**{**settings, "models": ["tiny-llama"]}, judge=f"{__name__}:longer"))
 
 
 @pytest.fixture
@@ -293,17 +246,4 @@ def test_what_an_endpoint_judged_is_kept(service, settings):
     assert run_winrate(whole) == expected
     assert asked == 6
     assert len(server.seen) == 2
-    rates = [figure.value for evaluation in expected for figure in evaluation.figures if figure.name == "win rate"]
-    assert sum(rates) == pytest.approx(1)
-
-
-def test_more_than_two_models_get_strengths(tmp_path):
-    paths = [
-        exported(tmp_path / "1.jsonl", ["A", "A", "A", "B"], ("x", "y")),
-        exported(tmp_path / "2.jsonl", ["A", "A", "A", "B"], ("y", "z")),
-    ]
-    found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out"), resamples=100))
-    by_name = {each.model: values(each)["Bradley-Terry strength"] for each in found}
-    # x beats y three to one, y beats z three to one, with half a win for each side more: log(3.5 / 1.5) apart each.
-    assert by_name == pytest.approx({"x": 0.8473, "y": 0.0, "z": -0.8473}, abs=1e-4)
-    assert [row["won"] for row in found[0].tables["pairs"]] == [3, 3]
+    assert sum(map(rate, expected)) == pytest.approx(1)

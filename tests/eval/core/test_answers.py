@@ -1,4 +1,4 @@
-"""The models of an evaluation: names, run folders, fingerprints, one at a time."""
+"""The models of an evaluation: names, run folders, fingerprints, one at a time; and what they read before a prompt."""
 
 import json
 import shutil
@@ -10,11 +10,16 @@ from align.core.errors import UserError
 from align.core.seeds import Stream
 from align.data.readers import Primer, read_primer
 from align.eval.core.answers import open_accelerator, open_models, respond, sample_answers, short_names
-from align.eval.core.results import content_hash, fingerprint
-from align.eval.core.settings import AnsweringTaskConfig, EvalConfig
-from align.eval.toxicity.task import ContinuationPrompt, ToxicityConfig, prompt_tokens
+from align.eval.core.settings import AnsweringTaskConfig, EvalConfig, take_evenly
+from align.eval.core.store import fingerprint
+from align.eval.toxicity.task import ToxicityConfig
 from align.eval.winrate.task import WinrateConfig
 from align.sampling.generation import Sampling, row_uniforms
+from tests.eval.files import write_rows
+
+
+def open_both(config):
+    return {evaluated.name: evaluated for evaluated in open_models(config, open_accelerator(config))}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,11 @@ def test_short_names(models, names):
     assert short_names(models) == names
 
 
+def test_a_limit_takes_items_from_all_over():
+    assert take_evenly(list(range(10)), 4) == [0, 2, 5, 7]
+    assert take_evenly(list(range(3)), 0) == take_evenly(list(range(3)), 9) == [0, 1, 2]
+
+
 def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
     run = tmp_path / "ppo"
     shutil.copytree(sharp_folders["tiny-gpt2"], run / "model")
@@ -45,16 +55,26 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
         assert not any(weight.requires_grad for weight in model.parameters())
         sampling = Sampling(5)
         rows = [evaluated.loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in ("Hi", "Count.")]
-        both = respond(evaluated, rows, row_uniforms(2, sampling, 1, Stream.ROLLOUT), sampling, accelerator)
-        assert (
-            respond(evaluated, rows[1:], row_uniforms(2, sampling, 1, Stream.ROLLOUT)[1:], sampling, accelerator).ids
-            == both.ids[1:]
-        )
+        uniforms = row_uniforms(2, sampling, 1, Stream.ROLLOUT)
+        both = respond(evaluated, rows, uniforms, sampling, accelerator)
+        assert respond(evaluated, rows[1:], uniforms[1:], sampling, accelerator).ids == both.ids[1:]
     assert list(seen) == ["ppo", "tiny-t5"]
     assert len(set(seen.values())) == 2
 
 
-def test_a_fingerprint_changes_with_the_weights(sharp_folders, tmp_path):
+def test_no_model_and_a_wrong_one():
+    with pytest.raises(UserError, match="models is empty"):
+        open_both(EvalConfig())
+    with pytest.raises(UserError, match="nowhere"):
+        open_both(EvalConfig(models=["tiny-gpt2", "./nowhere"]))
+    with pytest.raises(UserError, match="without repetitions"):
+        EvalConfig(models=["a", "a"])
+
+
+# --------------------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_a_fingerprint_changes_with_the_weights_and_the_chat_template(sharp_folders, tmp_path):
     shutil.copytree(sharp_folders["tiny-gpt2"], tmp_path / "m")
     before = fingerprint(str(tmp_path / "m"))
     assert before == fingerprint(sharp_folders["tiny-gpt2"])
@@ -63,25 +83,9 @@ def test_a_fingerprint_changes_with_the_weights(sharp_folders, tmp_path):
         last = file.read(1)
         file.seek(-1, 2)
         file.write(bytes([last[0] ^ 1]))
-    assert fingerprint(str(tmp_path / "m")) != before
-    assert fingerprint("a/hub-name") == ""
-
-
-def test_a_fingerprint_of_nothing_is_nothing(tmp_path, monkeypatch):
-    (tmp_path / "x.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)  # '' as a path is the current folder
-    assert fingerprint("") == ""
-
-
-def test_no_model_and_a_wrong_one():
-    config = EvalConfig()
-    with pytest.raises(UserError, match="models is empty"):
-        next(open_models(config, open_accelerator(config)))
-    config = EvalConfig(models=["tiny-gpt2", "./nowhere"])
-    with pytest.raises(UserError, match="nowhere"):
-        next(open_models(config, open_accelerator(config)))
-    with pytest.raises(UserError, match="without repetitions"):
-        EvalConfig(models=["a", "a"])
+    trained = fingerprint(str(tmp_path / "m"))
+    (tmp_path / "m" / "chat_template.jinja").write_text("{{ messages }}")
+    assert len({before, trained, fingerprint(str(tmp_path / "m"))}) == 3
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "deep/er/r.jsonl", "r.parquet", "r.jsonl.gz", "data-00000.arrow"])
@@ -97,16 +101,13 @@ def test_a_fingerprint_of_a_folder_changes_with_its_data(tmp_path, name):
     assert fingerprint(str(tmp_path)) == after
 
 
-def test_a_fingerprint_of_a_model_changes_with_its_chat_template(sharp_folders, tmp_path):
-    shutil.copytree(sharp_folders["tiny-gpt2"], tmp_path / "m")
-    before = fingerprint(str(tmp_path / "m"))
-    (tmp_path / "m" / "chat_template.jinja").write_text("{{ messages }}")
-    assert fingerprint(str(tmp_path / "m")) != before
+def test_a_fingerprint_of_nothing_is_nothing(tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)  # '' as a path is the current folder
+    assert fingerprint("") == fingerprint("a/hub-name") == ""
 
 
-def test_the_content_of_half_a_surrogate_pair_has_a_hash():
-    assert content_hash(["\ud83d"]) != content_hash(["\ud83e"])
-
+# ------------------------------------------------------------------------------------------------------------- examples
 
 HI = ({"role": "user", "content": "Hi"},)
 EXAMPLES = [("How are you?", "Fine."), ("Hi", "Hello."), ("Who?", "A program.")]
@@ -117,9 +118,7 @@ def shots_from(tmp_path):
     rows = [{"prompt": question, "completion": answer} for question, answer in EXAMPLES]
     turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
     rows.insert(1, {"prompt": turns, "completion": "d"})  # a conversation is no example
-    path = tmp_path / "demonstrations.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_rows(tmp_path / "demonstrations.jsonl", rows)
 
 
 def texts(conversation):
@@ -136,9 +135,7 @@ def test_examples_are_earlier_turns_and_the_instruction_opens_the_first():
     assert texts(Primer("Be brief.").before(HI)) == ["Be brief.\n\nHi"]
     assert Primer().before(HI) == HI
     assert HI[0]["content"] == "Hi"  # left as it was
-
-
-def test_an_example_that_gives_the_answer_away_is_left_out():
+    # An example that gives the answer away is left out.
     assert texts(Primer("", tuple(EXAMPLES)).before(HI)) == ["How are you?", "Fine.", "Who?", "A program.", "Hi"]
 
 
@@ -147,10 +144,6 @@ def test_examples_are_the_first_demonstrations_of_one_turn(shots_from):
     assert read_primer(0, "no/such/file", "") == Primer()
     with pytest.raises(UserError, match="shots is 4, but only 3 of its demonstrations have a single turn"):
         read_primer(4, shots_from, "")
-
-
-def open_both(config):
-    return {evaluated.name: evaluated for evaluated in open_models(config, open_accelerator(config))}
 
 
 def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_path):
@@ -168,14 +161,6 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_
     answers = [sample_answers(config, "winrate", evaluated, accelerator) for evaluated in (plain, primed)]
     assert all(answers[0][number][0].prompt_ids == answers[1][number][0].prompt_ids for number in answers[0])  # for judges
     assert any(answers[0][number][0].ids != answers[1][number][0].ids for number in answers[0])
-
-
-def test_toxicity_reads_examples_before_its_instruction(shots_from):
-    config = ToxicityConfig(models=["tiny-llama+shots"], shots=1, shots_from=shots_from, chat_template="raw")
-    (evaluated,) = open_both(config).values()
-    prompt = ContinuationPrompt("1", HI)
-    primed = Primer("", tuple(EXAMPLES[:1])).before(prompt.with_instruction("respectful"))
-    assert prompt_tokens(evaluated, prompt, "respectful") == evaluated.loaded.tokenization.prompt_ids(primed)
 
 
 @pytest.mark.parametrize(

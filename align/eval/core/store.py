@@ -1,0 +1,137 @@
+"""Results of single items in an append-only file, so that an interrupted evaluation computes nothing twice."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from rich.progress import Progress
+
+from align.core.errors import UserError
+from align.core.files import append_line, resolve_path
+from align.runtime.distributed import run_on_main
+from align.runtime.environment import console
+
+Json = dict[str, Any]
+CHUNK = 64
+"""Items computed between two writes to the file."""
+
+
+def compute_once(
+    path: Path,
+    settings: Mapping[str, Any],
+    items: Mapping[str, Any],
+    compute: Callable[[list[Any]], Sequence[Json]],
+    accelerator: Accelerator,
+    chunk: int = CHUNK,
+    content: Callable[[Any], object] | None = None,
+) -> list[Json]:
+    """Compute the results that are not in a file yet, add them to it, and return those of all items, in their order.
+
+    The first line of the file holds the settings. Each further line is `{"item": id, ...}`, with a hash in `"content"` if
+    the caller gives the item's content; of two lines with the same id the later one counts. A last line that was cut short
+    when the program was killed is dropped. Every process holds the results; the main process writes them.
+
+    Args:
+        settings: all settings that affect an item's result.
+        items: by their id.
+        compute: from `chunk` items, the same on every process, to one row of JSON values for each.
+        content: what an item's result depends on, as JSON values; a result stored under the same id for different
+            content is recomputed. None: the id identifies the content.
+
+    Raises:
+        UserError: if the file holds results of other settings or cannot be written, or a result is not finite.
+    """
+    valid_for: Json = json.loads(json.dumps(dict(settings)))
+    # What is missing must be the same on every process, so one of them looks at the disk.
+    results: dict[str, Json] = run_on_main(lambda: _open(path, valid_for), accelerator)
+    hashes = {name: content_hash(content(item)) for name, item in items.items()} if content else {}
+    missing = [name for name in items if name not in results or results[name].get("content") != hashes.get(name)]
+    with Progress(console=console, transient=True, disable=not accelerator.is_main_process) as progress:
+        task = progress.add_task(path.stem, total=len(items), completed=len(items) - len(missing))
+        for start in range(0, len(missing), chunk):
+            names = missing[start : start + chunk]
+            for name, row in zip(names, compute([items[name] for name in names]), strict=True):
+                row = {"content": hashes[name], **row} if content else row
+                if accelerator.is_main_process:
+                    _append(path, {"item": name, **row})
+                results[name] = json.loads(json.dumps(row))
+            progress.advance(task, len(names))
+    return [results[name] for name in items]
+
+
+def _open(path: Path, settings: Json) -> dict[str, Json]:
+    """The results in a file by their items; a file without any line gets its line of settings."""
+    rows = _read_lines(path) if path.exists() else []
+    if not rows:
+        _append(path, {"settings": settings})
+        return {}
+    stored = rows[0].get("settings", {})
+    changed = [key for key in {**stored, **settings} if stored.get(key) != settings.get(key)]
+    if changed:
+        difference = f"{changed[0]} {stored.get(changed[0])!r}, not {settings.get(changed[0])!r}"
+        raise UserError(f"{path} holds results with {difference}; choose another output folder, or delete the file")
+    return {row.pop("item"): row for row in rows[1:]}
+
+
+def _read_lines(path: Path) -> list[Json]:
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows = []
+    for number, line in enumerate(lines):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number + 1 < len(lines):
+                raise UserError(f"{path}:{number + 1}: not JSON ({error}); delete the file to start from scratch") from error
+            os.truncate(path, sum(map(len, lines[:-1])))  # the program was killed in the middle of the last line
+    return rows
+
+
+def _append(path: Path, row: Json) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_line(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    except ValueError as error:
+        raise UserError(f"{path.stem}: a result is not a finite number; results completed so far are saved") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+WEIGHTS = (".safetensors", ".bin", ".model")
+WEIGHT_BYTES = 1 << 20
+"""Bytes that a fingerprint reads at the beginning and at the end of a weights file."""
+
+
+def fingerprint(source: str) -> str:
+    """12 hexadecimal digits of a SHA-256 over a file, or over a folder with a model or with data.
+
+    Files are hashed completely; of weights, only the size and both ends: training changes all of them, and reading a large
+    model would take minutes. Hidden files and the model card do not count.
+
+    It is '' if `source` is empty or not on this machine (a hub name).
+    """
+    path, digest = resolve_path(source), hashlib.sha256()
+    if not source or not path.exists():
+        return ""
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        name = file.relative_to(path) if path.is_dir() else Path()
+        if not file.is_file() or file.suffix == ".md" or any(part.startswith(".") for part in name.parts):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{name.as_posix()} {size} ".encode())
+        with open(file, "rb") as stream:
+            if file.suffix not in WEIGHTS:
+                digest.update(stream.read())
+                continue
+            digest.update(stream.read(WEIGHT_BYTES))
+            stream.seek(max(0, size - WEIGHT_BYTES))
+            digest.update(stream.read(WEIGHT_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def content_hash(content: object) -> str:
+    """16 hexadecimal digits of a SHA-256 over JSON values; texts may hold unpaired surrogates, which models do write."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
