@@ -189,48 +189,10 @@ def whole_weights(weights: Iterable[Tensor], changed: bool = False) -> Iterator[
     if not sharded:
         yield
         return
-    from deepspeed.runtime.zero.partition_parameters import GatheredParameters, ZeroParamStatus
+    from deepspeed.runtime.zero import GatheredParameters
 
-    if changed:
-        with GatheredParameters(sharded, modifier_rank=0):
-            yield
-        return
-    unavailable = [weight for weight in dict.fromkeys(sharded) if weight.ds_status is not ZeroParamStatus.AVAILABLE]
-    try:
-        for group in _sent_together(unavailable):
-            for weight, numbers in zip(group, _whole(group), strict=True):
-                weight.data, weight.ds_status = numbers, ZeroParamStatus.AVAILABLE
+    with GatheredParameters(sharded, modifier_rank=0 if changed else None):
         yield
-    finally:
-        for weight in unavailable:
-            weight.data, weight.ds_status = weight.data.new_empty(0), ZeroParamStatus.NOT_AVAILABLE
-
-
-SMALL_BYTES = 2**20
-"""Weights up to this size are sent together, which saves time and takes room for them twice."""
-
-
-def _sent_together(weights: Sequence[Any]) -> Iterator[list[Any]]:
-    """Each large weight by itself, small ones of a number format together."""
-    small: dict[torch.dtype, list[Any]] = {}
-    for weight in weights:
-        if whole_bytes(weight) > SMALL_BYTES:
-            yield [weight]
-        else:
-            small.setdefault(weight.dtype, []).append(weight)
-    yield from small.values()
-
-
-def _whole(weights: Sequence[Any]) -> list[Tensor]:
-    """The numbers of sharded weights from all processes, without the second copy that `GatheredParameters` makes."""
-    parts = [weight.ds_tensor.to(weight.device) for weight in weights]
-    own = torch.cat(parts) if len(parts) > 1 else parts[0]
-    processes = torch.distributed.get_world_size()
-    numbers = own.new_empty(processes * own.numel())
-    torch.distributed.all_gather_into_tensor(numbers, own)
-    columns = numbers.view(processes, -1).split([part.numel() for part in parts], dim=1)
-    flat = [column.reshape(-1)[: whole_count(weight)] for column, weight in zip(columns, weights, strict=True)]
-    return [numbers.view(whole_shape(weight)) for numbers, weight in zip(flat, weights, strict=True)]
 
 
 NOTHING = 2**31
