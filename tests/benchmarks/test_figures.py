@@ -3,41 +3,19 @@
 import json
 import math
 
-from benchmarks import run
 from benchmarks.measuring import finish_line
 from benchmarks.results import best_variant, memory, row, summarize, update_readme, value
 from benchmarks.workloads import ALL, SCALES, WORKS, scaled
 
 
 def line(work, side, seconds, pair=1, variant="auto", tokens=(), gib=1.0, **figures):
-    return {
-        "work": work,
-        "side": side,
-        "variant": variant,
-        "pair": pair,
-        "scale": "cpu",
-        "seconds": list(seconds),
-        "tokens": list(tokens),
-        "figures": figures,
-        "peak_gib": gib,
-        "wall": 1.0,
-        "commit": "abc",
-        "date": "2026-01-01",
-    }
+    made = {"work": work, "side": side, "variant": variant, "pair": pair, "scale": "cpu", "seconds": list(seconds)}
+    made |= {"tokens": list(tokens), "figures": figures, "peak_gib": gib}
+    return made | {"wall": 1.0, "commit": "abc", "date": "2026-01-01"}
 
 
-MACHINE = {
-    "device": "a processor",
-    "cores": 2,
-    "memory_gib": 8.0,
-    "bfloat16_tflops": 1.0,
-    "float32_tflops": 0.5,
-    "python": "3",
-    "torch": "2",
-    "transformers": "5",
-    "trl": {"ppo": "1.12.0"},
-    "date": "2026-01-01",
-}
+MACHINE = {"device": "a processor", "cores": 2, "memory_gib": 8.0, "bfloat16_tflops": 1.0, "float32_tflops": 0.5}
+MACHINE |= {"python": "3", "torch": "2", "transformers": "5", "trl": {"ppo": "1.12.0"}, "date": "2026-01-01"}
 
 
 def test_the_race_ends_at_the_first_rollout_that_is_good_enough():
@@ -53,6 +31,8 @@ def test_values_are_per_ranking_and_per_second():
     assert value(line("sft", "ours", [1.0, 3.0], tokens=[100, 500])) == 150.0
     assert value(line("ppo", "ours", [9.0])) == 9.0
     assert value(line("time_to_reward", "ours", [])) == math.inf
+    assert memory(line("ppo", "ours", [1.0], gib=3.0)) == 3.0
+    assert memory(line("ppo", "ours", [1.0], gib=3.0) | {"peak_device_gib": 40.0}) == 40.0  # a GPU's own counts
 
 
 def test_later_pairs_repeat_the_fastest_variant():
@@ -74,11 +54,6 @@ def test_a_run_that_goes_further_from_the_reference_does_not_win_the_race():
     assert best_variant(work, peer, ours) == "slow"
 
 
-def test_on_a_gpu_its_own_memory_counts():
-    assert memory(line("ppo", "ours", [1.0], gib=3.0)) == 3.0
-    assert memory(line("ppo", "ours", [1.0], gib=3.0) | {"peak_device_gib": 40.0}) == 40.0
-
-
 def test_the_table_takes_ratios_pair_by_pair():
     lines = [line("ppo", "ours", [seconds], pair, gib=2.0) for pair, seconds in ((1, 2.0), (2, 4.0), (3, 5.0))]
     lines += [
@@ -92,45 +67,6 @@ def test_the_table_takes_ratios_pair_by_pair():
     assert lora is None  # without a first pair nothing says which variant counts
     lora = summarize(ALL["ppo_lora"], [*lines, line("ppo_lora", "ours", [4.0], 1)])
     assert lora.ratios == (5.0,)
-
-
-def test_what_is_still_to_be_done(tmp_path):
-    session = run.Session("cpu", tmp_path, tmp_path / "cpu.jsonl", {}, "abc")
-    done = []
-
-    def follow():
-        for side, variant, pair in run.steps(session, ALL["sft"], 2):
-            done.append((side, variant, pair))
-            tokens = {"float32": 10, "bfloat16": 30, "auto": 99}[variant]
-            session.add(line("sft", side, [1.0], pair, variant, [tokens]))
-            if len(done) == 2:
-                return
-
-    follow()  # broken off after two runs
-    follow()
-    assert done == [
-        ("peer", "float32", 1),
-        ("peer", "bfloat16", 1),
-        ("ours", "auto", 1),
-        ("ours", "auto", 2),
-        ("peer", "bfloat16", 2),
-    ]
-    assert list(run.steps(session, ALL["sft"], 2)) == []
-    assert [step[0] for step in run.steps(session, ALL["ppo_lora"], 1)] == ["ours"]
-
-
-def test_runs_of_older_code_are_made_anew(tmp_path, monkeypatch):
-    session = run.Session("cpu", tmp_path, tmp_path / "cpu.jsonl", {}, "new")
-    for work in ("sampling_32", "sampling_128"):
-        session.add(line(work, "ours", [1.0], tokens=[1]))
-    called = []
-    monkeypatch.setattr(
-        run, "run_side", lambda session, side, work, variant, pair: called.append(side) or line(work.name, side, [1.0])
-    )
-    run.measure(session, ALL["sampling_32"], 1)
-    assert called == ["peer", "peer", "ours"]
-    kept = [json.loads(text)["work"] for text in session.results.read_text().splitlines()]
-    assert kept == ["sampling_128"]
 
 
 def test_the_readme_changes_between_its_markers_alone(tmp_path):

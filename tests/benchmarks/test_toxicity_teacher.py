@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.toxicity_data import LENGTH, Teacher, _Containers, _word_index
+from benchmarks.toxicity_data import LENGTH, Teacher, _Containers
 
 
 class Touches:
@@ -25,18 +25,6 @@ def test_a_pickle_runs_nothing(tmp_path):
     assert not (tmp_path / "made").exists()
     pickle.loads(stored)
     assert (tmp_path / "made").exists()
-
-
-class Holder:
-    """Any class will do: its attributes are all that is read."""
-
-
-def test_the_vocabulary_is_found_at_any_depth():
-    inner, outer = Holder(), Holder()
-    inner.word_index, outer.steps = {"the": 1, "to": 2}, [("first", Holder()), ("second", inner)]
-    assert _word_index(io.BytesIO(pickle.dumps(outer))) == {"the": 1, "to": 2}
-    with pytest.raises(ValueError, match="no vocabulary"):
-        _word_index(io.BytesIO(pickle.dumps(Holder())))
 
 
 @pytest.fixture(scope="module")
