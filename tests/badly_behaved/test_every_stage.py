@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ from align.sampling.generation import Sampling, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.tokenization import encode_demonstration
 from tests.badly_behaved.specimens import SPECIMENS, Specimen, write
+from tests.files import write_rows
 
 QUESTIONS = ("Name a moon of Mars.", "Is ice warm?", "Add 2 and 2.", "Say hello.")
 ANSWERS = ("Phobos.", "No, ice is cold.", "4", "Hello!")
@@ -55,35 +57,25 @@ class Trained(NamedTuple):
     dpo: Path
 
 
-def rows(kind: str) -> list[dict[str, object]]:
-    """Four rows of a kind of record."""
-    pairs = list(zip(QUESTIONS, ANSWERS, strict=True))
-    return {
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, str]:
+    """Four rows of each kind of record."""
+    folder, pairs = tmp_path_factory.mktemp("data"), list(zip(QUESTIONS, ANSWERS, strict=True))
+    rows = {
         "prompts": [{"prompt": question} for question, _ in pairs],
         "demonstrations": [{"prompt": question, "completion": answer} for question, answer in pairs],
         "pairs": [{"prompt": question, "chosen": answer, "rejected": "I do not know"} for question, answer in pairs],
-    }[kind]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder, files = tmp_path_factory.mktemp("data"), {}
-    for kind in ("prompts", "demonstrations", "pairs"):
-        files[kind] = str(folder / f"{kind}.jsonl")
-        Path(files[kind]).write_text("".join(json.dumps(row) + "\n" for row in rows(kind)))
-    return files
+    }
+    return {kind: write_rows(folder / f"{kind}.jsonl", rows[kind]) for kind in rows}
 
 
 @pytest.fixture(scope="module")
 def source(sharp_folders, tmp_path_factory) -> Callable[[Specimen], Path]:
     """The folder of a specimen, written once."""
-    made: dict[str, Path] = {}
 
+    @cache
     def of(specimen: Specimen) -> Path:
-        if specimen.name not in made:
-            folder = tmp_path_factory.mktemp("specimens") / specimen.name
-            made[specimen.name] = write(specimen, folder, sharp_folders[specimen.base])
-        return made[specimen.name]
+        return write(specimen, tmp_path_factory.mktemp("specimens") / specimen.name, sharp_folders[specimen.base])
 
     return of
 
@@ -93,37 +85,19 @@ def trained(request, source, data, tmp_path_factory) -> Trained:
     """Every stage, in the order of the recipe."""
     specimen, rank = request.param
     folder, start = tmp_path_factory.mktemp("runs"), source(specimen)
-    common = {
-        "dtype": "float32",
-        "log_to": ["none"],
-        "lora_rank": rank,
-        "learning_rate": 1e-4,
-        "gradient_checkpointing": "dropout" in specimen.name,
-    }
-    sft = run_sft(
-        SFTConfig(
-            **common, model=str(start), output_dir=str(folder / "sft"), train_data=data["demonstrations"], batch_size=2
-        )
-    )
+    common = {"dtype": "float32", "log_to": ["none"], "lora_rank": rank, "learning_rate": 1e-4}
+    common["gradient_checkpointing"] = "dropout" in specimen.name
+
+    def settings(stage, **more):
+        return common | {"output_dir": str(folder / stage)} | more
+
+    sft = run_sft(SFTConfig(**settings("sft", model=str(start), train_data=data["demonstrations"], batch_size=2)))
     pairs = {"model": str(sft), "train_data": data["pairs"], "batch_size": 2}
-    reward = run_reward(
-        RewardConfig(**common, **pairs, output_dir=str(folder / "reward"), demonstrations=data["demonstrations"])
-    )
-    dpo = run_dpo(DPOConfig(**common, **pairs, output_dir=str(folder / "dpo")))
-    ppo = run_ppo(
-        PPOConfig(
-            **common,
-            model=str(sft),
-            reward_model=str(reward),
-            output_dir=str(folder / "ppo"),
-            prompts=data["prompts"],
-            updates=2,
-            rollout_size=4,
-            minibatches=2,
-            max_new_tokens=8,
-            epochs=1,
-        )
-    )
+    reward = run_reward(RewardConfig(**settings("reward", **pairs, demonstrations=data["demonstrations"])))
+    dpo = run_dpo(DPOConfig(**settings("dpo", **pairs)))
+    sizes = {"updates": 2, "rollout_size": 4, "minibatches": 2, "max_new_tokens": 8, "epochs": 1}
+    given = {"model": str(sft), "reward_model": str(reward), "prompts": data["prompts"]}
+    ppo = run_ppo(PPOConfig(**settings("ppo", **given, **sizes)))
     return Trained(start, Path(sft), Path(reward), Path(ppo), Path(dpo))
 
 
@@ -221,43 +195,16 @@ class TestTrainedFromSpecimens:
             assert "base_model" not in head  # the base is a local folder, which means nothing elsewhere
 
     def test_evaluations_run(self, trained: Trained, data: dict[str, str], tmp_path: Path) -> None:
-        common = {"dtype": "float32", "resamples": 100, "limit": 2}
-        models = [str(trained.sft), str(trained.ppo)]
-        run_reward_eval(
-            RewardEvalConfig(
-                **common,
-                models=models,
-                reward_model=str(trained.reward),
-                preferences=data["pairs"],
-                prompts=data["prompts"],
-                samples=2,
-                max_new_tokens=4,
-                output=str(tmp_path / "reward"),
-            )
-        )
-        run_truthfulness(TruthfulnessConfig(**common, models=models, output=str(tmp_path / "truthfulness")))
-        run_winrate(
-            WinrateConfig(
-                **common,
-                models=models,
-                reward_model=str(trained.reward),
-                prompts=data["prompts"],
-                max_new_tokens=4,
-                output=str(tmp_path / "winrate"),
-            )
-        )
-        run_toxicity(
-            ToxicityConfig(
-                **common,
-                models=models,
-                scorer="tests.badly_behaved.test_every_stage:no_toxicity",
-                prompts=data["prompts"],
-                samples=2,
-                max_new_tokens=4,
-                output=str(tmp_path / "toxicity"),
-            )
-        )
-        for name in ("reward", "truthfulness", "winrate", "toxicity"):
+        common = {"dtype": "float32", "resamples": 100, "limit": 2, "models": [str(trained.sft), str(trained.ppo)]}
+        sampled = {"prompts": data["prompts"], "max_new_tokens": 4}
+        judged = common | sampled | {"reward_model": str(trained.reward)}
+        scorer = "tests.badly_behaved.test_every_stage:no_toxicity"
+        out = {name: str(tmp_path / name) for name in ("reward", "truthfulness", "winrate", "toxicity")}
+        run_reward_eval(RewardEvalConfig(**judged, preferences=data["pairs"], samples=2, output=out["reward"]))
+        run_truthfulness(TruthfulnessConfig(**common, output=out["truthfulness"]))
+        run_winrate(WinrateConfig(**judged, output=out["winrate"]))
+        run_toxicity(ToxicityConfig(**common, **sampled, scorer=scorer, samples=2, output=out["toxicity"]))
+        for name in out:
             assert list((tmp_path / name).rglob("*.json*"))
 
 
@@ -282,17 +229,13 @@ def score(reward, prompt: list[int], response: list[int]) -> float:
 @pytest.mark.parametrize("specimen", [each for each in SPECIMENS if each.refused], ids=lambda each: each.name)
 def test_what_cannot_be_trained_is_refused_in_one_line(specimen, stage, source, data, tmp_path) -> None:
     common = {"model": str(source(specimen)), "output_dir": str(tmp_path / "run"), "dtype": "float32", "log_to": ["none"]}
-    run, config = {
-        "sft": (run_sft, lambda: SFTConfig(**common, train_data=data["demonstrations"])),
-        "reward": (run_reward, lambda: RewardConfig(**common, train_data=data["pairs"])),
-        "dpo": (run_dpo, lambda: DPOConfig(**common, train_data=data["pairs"])),
-        "ppo": (
-            run_ppo,
-            lambda: PPOConfig(
-                **common, prompts=data["prompts"], reward_functions=["tests.extras.liking:code_points"], updates=1
-            ),
-        ),
+    ppo = {"prompts": data["prompts"], "reward_functions": ["tests.extras.liking:code_points"], "updates": 1}
+    run, kind, more = {
+        "sft": (run_sft, SFTConfig, {"train_data": data["demonstrations"]}),
+        "reward": (run_reward, RewardConfig, {"train_data": data["pairs"]}),
+        "dpo": (run_dpo, DPOConfig, {"train_data": data["pairs"]}),
+        "ppo": (run_ppo, PPOConfig, ppo),
     }[stage]
     with pytest.raises(UserError, match=specimen.refused) as found:
-        run(config())
+        run(kind(**common, **more))
     assert "\n" not in str(found.value)
