@@ -252,8 +252,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
 
     from align.models.backbone import flops_profile
     from align.ppo.config import PPOConfig
-    from align.ppo.extensions import TrainingContext
-    from align.ppo.extensions.interim import configured_extensions
+    from align.ppo.extensions import TrainingContext, configured_extensions
     from align.ppo.metrics import RoleFlopsProfiles
     from align.ppo.rewards import Rewards
     from align.ppo.setup import Prepared, build_actor_critic, build_engine_and_roles

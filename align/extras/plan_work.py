@@ -19,8 +19,8 @@ from align.models.heads import freeze_unused_lm_head
 from align.models.loading import LoadedModel, load_shapes
 from align.models.roles import REWARD_ADAPTER
 from align.ppo.config import PPOConfig
+from align.ppo.extensions.ptx import PtxExamples
 from align.ppo.metrics import RoleFlopsProfiles, phase_flops
-from align.ppo.ptx import PtxLoss
 from align.ppo.rollout import prompts_of_update
 from align.reward.rankings import group_flops
 from align.reward.train import RewardConfig, predicted_tokens
@@ -139,10 +139,10 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn), response_tokens) for n in range(1, counted + 1))
     work = [group for update in groups for group in update]
     phases = {name: flops * config.updates / counted for name, flops in phase_flops(profiles, work, config.epochs).items()}
-    if config.ptx_data:
-        ptx = PtxLoss(config, loaded)
+    if config.ptx:
+        ptx = PtxExamples(config.ptx, loaded, config.max_prompt_tokens, config.seed, config.skip_bad_rows)
         mean = sum(map(ptx.flops, ptx.draw(DRAWN_EXAMPLES, (0,)))) / DRAWN_EXAMPLES
-        phases["ptx"] = mean * config.ptx_per_response * config.rollout_size * config.epochs * config.updates
+        phases["ptx"] = mean * config.ptx.per_response * config.rollout_size * config.epochs * config.updates
     rollouts = {"sampling": [config.rollout_size] * config.updates}
     if config.validation_prompts:
         fixed = encode_prompts(config.validation_prompts, loaded, limits, config.skip_bad_rows)

@@ -34,25 +34,6 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     reward_timeout: float = option(
         0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit", ge=0
     )
-    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rewards by rubrics that a frozen model judges by")
-    rule_model: str = option("", "folder of a rule model (`align rules`) that judges responses too; empty: none")
-    rules: list[str] = option(
-        [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
-    )
-    rule_weight: float = option(
-        1.0, "weight of the mean over rules of P(follows) relative to the preference reward, both normalized (Sparrow)", ge=0
-    )
-    rule_budgets: list[str] = option(
-        [],
-        "instead of rule_weight: shares of responses that may violate a rule, one for all or RULE=SHARE, each held by a "
-        "Lagrange multiplier (Safe RLHF); empty: none",
-    )
-    attribute_model: str = option(
-        "", "folder of an attribute model (`align attributes`); needs attribute_reward; empty: none"
-    )
-    attribute_reward: str = option(
-        "", "reward from its attributes, such as 3*sensible+specific+interesting-5*unsafe; added to the other rewards"
-    )
     updates: int = option(100, "rollouts to sample and learn from", gt=0)
     rollout_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
     samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
@@ -67,9 +48,6 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     kl_target: float = option(
         0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed", ge=0
     )
-    reference_refresh: int = option(
-        0, "updates between two copies of the policy into the reference; 0: the reference stays the starting model", ge=0
-    )
     kl_horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)", gt=0)
     kl_penalty: Literal["reward", "k2", "k3"] = option(
         "reward",
@@ -77,11 +55,6 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     )
     clip: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
     clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip", ge=0)
-    importance_cap: float = option(
-        0.0,
-        "with a separate engine (vLLM): weight each token's policy loss by min(p(policy) / p(engine), importance_cap) "
-        "and continue despite any mismatch (Yao et al. 2025: 2); 0: no weights",
-    )
     entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized", ge=0)
     value_clip: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
     value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)", ge=0)
@@ -96,19 +69,6 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
         "score of a response that did not end: replace it by missing_eos_score, lower it by that much, keep it",
     )
     missing_eos_score: float = option(-1.0, "see missing_eos (summarize_from_feedback_details: -1)")
-    length_adjustment: float = option(
-        0.0,
-        "share of the length-correlated part of the training scores to remove, by linear regression among answers to the "
-        "same prompt; needs samples_per_prompt above 1; 0: none",
-        ge=0,
-        le=1,
-    )
-    normalize_scores: Literal["none", "scale", "standardize"] = option(
-        "none",
-        "normalize training scores by running statistics of all scores so far: divide by the standard "
-        "deviation (scale), or subtract the mean first (standardize)",
-    )
-    score_clip: float = option(0.0, "clip training scores to this distance from 0, after normalize_scores; 0: no clip", ge=0)
     critic: Literal["shared", "separate"] = option(
         "shared",
         "where values come from: a head on the policy's trunk (shared), or a separate model (with LoRA: adapter)",
@@ -120,28 +80,11 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
         ge=0,
     )
     critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen", ge=0)
-    ema_decay: float = option(
-        0.0,
-        "keep and evaluate an exponential moving average of the weights over optimizer steps (InstructGPT: 0.992); 0: none",
-        ge=0,
-        lt=1,
-    )
-    ptx_data: str = option(
-        "", "demonstrations or raw texts whose language-model loss is added (InstructGPT's ptx); empty: none"
-    )
-    ptx_weight: float = option(27.8, "weight of that loss (InstructGPT: 27.8)", ge=0)
-    ptx_objective: Literal["demonstrations", "lm", "span_corruption", "prefix"] = option(
-        "demonstrations",
-        "training target in ptx_data: the answers of demonstrations; or of raw texts the next token (lm), T5's masked spans "
-        "(span_corruption), or the continuation of a random prefix (prefix)",
-    )
-    ptx_tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of", gt=1)
-    ptx_per_response: int = option(1, "examples of ptx_data for each response (InstructGPT: 8)", gt=0)
     evaluate_every: int = option(10, "updates between evaluations on validation_prompts", gt=0)
     max_kl: float = option(
         25.0,
         "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
-        "with judge_model the judge's highest score; with rule_budgets, one within its budgets wins first",
+        "with selection the judge's highest score; with rules.budgets, one within its budgets wins first",
         gt=0,
     )
     keep_confidence: float = option(
@@ -151,23 +94,51 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
         ge=0,
         lt=1,
     )
-    judge_model: str = option(
-        "",
-        "reward model trained on other data or with another seed, which selects the policy to keep, such as "
-        "smollm2-135m-judge; empty: the reward does",
-    )
-    judge_patience: int = option(
-        0,
-        "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
-        ge=0,
-    )
     keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
 
+    ema_decay: float = option(
+        0.0,
+        "keep and evaluate an exponential moving average of the weights over optimizer steps (InstructGPT: 0.992); 0: none",
+        ge=0,
+        lt=1,
+    )
     rollout_updates: int = option(
         100,
         "updates whose rollouts (64 responses each) are written to rollouts/, evenly spread over the run; 0: none",
         ge=0,
     )
+    length_adjustment: float = option(
+        0.0,
+        "share of the length-correlated part of the training scores to remove, by linear regression among answers to the "
+        "same prompt; needs samples_per_prompt above 1; 0: none",
+        ge=0,
+        le=1,
+    )
+    reference_refresh: int = option(
+        0, "updates between two copies of the policy into the reference; 0: the reference stays the starting model", ge=0
+    )
+    importance_cap: float = option(
+        0.0,
+        "with a separate engine (vLLM): weight each token's policy loss by min(p(policy) / p(engine), importance_cap) "
+        "and continue despite any mismatch (Yao et al. 2025: 2); 0: no weights",
+        ge=1,
+        off=0,
+    )
+    ptx: Any = block(
+        "align.ppo.extensions.ptx:PtxSettings", "a language-model loss on demonstrations or raw text (InstructGPT's ptx)"
+    )
+    selection: Any = block(
+        "align.ppo.extensions.selection:SelectionSettings",
+        "a separate reward model that selects the policy to keep; without it the reward does",
+    )
+    rules: Any = block(
+        "align.extras.rules.rule_terms:RuleTermSettings", "a rule model whose verdicts count beside the other rewards"
+    )
+    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rewards by rubrics that a frozen model judges by")
+    attributes: Any = block(
+        "align.extras.attributes.attribute_rewards:AttributeRewardSettings", "a reward from an attribute model"
+    )
+    extensions: list[str] = option([], "own extensions, each module:Class of an `align.ppo.extensions.Extension`")
 
     @property
     def all_reward_models(self) -> list[str]:
@@ -181,10 +152,6 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        both = bool(self.attribute_model) == bool(self.attribute_reward)
-        require_setting(self, "attribute_reward", both, "given together with attribute_model")
-        for name in ("rules", "rule_budgets"):
-            require_setting(self, name, bool(self.rule_model) or not getattr(self, name), "empty without rule_model")
         one_list = not (self.reward_model and self.reward_models)
         require_setting(self, "reward_models", one_list, "empty, because reward_model is given: list all in reward_models")
         shorter = self.critic_warmup < self.updates
@@ -198,8 +165,6 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
 
     def _check_objective(self) -> None:
         """Check settings of advantages and losses that exclude each other."""
-        capped = self.importance_cap == 0 or self.importance_cap >= 1
-        require_setting(self, "importance_cap", capped, "at least 1, or 0")
         own = self.importance_cap == 0 or self.engine != "transformers"
         require_setting(self, "importance_cap", own, "0, because engine transformers samples from the policy itself")
         alone = self.samples_per_prompt == 1

@@ -1,6 +1,5 @@
 """The loss of PPO, its terms token by token, KL estimators, and the KL penalty's coefficient; imports only torch."""
 
-import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -91,20 +90,6 @@ def policy_losses(
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
     return torch.maximum(unclipped, clipped), clipped > unclipped
-
-
-def importance_weights(log_probs: Tensor, engine_log_probs: Tensor, cap: float) -> Tensor:
-    """Return p(policy) / p(engine) of each token, at most `cap`; shaped like the input.
-
-    Weighting the policy losses by it corrects for an engine that samples from a slightly different distribution (truncated
-    importance sampling; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
-
-    Args:
-        log_probs: of the policy at sampling time, without gradient.
-        engine_log_probs: of the same tokens, as the engine computed them.
-        cap: at least 1.
-    """
-    return torch.exp((log_probs - engine_log_probs).clamp(max=math.log(cap)))
 
 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -81,12 +81,6 @@ def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str,
     return {"sampling/mismatch": mismatch}
 
 
-def importance_metrics(weights: Tensor, mask: Tensor, cap: float) -> dict[str, float]:
-    """Mean of importance weights [B, T] that are at most `cap`, and how many of them are at it."""
-    capped = masked_mean((weights >= cap * (1 - 1e-6)).float(), mask)
-    return {"sampling/importance": float(masked_mean(weights, mask)), "sampling/capped": float(capped)}
-
-
 def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
     """All metrics of a rollout.
 
@@ -194,8 +188,8 @@ class MissingEosWatch:
         self.replacement = None
         return (
             f"warning: responses that end have a mean score of {mean:.3g}, and one that does not gets {replacement:.3g} "
-            "(missing_eos replace): running into the limit is rewarded. Set missing_eos lower, normalize_scores "
-            "standardize, or a lower missing_eos_score"
+            "(missing_eos replace): running into the limit is rewarded. Set missing_eos lower, or a lower "
+            "missing_eos_score"
         )
 
 
@@ -229,53 +223,6 @@ class DriftWatch:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restore what `state_dict` returned."""
         self.first = state
-
-
-class OveroptimizationWatch:
-    """Detects a reward that keeps rising after the judge's best evaluation while the judge falls (Gao et al. 2022).
-
-    An evaluation counts if the judge is below its best so far and the reward above what it was there.
-
-    Args:
-        patience: evaluations in a row that must count before the run stops; 0: it never does.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self.patience, self.count = patience, 0
-        self.best: dict[str, float] | None = None
-
-    @property
-    def reached(self) -> bool:
-        """Whether the run should stop."""
-        return 0 < self.patience <= self.count
-
-    def check(self, update: int, metrics: Mapping[str, float]) -> str:
-        """Why the run should stop after an evaluation; "" if it should not, or if `metrics` has no `judge`."""
-        if "judge" not in metrics:
-            return ""
-        if self.best is None or metrics["judge"] >= self.best["judge"]:
-            self.best, self.count = {**metrics, "update": update}, 0
-            return ""
-        best = self.best
-        self.count = self.count + 1 if metrics["reward"] > best["reward"] else 0
-        if not self.reached:
-            return ""
-        points = [
-            f"update {point['update']:.0f} (KL {point['kl']:.3g} nats per response, {point['kl_per_token']:.3g} per token)"
-            for point in (best, {**metrics, "update": update})
-        ]
-        return (
-            f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
-            f"and the judge fell from {best['judge']:.3g} to {metrics['judge']:.3g}"
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the count and the best evaluation."""
-        return {"count": self.count, "best": self.best}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.count, self.best = state["count"], state["best"]
 
 
 class RoleFlopsProfiles(NamedTuple):

@@ -25,9 +25,6 @@ from align.reward.checkpoint import (
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import load_tokenization
 
-RULE_ADAPTER = "rules"
-"""Name of the adapter that a rule model has on the policy's base."""
-
 
 def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
     """Whether a reward model can be an adapter on the policy's base.
@@ -108,7 +105,7 @@ def load_source(
     folder: str,
     policy: LoadedModel,
     dtype: str,
-    adapter: str = RULE_ADAPTER,
+    adapter: str,
     kind: ScorerKind = REWARD,
     chat_template: str = "auto",
 ) -> RewardSource:

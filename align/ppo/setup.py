@@ -67,7 +67,7 @@ def require_reward(
 ) -> None:
     """Raise a UserError for a run without a reward, or with a reward model that is none."""
     if not (models or functions or any(extension.gives_scores for extension in extensions)):
-        kinds = "reward_model, reward_functions, rule_model, rubrics, attribute_model, or several of them"
+        kinds = "reward_model, reward_functions, rules, rubrics, attributes, or several of them"
         raise UserError(f"PPO needs a reward: set {kinds}")
     for model in models:
         if isinstance(model, str):
@@ -82,6 +82,7 @@ def build_engine_and_roles(
     extensions: Sequence[Extension],
     total_steps: int,
     groups: Sequence[RateGroup],
+    average_decay: float = 0.0,
 ) -> tuple[TrainEngine, Roles]:
     """Copy the policy for its reference, check that memory suffices, and build the engine around the trained module.
 
@@ -89,6 +90,7 @@ def build_engine_and_roles(
         sources: the reward models.
         total_steps: optimizer steps of the run.
         groups: learning rates.
+        average_decay: of an exponential mean of the weights that evaluations and the result use; 0: none.
     """
     accelerator = run.accelerator
     reference_moves = any(extension.moves_reference for extension in extensions)
@@ -99,7 +101,6 @@ def build_engine_and_roles(
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
     scoring: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
     scoring += [model for extension in extensions for model in extension.modules]
-    average_decay = max((extension.average_decay for extension in extensions), default=0.0)
     check_memory(run, policy, module, [*references, *scoring], average_decay > 0, reference_moves)
     reference, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
@@ -175,7 +176,9 @@ def report(run: Run, policy: LoadedModel, prompts: int, held_out: int, samples: 
     run.say(f"ppo: {prompts} prompts, {held_out} held out; model {run.config.model}")
     say_if_prompts_are_repeated(run, policy.backbone, [samples])
     if held_out and selected_by_reward:
-        run.say("the best policy is chosen by the reward that it is trained on; judge_model lets another one choose")
+        run.say(
+            "the best policy is chosen by the reward that it is trained on; selection.reward_model lets another one choose"
+        )
 
 
 def sampling_of(run: Run, policy: LoadedModel, longest: int, max_new_tokens: int, temperature: float) -> Sampling:

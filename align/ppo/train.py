@@ -24,8 +24,7 @@ from align.models.checkpoint import save_model, weights_of
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, evaluation_metrics, sample_rows
-from align.ppo.extensions import Extension, TrainingContext, combined_token_weights
-from align.ppo.extensions.interim import configured_extensions
+from align.ppo.extensions import Extension, TrainingContext, combined_token_weights, configured_extensions
 from align.ppo.losses import KLController, LossSettings, ppo_loss
 from align.ppo.metrics import (
     DriftWatch,
@@ -50,7 +49,7 @@ from align.ppo.rollout import (
     save_if_scoring_fails,
     shuffled_minibatches,
 )
-from align.ppo.scores import ScoreNormalization, apply_missing_eos
+from align.ppo.scores import apply_missing_eos
 from align.ppo.scoring_models import load_rewards
 from align.ppo.setup import (
     Prepared,
@@ -82,7 +81,6 @@ class Progress:
 
     def __init__(self, config: PPOConfig, selects_by: str) -> None:
         self.kl = KLController(config.kl_beta, config.kl_target, config.kl_horizon)
-        self.normalization = ScoreNormalization(config.normalize_scores, config.score_clip)
         self.negative_kl = NegativeKLWatch()
         self.drift = DriftWatch()
         self.missing_eos = MissingEosWatch(config.missing_eos_score if config.missing_eos == "replace" else None)
@@ -92,7 +90,7 @@ class Progress:
 
     def parts(self) -> dict[str, Stateful]:
         """Return the parts with a state by the names that they have in a checkpoint."""
-        names = ("kl", "normalization", "negative_kl", "drift", "selection")
+        names = ("kl", "negative_kl", "drift", "selection")
         return {name: getattr(self, name) for name in names}
 
 
@@ -100,7 +98,7 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy."""
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
     progress = Progress(config, "".join(extension.selects_by for extension in extensions))
-    parts = progress.parts() | {extension.name: extension for extension in extensions}
+    parts = progress.parts() | {extension.name: extension for extension in extensions if extension.has_state}
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **parts})
     done = checkpoint.load()
     if done < config.updates and can_try(ready.engine):
@@ -116,7 +114,6 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         clock = Clock()
         experience = collect_experience(config, ready, progress, update, clock)  # steps 1 to 4
         metrics = rollout_metrics(experience, any(extension.corrects_sampling for extension in extensions))
-        metrics |= progress.normalization.metrics()
         metrics |= update_policy(config, ready, experience, update)  # step 5
         ready.sampler.weights_changed()
         clock.lap("learn")
@@ -165,7 +162,6 @@ def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, u
         for extension in extensions:
             training_scores = extension.transform_scores(training_scores, rollout, parts)
     scores = apply_missing_eos(scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
-    training_scores = progress.normalization(training_scores)
     training_scores = apply_missing_eos(training_scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
     run.say(progress.missing_eos.check(training_scores, rollout.ended_mask))
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
@@ -360,7 +356,8 @@ def prepare(
     steps = config.epochs * config.minibatches
     rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
     groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
-    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, config.updates * steps, groups)
+    total, decay = config.updates * steps, config.ema_decay
+    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, total, groups, decay)
     scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
     ensemble, timeout = (config.reward_ensemble, config.uncertainty_weight), config.reward_timeout
     rewards = Rewards(scorers, functions, *ensemble, timeout, run.accelerator)
@@ -377,8 +374,7 @@ def prepare(
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
-    functions = load_functions(config.reward_functions)
-    extensions = configured_extensions(config, config.judge_model or None)
+    functions, extensions = load_functions(config.reward_functions), configured_extensions(config)
     data = (config.prompts, config.validation_prompts)
     ready = prepare(config, config.model, config.all_reward_models, functions, *data, extensions)
     folder = train(config, ready)

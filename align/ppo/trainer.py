@@ -12,7 +12,7 @@ from align.batches.encoding import Data
 from align.batches.mixtures import data_name
 from align.core.errors import UserError
 from align.ppo.config import PPOConfig
-from align.ppo.extensions.interim import configured_extensions
+from align.ppo.extensions import configured_extensions
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.train import prepare, train
 from align.reward.checkpoint import LoadedReward
@@ -38,11 +38,11 @@ class PPOTrainer:
             base if it is trained through LoRA.
         reward: reward models, combined by `reward_ensemble`, and functions; their weighted sum is the score of a response.
         prompts: a file, folder or hub name, or prompts in memory (`align.batches.encoding.Data`).
-        config: all other settings. Its `model`, `prompts`, `validation_prompts`, `reward_model`, `reward_models`,
-            `reward_functions` and `judge_model` are not read.
+        config: all other settings. Its `model`, `prompts`, `validation_prompts`, `reward_model`, `reward_models`
+            and `reward_functions` are not read.
         validation_prompts: fixed prompts that the policy is evaluated on, and by which the best one is kept.
         tokenizer: of a transformers model.
-        judge: a reward model or function that selects the policy to keep; None: the reward does.
+        judge: a reward model or function that selects the policy to keep, in place of `config.selection.reward_model`.
 
     Raises:
         UserError: for a mistake in the settings or the data.
@@ -59,12 +59,13 @@ class PPOTrainer:
         judge: Reward | None = None,
     ) -> None:
         models, functions = split_rewards(reward)
-        judges: list[Any] = [each for kind in split_rewards([judge] if judge else []) for each in kind]
-        if config.judge_patience and not (judge and validation_prompts):
-            raise UserError("judge_patience needs judge_model and validation_prompts, which decide when to stop")
-        names = reward_settings(models, functions, judge)
+        names, objects = reward_settings(models, functions), {}
+        if judge:
+            (objects["selection"],) = (each for kind in split_rewards([judge]) for each in kind)
+            patience = config.selection.patience if config.selection else 0
+            names["selection"] = {"reward_model": judge_name(judge), "patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
-        extensions = configured_extensions(self.config, *judges)
+        extensions = configured_extensions(self.config, **objects)
         data = (prompts, validation_prompts)
         self.prepared = prepare(self.config, policy, models, functions, *data, extensions, tokenizer)
         self.run = self.prepared.run
@@ -97,24 +98,21 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], 
     return models, functions
 
 
-def reward_settings(
-    models: Sequence[str | LoadedReward], functions: Sequence[WeightedFunction], judge: Reward | None
-) -> dict[str, Any]:
-    """The settings that describe a run's rewards and judge."""
+def reward_settings(models: Sequence[str | LoadedReward], functions: Sequence[WeightedFunction]) -> dict[str, Any]:
+    """The settings that describe a run's rewards."""
     names = [model if isinstance(model, str) else model.loaded.base for model in models]
     return {
         "reward_model": names[0] if len(names) == 1 else "",
         "reward_models": names if len(names) > 1 else [],
         "reward_functions": [function.specification or function.name for function in functions],
-        "judge_model": judge_name(judge),
     }
 
 
-def judge_name(judge: Reward | None) -> str:
+def judge_name(judge: Reward) -> str:
     """The judge's name in a run's settings."""
     if isinstance(judge, (str, Path, LoadedReward)):
         return judge.loaded.base if isinstance(judge, LoadedReward) else str(judge)
-    return function_name(judge) if judge else ""
+    return function_name(judge)
 
 
 def function_name(function: RewardFunction | WeightedFunction) -> str:

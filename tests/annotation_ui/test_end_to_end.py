@@ -78,8 +78,8 @@ def test_clicks_train_a_rule_model_that_ppo_obeys(server, browser, tmp_path):
     cli.main(
         ["rules", *TINY, "--train_data", str(path), "--rules", style, "--output_dir", str(output), "--held_out_share", "0"]
     )
-    ppo = ["--rule_model", str(output / "model"), "--output_dir", str(tmp_path / "ppo"), "--updates", "2"]
-    cli.main(["ppo", *TINY, *ppo, "--rollout_size", "4", "--max_new_tokens", "6", "--rule_budgets", "0.1"])
+    ppo = ["--rules.model", str(output / "model"), "--output_dir", str(tmp_path / "ppo"), "--updates", "2"]
+    cli.main(["ppo", *TINY, *ppo, "--rollout_size", "4", "--max_new_tokens", "6", "--rules.budgets", "0.1"])
     last = json.loads((tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
     for rule in ("no-digits", "no-exclamation-marks"):
         assert 0 < last[f"reward/rule/{rule}"] < 1

@@ -45,10 +45,10 @@ def home(monkeypatch, tmp_path):
 
 
 def test_the_home_folder_is_expanded_in_every_path(home, tmp_path):
-    config = PPOConfig(output_dir="~/x", model="~/m", prompts="~/p.jsonl", reward_models=["~/a", "~/b"], ptx_data="~")
+    config = PPOConfig(output_dir="~/x", model="~/m", prompts="~/p.jsonl", reward_models=["~/a", "~/b"], ptx={"data": "~"})
     assert (config.output_dir, config.model, config.prompts) == (f"{home}/x", f"{home}/m", f"{home}/p.jsonl")
     assert config.reward_models == [f"{home}/a", f"{home}/b"]
-    assert config.ptx_data == home
+    assert config.ptx.data == home
     assert parse(SFTConfig, ["--output_dir=~/y"]).output_dir == f"{home}/y"
     (tmp_path / "c.yaml").write_text("output_dir: ~/z\n")
     assert parse(SFTConfig, ["--config", str(tmp_path / "c.yaml")]).output_dir == f"{home}/z"
@@ -165,13 +165,12 @@ RANGES = {
         ("max_kl", [0.0], [0.1]),
         ("evaluate_every", [0], [1]),
         *((name, [-0.1, math.nan], [0.0]) for name in ("kl_beta", "kl_target", "clip", "value_clip", "value_weight")),
-        ("ptx_weight", [-1.0], [0.0]),
         *((name, [-0.1, 1.1], [0.0, 1.0]) for name in ("gamma", "lam")),
         ("length_adjustment", [-0.1, 1.1], [0.0]),
         ("samples_per_prompt", [0, 3, 128], [1, 4, 64]),
         ("minibatches", [0, 65], [1, 64]),
         ("value_learning_rate", [-1e-6], [0.0]),
-        *((name, [-1], [0, 2]) for name in ("score_clip", "judge_patience")),
+        ("rollout_updates", [-1], [0, 2]),
         *((name, [-0.1], [0.0, 0.3]) for name in ("uncertainty_weight", "clip_high", "entropy_weight")),
         ("ema_decay", [-0.1, 1.0], [0.0, 0.992]),
         ("critic_warmup", [-1, 100], [0, 99]),

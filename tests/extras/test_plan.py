@@ -168,7 +168,7 @@ def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
 def test_reward_ptx_and_evaluation_are_phases(runs, capsys):
     settings = yaml.safe_load((runs / "ppo" / "config.yaml").read_text(encoding="utf-8"))
     extra = {
-        "ptx_data": settings["prompts"],
+        "ptx": {"data": settings["prompts"]},
         "validation_prompts": settings["prompts"],
         "reward_model": "runs/not/yet/trained",
     }

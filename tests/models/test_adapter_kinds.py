@@ -10,8 +10,8 @@ from align.core.settings import ModelConfig
 from align.models.adapters import adapter_parameters, copy_adapter, merge_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
-from align.models.roles import REFERENCE_ADAPTER
-from align.ppo.extensions.interim import ReferenceRefresh
+from align.models.roles import REFERENCE_ADAPTER, Roles
+from align.ppo.extensions.reference_refresh import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
 from align.ppo.setup import build_actor_critic
 from tests.models.adapters import CARD, IDS, response_logits, save_reward, states, trainable
@@ -93,13 +93,13 @@ def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targe
 @pytest.mark.parametrize("targets", ["q_proj", "q_proj,embed_tokens"])
 def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
     loaded = load_sharp("tiny-llama", lora_rank=2, lora_targets=targets)
-    build_actor_critic(loaded, reference_moves=True)
+    module = build_actor_critic(loaded, reference_moves=True)
     for weight in adapter_parameters(loaded.backbone.model, "policy").values():
         torch.nn.init.normal_(weight, std=0.3)
     before = states(loaded.backbone, REFERENCE_ADAPTER)
     refresh = ReferenceRefresh(2)
     refresh.policy = loaded
-    refresh.find_weights(None)
+    refresh.start(None, Roles(module))
     refresh.after_update(2, None)
     assert torch.equal(states(loaded.backbone, REFERENCE_ADAPTER), states(loaded.backbone, "policy"))
     assert (states(loaded.backbone, "policy") - before).abs().max() > 0.1

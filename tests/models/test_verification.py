@@ -30,7 +30,7 @@ from align.models.backbone import wrap
 from align.models.heads import LanguageModel
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER
-from align.ppo.scoring_models import RULE_ADAPTER, load_reward_adapter
+from align.ppo.scoring_models import load_reward_adapter
 from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import RULE
 from tests.models.adapters import PROMPT, RESPONSE, save_reward, states
@@ -198,7 +198,7 @@ def test_a_mounted_adapter_leaves_gradient_checkpointing_on(load_sharp, with_dro
     save_reward(tmp_path / kind, reward, **({"kind": RULE} if kind == "rules" else {}))
     loaded = load(with_dropout, torch.float32)
     if kind == "rules":
-        load_reward_adapter(str(tmp_path / kind), loaded, RULE_ADAPTER, RULE)
+        load_reward_adapter(str(tmp_path / kind), loaded, "rules", RULE)
     else:
         load_reward_adapter(str(tmp_path / kind), loaded)
     calls = []

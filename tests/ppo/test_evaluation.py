@@ -1,6 +1,5 @@
 """Which policy a run keeps: one within the rule budgets before any other, and none that was not tested against the start."""
 
-import dataclasses
 import json
 import math
 import random
@@ -12,10 +11,7 @@ from safetensors.torch import load_file
 
 from align.builtin.zoo import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, is_new_best, replaces
-from align.ppo.extensions.interim import RuleExtension
-from align.ppo.rule_terms import RuleTerms
-from align.ppo.scores import apply_missing_eos
+from align.ppo.evaluation import Candidate, is_new_best, replaces
 from align.ppo.toy_rewards import share_of_e
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "dog", "cat"]
@@ -67,47 +63,6 @@ def test_without_a_test_a_policy_that_is_worse_than_the_start_is_named(tmp_path,
     assert "| update | 0 |" not in (folder / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
     assert "is no better than the starting model: its judge's score is -0." in printed
-
-
-class RuleJudge:
-    """One rule; how likely each response violates it is typed in."""
-
-    rules = {"a": "A."}  # noqa: RUF012
-
-    def __init__(self, said):
-        self.said = iter(said)
-
-    def __call__(self, responses):
-        return torch.full((1, len(responses)), next(self.said))
-
-
-@pytest.mark.parametrize(
-    ("policies", "kept"),
-    [
-        # Preference in deviations of the first evaluation, mean violation, whether responses end.
-        ([(0.0, 0.0, True), (-1.2, 0.05, True), (2.0, 0.6, False)], [1, 0.0]),
-        ([(0.0, 0.6, True), (2.0, 0.6, False), (-1.2, 0.05, True)], [3, -1.2]),
-        ([(0.0, 0.5, True), (0.3, 0.07, True), (0.05, 0.05, True)], [3, 0.05]),
-        ([(0.0, 0.5, True), (0.3, 0.4, True), (0.0, 0.2, True)], [3, -10 * (0.2 - 0.05)]),
-    ],
-    ids=["never-ending", "never-ending first", "a little over", "none within"],
-)
-def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, hand_rollout):
-    config = PPOConfig(rule_model="x", rule_budgets=["0.05"], missing_eos="replace", updates=9)
-    spread = torch.tensor([-1.0, 1.0] * 3)
-    wanted = iter([spread + mean for mean, _, _ in policies])
-    rules = object.__new__(RuleExtension)
-    rules.config, rules.terms = config, RuleTerms(config, RuleJudge([violation for _, violation, _ in policies]))
-    selection = PolicySelection(0.0, len(policies), 25.0)
-    for update, (_, _, ends) in enumerate(policies, 1):
-        evaluation = PolicyEvaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
-        rules.evaluate(evaluation)
-        scores = apply_missing_eos(evaluation.scores, evaluation.rollout.ended_mask, "replace", -1.0)
-        scores = scores - evaluation.deduction
-        selection.keeps(Candidate(update, scores.tolist(), evaluation.fault), kl=0.0)
-    state = json.loads(json.dumps(selection.state_dict()))["kept"]
-    assert state["update"] == kept[0]
-    assert sum(state["scores"]) / 6 == pytest.approx(kept[1], abs=1e-4)
 
 
 def test_any_higher_mean_will_do_without_a_test() -> None:

@@ -8,18 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.core.errors import UserError
 from align.core.tensor_ops import masked_sum
-from align.ppo.config import PPOConfig
 from align.ppo.losses import (
     KLController,
-    importance_weights,
     kl_estimates,
     kl_losses,
     policy_losses,
     value_losses,
 )
-from align.ppo.metrics import engine_metrics
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
 QUICK = settings(deadline=None, max_examples=40)
@@ -218,84 +214,6 @@ def test_in_expectation_k2_has_the_gradient_of_the_kl_and_k3_of_the_reverse_kl()
     torch.testing.assert_close(gradient("k2"), exact)
     (other_way,) = torch.autograd.grad((reference.exp() * (reference - torch.log_softmax(logits, 0))).sum(), logits)
     torch.testing.assert_close(gradient("k3"), other_way)
-
-
-def test_weights_by_hand() -> None:
-    engine = torch.tensor([math.log(0.2), math.log(0.4), math.log(0.1), -700.0])
-    policy = torch.tensor([math.log(0.3), math.log(0.1), math.log(0.5), 0.0])
-    # 0.3 / 0.2, 0.1 / 0.4, and 0.5 / 0.1 and more are cut to 2.
-    torch.testing.assert_close(importance_weights(policy, engine, 2.0), torch.tensor([1.5, 0.25, 2.0, 2.0]))
-    torch.testing.assert_close(importance_weights(policy, policy, 1.0), torch.ones(4))
-
-
-def test_without_a_cap_the_expected_gradient_is_that_of_the_policys_own_samples() -> None:
-    """Every token of a vocabulary of 5, weighed by how often it is drawn: by the policy, or by an engine with weights."""
-    generator = torch.Generator().manual_seed(5)
-    logits, engine, advantages = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(3))
-
-    def gradient(drawn_by: torch.Tensor, weighed: bool) -> torch.Tensor:
-        now = logits.clone().requires_grad_()
-        policy = torch.log_softmax(now, 0)
-        losses, _ = policy_losses(policy, policy.detach(), advantages, 0.2)
-        if weighed:
-            losses = losses * importance_weights(policy.detach(), torch.log_softmax(drawn_by, 0), 1e9)
-        (torch.softmax(drawn_by, 0) * losses).sum().backward()
-        assert now.grad is not None
-        return now.grad
-
-    own = gradient(logits, weighed=False)
-    torch.testing.assert_close(gradient(engine, weighed=True), own)
-    assert (gradient(engine, weighed=False) - own).abs().max() > 0.01
-
-
-@pytest.fixture
-def found(make_ppo, load_sharp, hand_rollout):
-    """A trainer, and a rollout that an engine sampled which finds each token e^0.5 or e^-1 times as likely, in turn."""
-    trainer = make_ppo(load_sharp("tiny-llama"), engine="vllm-server", importance_cap=2.0)
-    roles = role_outputs(trainer, hand_rollout)
-    offset = torch.tensor([0.5, -1.0]).repeat(5)[: roles.log_probs.shape[1]]
-    rows = zip(roles.log_probs + offset, hand_rollout.responses, strict=True)
-    return trainer, dataclasses.replace(hand_rollout, log_probs=[row[: len(ids)].tolist() for row, ids in rows]), roles
-
-
-def test_the_loss_and_its_gradient_by_hand(found) -> None:
-    trainer, rollout, roles = found
-    scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
-    experience = experience_of(trainer, rollout, scores, roles)
-    weights = torch.tensor([math.exp(-0.5), 2.0]).repeat(5)[: experience.mask.shape[1]]  # e^1 is cut to 2
-    torch.testing.assert_close(experience.token_weights[experience.mask], weights.expand(6, -1)[experience.mask])
-    figures = engine_metrics(experience, corrected=True) | trainer.extensions["importance"].metrics()
-    even, odd = int(experience.mask[:, 0::2].sum()), int(experience.mask[:, 1::2].sum())
-    assert figures["sampling/capped"] == pytest.approx(odd / (even + odd))
-    assert figures["sampling/importance"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
-    # r - 1 - log r, r = e^-0.5 or e^1: more than a run without weights accepts.
-    k3 = (even * (math.exp(-0.5) - 0.5) + odd * (math.e - 2)) / (even + odd)
-    assert figures["sampling/mismatch"] == pytest.approx(k3, rel=1e-4)
-
-    _, sums = minibatch_loss(trainer, experience, list(range(6)))(list(range(6)))
-    expected = -(weights * experience.advantages)[experience.mask].mean()  # the ratio is 1
-    assert float(sums["loss/policy"]) == pytest.approx(float(expected), abs=1e-5)
-    plain = dataclasses.replace(experience, token_weights=None)
-    _, without = minibatch_loss(trainer, plain, list(range(6)))(list(range(6)))
-    assert abs(float(without["loss/policy"]) - float(expected)) > 0.01
-    assert float(without["loss/value"]) == float(sums["loss/value"]), "values have no weights"
-
-
-def test_without_weights_a_mismatch_stops_the_run(found) -> None:
-    trainer, rollout, roles = found
-    trainer.extensions.pop("importance")
-    experience = experience_of(trainer, rollout, torch.zeros(6), roles)
-    assert experience.token_weights is None
-    with pytest.raises(UserError, match=r"samples from a different distribution .* importance_cap 2 corrects for it"):
-        engine_metrics(experience)
-    own = experience_of(trainer, dataclasses.replace(rollout, log_probs=None), torch.zeros(6), roles)
-    assert engine_metrics(own) == {}
-
-
-@pytest.mark.parametrize(("cap", "engine"), [(0.5, "vllm-server"), (-1.0, "vllm-server"), (2.0, "transformers")])
-def test_settings_that_cannot_be_meant(cap: float, engine: str) -> None:
-    with pytest.raises(UserError, match="importance_cap is"):
-        PPOConfig(importance_cap=cap, engine=engine)
 
 
 @QUICK

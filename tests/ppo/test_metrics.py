@@ -10,7 +10,6 @@ from align.ppo.metrics import (
     DriftWatch,
     MissingEosWatch,
     NegativeKLWatch,
-    OveroptimizationWatch,
     check_ratio,
     repetition,
 )
@@ -58,7 +57,6 @@ def test_only_a_mean_clearly_below_zero_counts(kl, counts):
     ("more", "rewarded"),
     [
         ({}, True),
-        ({"normalize_scores": "standardize"}, False),
         ({"missing_eos": "lower"}, False),
         ({"missing_eos_score": -9.0}, False),
     ],
@@ -113,41 +111,6 @@ def test_the_first_evaluation_is_what_the_rest_is_compared_with_and_survives_a_r
     resumed = DriftWatch(watch.state_dict())
     later = {**FIRST, "reward": 3.0, "length": 160.0}  # 1.6 times the first, though only 1.23 times the second
     assert resumed.check(later) == watch.check(later) == ["responses went from 100 to 160 tokens"]
-
-
-def evaluation(reward, judge, kl=1.0):
-    return {"reward": reward, "judge": judge, "kl": kl, "kl_per_token": kl / 10}
-
-
-def test_the_reward_that_rises_while_the_judge_falls_stops_the_run():
-    watch = OveroptimizationWatch(2)
-    # The judge's best is at update 1; update 2 counts, update 3 does not (the reward is lower too), update 4 does.
-    for update, (reward, judge) in enumerate([(0.0, 0.0), (1.0, 2.0), (2.0, 1.0), (0.5, 1.0), (3.0, 1.5)]):
-        assert watch.check(update, evaluation(reward, judge)) == ""
-    other = OveroptimizationWatch(2)
-    other.load_state_dict(watch.state_dict())
-    assert not other.reached
-    said = other.check(5, evaluation(4.0, 1.9, kl=20.0))
-    assert other.reached
-    assert said == (
-        "stopped: from update 1 (KL 1 nats per response, 0.1 per token) to update 5 (KL 20 nats per response, 2 per token) "
-        "the reward rose from 1 to 4 and the judge fell from 2 to 1.9"
-    )
-
-
-def test_a_judge_that_rises_again_starts_the_count_anew():
-    watch = OveroptimizationWatch(2)
-    for update, (reward, judge) in enumerate([(0.0, 0.0), (1.0, -1.0), (2.0, 0.5), (3.0, 0.4)]):
-        watch.check(update, evaluation(reward, judge))
-    assert not watch.reached
-
-
-def test_without_patience_or_judge_nothing_stops():
-    watch = OveroptimizationWatch(0)
-    for update in range(9):
-        watch.check(update, evaluation(float(update), -float(update)))
-        assert watch.check(update, {"reward": float(update)}) == ""
-    assert not watch.reached
 
 
 def test_a_true_kl_near_zero_does_not_stop_a_run():

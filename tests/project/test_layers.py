@@ -25,8 +25,6 @@ LAYERS = (
 )
 """From the ground up: a module may import its own package and what stands in layers below it."""
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-MOVING = {"align.ppo.rule_terms", "align.ppo.extensions.interim"}
-"""Modules of PPO whose optional parts are on their way to align/extras."""
 
 
 def module_name(path):
@@ -69,7 +67,7 @@ def test_every_file_has_a_layer_and_every_layer_has_files():
 def test_imports_point_downwards(name):
     level = LEVEL[part_of(name)]
     for imported in imports_of(name) - {"align"}:
-        same = part_of(imported) == part_of(name) or name in MOVING
+        same = part_of(imported) == part_of(name)
         assert same or LEVEL[part_of(imported)] < level, f"{name} imports {imported}, which stands above or beside it"
 
 
@@ -95,7 +93,7 @@ def test_a_class_has_a_name_of_its_own():
 
 def test_the_core_imports_no_extra():
     """It names them as "module:name" strings, and imports what a setting asks for."""
-    core = [name for name in SOURCES if part_of(name) != "extras" and name not in MOVING]
+    core = [name for name in SOURCES if part_of(name) != "extras"]
     assert [name for name in core if any(part_of(imported) == "extras" for imported in imports_of(name))] == []
 
 

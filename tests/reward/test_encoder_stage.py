@@ -106,7 +106,7 @@ def test_an_encoder_rates_attributes_and_is_a_reward(family, rank, sharpen, tmp_
     model, _ = load_attribute_model(str(folder), "float32")
     assert model.heads == [Head("length", "scale"), Head("vowels", "binary")]
     assert_the_same_scores(trainer.task.engine.module, model, trainer.task.held_out)
-    found = metrics_of_ppo(tmp_path / "ppo", [], attribute_model=str(folder), attribute_reward="length-vowels")
+    found = metrics_of_ppo(tmp_path / "ppo", [], attributes={"model": str(folder), "reward": "length-vowels"})
     assert 0 < found["reward/attributes"] < 7
 
 
@@ -123,7 +123,7 @@ def test_an_encoder_judges_by_rules_and_is_obeyed(family, rank, sharpen, tmp_pat
     assert last_row(tmp_path / "run")["validation/auc"] > 0.9
     model = load_reward_model(str(folder), "float32", kind=RULE).model
     assert_the_same_scores(trainer.task.engine.module, model, trainer.task.held_out)
-    found = metrics_of_ppo(tmp_path / "ppo", [lambda prompts, given: [0.0] * len(given)], rule_model=str(folder))
+    found = metrics_of_ppo(tmp_path / "ppo", [lambda prompts, given: [0.0] * len(given)], rules={"model": str(folder)})
     assert 0 < found["reward/rule/no-digits"] < 1
 
 

@@ -51,10 +51,10 @@ STAGES = {
     "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e "
     "--updates 14 --rollout_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_eos keep "
     "--kl_target 1 --evaluate_every 5 --critic_warmup 1 --value_learning_rate 2e-3 "
-    "--normalize_scores standardize --score_clip 2 --ema_decay 0.9 "
+    "--ema_decay 0.9 "
     "--samples_per_prompt 2 --length_adjustment 0.5 "
-    "--entropy_weight 0.01 --kl_penalty k3 --reference_refresh 3 --ptx_data data/demonstrations.jsonl "
-    "--ptx_weight 0.1",
+    "--entropy_weight 0.01 --kl_penalty k3 --reference_refresh 3 --ptx.data data/demonstrations.jsonl "
+    "--ptx.coef 0.1",
 }
 
 DOUBLED = ("dpo", "rules", "attributes", "distill", "attributes generative")
@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     more: list[str] = []
     if stage == "ppo":  # with a rule model, whose multipliers and statistics are in the checkpoint too
         cli.main(["rules", *options("rules", tmp_path / "rules", "--held_out_share", "0.95")])
-        more = ["--rule_model", str(tmp_path / "rules" / "model"), "--rule_budgets", "0.3"]
+        more = ["--rules.model", str(tmp_path / "rules" / "model"), "--rules.budgets", "0.3"]
     process = forked(cli.main, [stage.split()[0], *options(stage, killed, *more)])
     deadline = time.monotonic() + 120
     while not any(killed.glob("checkpoints/update-*/trainer.json")) and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ import yaml
 
 from align.core.errors import UserError
 from align.eval.core.results import Evaluation, read_evaluations
-from align.ppo.rollout_files import RolloutRow, read_rollout, rollout_paths
+from align.ppo.extensions.rollout_files import RolloutRow, read_rollout, rollout_paths
 from align.reward.rankings import ScoredRanking
 
 STAGES = {

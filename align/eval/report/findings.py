@@ -344,7 +344,7 @@ def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None
 def _add_ppo_checks(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
     """Compare the kept policy with the first evaluation by each of `PPO_CHECKS` that has values of both."""
     metrics = sorted({name for figures in ppo.metrics.values() for name in figures})
-    judge = ppo.config.get("judge_model") or ""
+    judge = (ppo.config.get("selection") or {}).get("reward_model", "")
     for checked, check in PPO_CHECKS.items():
         for metric in metrics:
             if metric == checked or (checked.endswith("/") and metric.startswith(checked)):

@@ -30,7 +30,7 @@ from align.eval.report.data import (
 from align.eval.report.drawing import Plot
 from align.eval.report.findings import Summary, summarize_run
 from align.eval.report.plots import evaluation_plots, stage_plots
-from align.ppo.rollout_files import RolloutRow
+from align.ppo.extensions.rollout_files import RolloutRow
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_SAMPLES = 300

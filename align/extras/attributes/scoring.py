@@ -6,7 +6,6 @@ import torch
 from accelerate import Accelerator
 
 from align.core.settings import ModelConfig
-from align.extras.attributes.expressions import Expression
 from align.extras.attributes.generative import GenerativeModel, Questions
 from align.extras.attributes.model import AttributeModel, form_of, heads_of, in_label_units, load_attribute_model
 from align.models.backbone import flops_profile
@@ -16,19 +15,6 @@ from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import place_frozen_model
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponse, SampledResponse
-
-
-class AttributeReward:
-    """A reward: an expression over the attributes that a model predicts. Raises: see `Expression`."""
-
-    def __init__(self, scorer: "AttributeScorer", expression: str) -> None:
-        self.scorer = scorer
-        names = [head.name for head in scorer.heads]
-        self.expression = Expression(expression, names, "attribute_reward")
-
-    def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:
-        """The value of the expression for each response."""
-        return [self.expression(values) for values in self.scorer(responses)]
 
 
 class AttributeScorer:

@@ -1,4 +1,7 @@
-"""Optional parts of PPO, one file each: the loop calls their hooks at its lines marked `# extensions`."""
+"""Optional parts of PPO, one file each: the loop calls their hooks at its lines marked `# extensions`.
+
+A setting switches an extension on; its module is imported only then.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from align.core.errors import UserError
+from align.core.plugins import import_function, import_object
+from align.core.settings import ModelConfig
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
+from align.ppo.config import PPOConfig
 from align.ppo.evaluation import PolicyEvaluation
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.scoring_models import RewardAdapter
@@ -37,16 +44,21 @@ class TrainingContext:
     missing_eos_score: float
     reward_timeout: float
 
+    @property
+    def model_config(self) -> ModelConfig:
+        """The policy's number format and chat template."""
+        assert isinstance(self.run.config, ModelConfig)
+        return self.run.config
+
 
 class Extension:
     """An optional part of PPO; all hooks do nothing.
 
     Attributes:
-        name: of its block of settings, and of its state in checkpoints.
+        name: of its setting, or module:Class for a user's own; the name of its state in checkpoints.
         modules: frozen models that it keeps in memory, set by `load`.
         adapters: reward models that it has put on the policy's base, set by `load`.
         moves_reference: whether it changes the reference during training.
-        average_decay: of an exponential mean of the weights that evaluations and the result use; 0: none.
         gives_scores: whether `score` or `transform_scores` is a reward, so that a run needs no other.
         corrects_sampling: whether `token_weights` correct for a sampling engine that differs from the policy.
         selects_by: the name of the scores by which it selects the policy to keep; empty: it does not.
@@ -57,11 +69,15 @@ class Extension:
     modules: Sequence[nn.Module] = ()
     adapters: Sequence[RewardAdapter] = ()
     moves_reference: bool = False
-    average_decay: float = 0.0
     gives_scores: bool = False
     corrects_sampling: bool = False
     selects_by: str = ""
     card: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def has_state(self) -> bool:
+        """Whether checkpoints contain a state of it."""
+        return type(self).state_dict is not Extension.state_dict
 
     @property
     def should_stop(self) -> bool:
@@ -134,6 +150,43 @@ class Extension:
 
     def load_state_dict(self, state: Any) -> None:
         """Restore what `state_dict` returned."""
+
+
+EXTENSIONS = {
+    "rubrics": "align.extras.rules.rubric_rewards:RubricRewards",
+    "attributes": "align.extras.attributes.attribute_rewards:AttributeRewards",
+    "rules": "align.extras.rules.rule_terms:RuleRewards",
+    "length_adjustment": "align.ppo.extensions.length_adjustment:LengthAdjustment",
+    "importance_cap": "align.ppo.extensions.importance_weights:ImportanceWeights",
+    "ptx": "align.ppo.extensions.ptx:PtxLoss",
+    "reference_refresh": "align.ppo.extensions.reference_refresh:ReferenceRefresh",
+    "rollout_updates": "align.ppo.extensions.rollout_files:RolloutFiles",
+    "selection": "align.ppo.extensions.selection:JudgeSelection",
+}
+"""The extension that each setting switches on, in the order in which hooks are called. It takes the setting's value."""
+
+
+def configured_extensions(config: PPOConfig, **objects: Any) -> list[Extension]:
+    """Make the configured extensions in the order in which their hooks are called; the user's own come last.
+
+    Args:
+        objects: for an extension of this name, an object in memory beside its setting.
+
+    Raises:
+        UserError: for an invalid setting, or an extension that cannot be imported.
+    """
+    found: list[Extension] = []
+    for name, path in EXTENSIONS.items():
+        if value := getattr(config, name):
+            found.append(import_object(path)(value, *([objects[name]] if name in objects else [])))
+            found[-1].name = name
+    for path in config.extensions:
+        own = import_function(path, "extension", "module:Class")()
+        if not isinstance(own, Extension):
+            raise UserError(f"extension '{path}': must be a subclass of align.ppo.extensions.Extension")
+        own.name = path
+        found.append(own)
+    return found
 
 
 def combined_token_weights(extensions: Sequence[Extension], rollout: Rollout, old: RoleOutputs) -> Tensor | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from align.eval.core.results import Evaluation, Figure, save_evaluations
 from align.eval.report.data import StageRun
-from align.ppo.rollout_files import RolloutRow, rollout_path, write_rollout
+from align.ppo.extensions.rollout_files import RolloutRow, rollout_path, write_rollout
 from align.reward.rankings import ScoredRanking
 
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png onerror=alert(1)>\u202e\ud800\x00"

@@ -11,7 +11,7 @@ from align.eval.report import write_report
 from align.eval.report.data import MAX_UPDATES, load_rollouts, load_run
 from align.eval.report.page import MAX_TOKENS, show_rollouts
 from align.ppo import PPOConfig, run_ppo
-from align.ppo.rollout_files import rollout_path, write_rollout
+from align.ppo.extensions.rollout_files import rollout_path, write_rollout
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
 from tests import chromium

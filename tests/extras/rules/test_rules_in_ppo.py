@@ -10,10 +10,11 @@ from accelerate import Accelerator
 from align import cli
 from align.core.errors import UserError
 from align.extras.rules import RuleConfig, RuleTrainer
+from align.extras.rules.rule_terms import RULE_ADAPTER, RuleTermSettings
 from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.models.roles import Roles
 from align.ppo import PPOConfig
-from align.ppo.scoring_models import RULE_ADAPTER, load_source
+from align.ppo.scoring_models import load_source
 from align.ppo.setup import build_actor_critic
 from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import RULE
@@ -46,7 +47,7 @@ def known_words(prompts, responses):
     return [sum(word in WORDS or word.isdigit() for word in row) / max(1, len(row)) for row in words]
 
 
-def metrics_of_ppo(writer, judge, folder, updates, **more):
+def metrics_of_ppo(writer, judge, folder, updates, budgets=()):
     """Of the model before the first update, of each update, and of the model after the last one."""
     config = PPOConfig(
         **settings(folder, learning_rate=1e-3),
@@ -56,8 +57,7 @@ def metrics_of_ppo(writer, judge, folder, updates, **more):
         max_new_tokens=24,
         missing_eos="keep",
         evaluate_every=updates,
-        rule_model=judge,
-        **more,
+        rules=RuleTermSettings(model=judge, budgets=list(budgets)),
     )
     prompts = [
         f"{word} {number}?" for number, word in enumerate(WORDS * 12)
@@ -85,7 +85,7 @@ def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_
 def test_a_budget_of_violations_is_reached_and_kept(writer_and_judge, tmp_path):
     """What it samples comes down to the budget, while the multiplier is far below its limit and the preference rises."""
     writer, judge = writer_and_judge
-    rows = metrics_of_ppo(writer, judge, tmp_path / "ppo", updates=30, rule_budgets=["0.1"])
+    rows = metrics_of_ppo(writer, judge, tmp_path / "ppo", updates=30, budgets=["0.1"])
     shares = [row["reward/rule/no-digits"] for row in rows if "reward/rule/no-digits" in row]
     assert sum(shares[:3]) / 3 > 0.2
     assert sum(shares[-10:]) / 10 < 0.13
@@ -134,11 +134,15 @@ def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_
 
 def test_mistakes_are_one_line(writer_and_judge, tmp_path):
     writer, judge = writer_and_judge
+
+    def start(**rules):
+        PPOTrainer(writer, [], ["Hi"], PPOConfig(**settings(tmp_path), rules=rules))
+
     with pytest.raises(UserError, match="among the model's own rules: no rule 'no-digit'; did you mean no-digits"):
-        PPOTrainer(writer, [], ["Hi"], PPOConfig(**settings(tmp_path / "a"), rule_model=judge, rules=["no-digit"]))
-    with pytest.raises(UserError, match="rule_budgets: no rule 'x'"):
-        PPOTrainer(writer, [], ["Hi"], PPOConfig(**settings(tmp_path / "b"), rule_model=judge, rule_budgets=["x=0.1"]))
+        start(model=judge, rules=["no-digit"])
+    with pytest.raises(UserError, match=r"rules\.budgets: no rule 'x'"):
+        start(model=judge, budgets=["x=0.1"])
     with pytest.raises(UserError, match="not a rule model of this package"):
-        PPOTrainer(writer, [], ["Hi"], PPOConfig(**settings(tmp_path / "c"), rule_model=writer))
-    with pytest.raises(UserError, match=r"rules is .*, but must be empty without rule_model"):
-        PPOConfig(rules=["no-digits"])
+        start(model=writer)
+    with pytest.raises(UserError, match=r"rules\.model is '', but must be given"):
+        start(rules=["no-digits"])

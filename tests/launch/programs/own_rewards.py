@@ -69,7 +69,6 @@ train.Progress = SeenProgress
 made = trainer("noisy", noisy)
 made.train()
 seen = {
-    "moments": progress[0].normalization.state_dict(),
     "selection": progress[0].selection.state_dict(),
     "drift": progress[0].drift.state_dict(),
     "judge": made.prepared.extensions[-1].state_dict(),

@@ -1,22 +1,34 @@
 """Rules in the reward: a weighted term (Sparrow), or violation budgets with one Lagrange multiplier each.
 
-The weighted form is the normalized preference reward plus `rule_weight` times the mean over rules of the normalized
+The weighted form is the normalized preference reward plus `weight` times the mean over rules of the normalized
 P(follows) (Glaese et al. 2022, section 2.7). Under budgets, each rule subtracts its multiplier times P(violates).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from align.core.errors import UserError, nearest_name_hint
-from align.extras.rules.scoring import RuleScorer
-from align.ppo.config import PPOConfig
-from align.ppo.records import Rollout
-from align.ppo.scores import RunningMoments
+from align.core.settings import option
+from align.extras.rules.scoring import RuleModelSettings, RuleScorer, rules_of_model
+from align.models.roles import Roles
+from align.ppo.evaluation import PolicyEvaluation
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.records import Experience, Rollout
+from align.ppo.scores import apply_missing_eos
+from align.ppo.scoring_models import load_source
+from align.ppo.setup import make_scorer, require_readable
+from align.reward.checkpoint import RULE
+from align.runtime.flops import forward_flops
+from align.training.engine import TrainEngine
 
+RULE_ADAPTER = "rules"
+"""Name of the adapter that a rule model has on the policy's base."""
 PREFERENCE = "preference"
 Violations = Mapping[str, Tensor]
 """How likely each response violates each rule [B], by the rule's id."""
@@ -28,6 +40,20 @@ FIRST_MULTIPLIER, LARGEST_MULTIPLIER = 1.0, 10.0
 responses beyond a budget."""
 RATE, DAMPING = 0.2, 5.0
 """Step size of the multipliers, and how strongly a rollout's own excess changes its multiplier."""
+
+
+@dataclass(kw_only=True)
+class RuleTermSettings(RuleModelSettings):
+    """A rule model that judges responses, and how its verdicts count."""
+
+    weight: float = option(
+        1.0, "weight of the mean over rules of P(follows) relative to the preference reward, both normalized (Sparrow)", ge=0
+    )
+    budgets: list[str] = option(
+        [],
+        "instead of weight: shares of responses that may violate a rule, one for all or RULE=SHARE, each held by a "
+        "Lagrange multiplier (Safe RLHF); empty: none",
+    )
 
 
 def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]:
@@ -44,38 +70,65 @@ def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]
         except ValueError:
             budget = -1.0
         if not 0 <= budget <= 1:
-            raise UserError(f"rule_budgets: {text!r} must be a share from 0 to 1, or RULE=SHARE")
+            raise UserError(f"rules.budgets: {text!r} must be a share from 0 to 1, or RULE=SHARE")
         if equals and rule not in rules:
-            raise UserError(f"rule_budgets: no rule '{rule}'{nearest_name_hint(rule, rules)}")
+            raise UserError(f"rules.budgets: no rule '{rule}'{nearest_name_hint(rule, rules)}")
         budgets |= {rule: budget} if equals else {rule: budget for rule in rules if rule not in budgets}
     missing = [rule for rule in rules if budgets and rule not in budgets]
     if missing:
-        raise UserError(f"rule_budgets: none for rule '{missing[0]}'; give {missing[0]}=SHARE, or a share for all")
+        raise UserError(f"rules.budgets: none for rule '{missing[0]}'; give {missing[0]}=SHARE, or a share for all")
     return budgets
 
 
-class RuleTerms:
-    """Combines rules with the preference reward; without a scorer, the preference reward alone counts."""
+class RunningMoments:
+    """Mean and variance of all numbers so far, equally weighted (Chan, Golub and LeVeque 1979)."""
 
-    def __init__(self, config: PPOConfig, scorer: RuleScorer | None = None) -> None:
-        self.config, self.scorer = config, scorer
-        self.rules = tuple(scorer.rules) if scorer else ()
-        self.budgets = read_budgets(config.rule_budgets, self.rules) if scorer else {}
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+
+    @property
+    def std(self) -> float:
+        """Biased standard deviation; 1 while all numbers are equal, so that one can divide by it."""
+        return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
+
+    def add(self, values: Tensor) -> None:
+        """Add numbers to the statistics."""
+        values = values.double()
+        mean, added = float(values.mean()), values.numel()
+        shift, total = mean - self.mean, self.count + added
+        self.squares += float(((values - mean) ** 2).sum()) + shift**2 * self.count * added / total
+        self.mean += shift * added / total
+        self.count = total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return count, mean and sum of squared deviations."""
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
+
+
+class RuleTerms:
+    """Combines how likely rules are violated with the preference reward.
+
+    Args:
+        rules: ids.
+        weight: of the mean over rules, without budgets.
+        budgets: share of responses that may violate each rule; empty: none.
+    """
+
+    def __init__(
+        self, rules: Sequence[str], weight: float = 1.0, budgets: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        self.rules, self.weight, self.budgets = tuple(rules), weight, dict(budgets)
         self.multipliers = dict.fromkeys(self.budgets, FIRST_MULTIPLIER)
         self.moments = {name: RunningMoments() for name in (PREFERENCE, *self.rules)}
         self.first: dict[str, tuple[float, float]] = {}
         """Mean and standard deviation of each part in the first evaluation, the scale of all evaluations."""
 
-    def violations(self, rollout: Rollout) -> dict[str, Tensor]:
-        """How likely each response violates each rule [B]; empty without a rule model."""
-        if self.scorer is None:
-            return {}
-        return dict(zip(self.rules, self.scorer(rollout.sampled), strict=True))
-
-    def score_to_learn(self, preference: Tensor, violations: Violations) -> Tensor:
-        """Scores to learn from [B]; the parts are added to the running statistics first."""
-        if not self.rules:
-            return preference
+    def training_scores(self, preference: Tensor, violations: Violations) -> Tensor:
+        """Return training scores [B]; the parts are added to the running statistics first."""
         parts = _parts(preference, violations)
         for name, values in parts.items():
             self.moments[name].add(values)
@@ -86,13 +139,11 @@ class RuleTerms:
             return lagrangian_scores(_scaled(parts, scales, PREFERENCE), costs, multipliers)
         return self._weighted(parts, scales)
 
-    def score_to_compare(self, preference: Tensor, violations: Violations) -> Tensor:
-        """Scores to compare evaluations by [B], on the scale of the first one, where each part has mean 0 and deviation 1.
+    def comparable_scores(self, preference: Tensor, violations: Violations) -> Tensor:
+        """Return scores [B] on the scale of the first evaluation, where each part has mean 0 and deviation 1.
 
         Under budgets: the preference alone; `excess` has the rest.
         """
-        if not self.rules:
-            return preference
         parts = _parts(preference, violations)
         if not self.first:
             for name, values in parts.items():
@@ -104,13 +155,13 @@ class RuleTerms:
         return _scaled(parts, self.first, PREFERENCE)
 
     def excess(self, violations: Violations) -> float:
-        """How far the mean violations exceed their budgets, summed over rules; 0 if none does, or without budgets."""
+        """Return how far the mean violations exceed their budgets, summed over rules."""
         over = [float(violations[rule].mean()) - budget for rule, budget in self.budgets.items()]
         return sum(excess for excess in over if excess > 1e-6)  # float32 rounds a mean that is at its budget
 
     def _weighted(self, parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]]) -> Tensor:
         rules = torch.stack([_scaled(parts, scales, rule) for rule in self.rules]).mean(0)
-        return _scaled(parts, scales, PREFERENCE) + self.config.rule_weight * rules
+        return _scaled(parts, scales, PREFERENCE) + self.weight * rules
 
     def _each(self, step: Callable[[float, float, float], float], violations: Violations) -> dict[str, float]:
         """Apply a function of multiplier, mean cost and budget to every rule's multiplier."""
@@ -125,11 +176,11 @@ class RuleTerms:
         self.multipliers = self._each(next_multiplier, violations)
 
     def metrics(self) -> dict[str, float]:
-        """The multipliers of the next rollout; docs/metrics.md defines them."""
+        """Return the multipliers; docs/metrics.md defines them."""
         return {f"rule_multiplier/{rule}": value for rule, value in self.multipliers.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return statistics and multipliers."""
         moments = {name: moments.state_dict() for name, moments in self.moments.items()}
         return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
 
@@ -142,6 +193,72 @@ class RuleTerms:
             self.moments[name].load_state_dict(stored)
         self.multipliers |= {rule: value for rule, value in state["multipliers"].items() if rule in self.multipliers}
         self.first = {name: (mean, std) for name, (mean, std) in state["first"].items()}
+
+
+class RuleRewards(Extension):
+    """A rule model judges each response, and `RuleTerms` combines its verdicts with the preference reward.
+
+    Raises:
+        UserError: for an unknown rule or an invalid budget.
+    """
+
+    gives_scores = True
+
+    def __init__(self, settings: RuleTermSettings) -> None:
+        self.settings, self.card = settings, {"rule model": settings.model}
+        self.texts = rules_of_model(settings.model, settings.rules)
+        self.terms = RuleTerms(tuple(self.texts), settings.weight, read_budgets(settings.budgets, list(self.texts)))
+
+    def load(self, context: TrainingContext) -> None:
+        self.context = context
+        self.source = load_source(self.settings.model, context.policy, context.model_config.dtype, RULE_ADAPTER, RULE)
+        self.adapters = [self.source.mounted] if self.source.mounted else []
+        self.modules = [self.source.loaded.model] if self.source.loaded else []
+
+    def start(self, engine: TrainEngine, roles: Roles) -> None:
+        policy, prompts, length = self.context.policy, self.context.prompts, self.context.max_new_tokens
+        scorer = make_scorer(self.source, self.context.run, policy, roles, prompts, length)
+        self.scorer = RuleScorer(scorer, self.texts, scorer.tokenization or policy.tokenization)
+        require_readable(self.source.name, scorer, prompts, length, policy, max(self.scorer.lengths))
+
+    def _violations_of(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Return how likely each response violates each rule [B]."""
+        return dict(zip(self.texts, self.scorer(rollout.sampled), strict=True))
+
+    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+        self.violations = self._violations_of(rollout)
+        parts |= {f"rule/{rule}": broken for rule, broken in self.violations.items()}
+        return self.terms.training_scores(scores, self.violations)
+
+    def metrics(self) -> dict[str, float]:
+        return self.terms.metrics()
+
+    def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
+        profile, rules = self.scorer.scorer.shape, self.scorer.lengths
+        if profile is None:
+            return 0.0
+        return sum(forward_flops(profile, prompt + length, rules) for prompt, responses in work for length in responses)
+
+    def after_update(self, update: int, experience: Experience) -> None:
+        if update > self.context.critic_warmup:
+            self.terms.adapt(self.violations)
+
+    def evaluate(self, evaluation: PolicyEvaluation) -> None:
+        violations, preference = self._violations_of(evaluation.rollout), evaluation.scores
+        excess, context = self.terms.excess(violations), self.context
+        evaluation.scores = self.terms.comparable_scores(preference, violations)
+        evaluation.deduction += LARGEST_MULTIPLIER * excess
+        evaluation.fault = "over the rule budgets" if excess else ""
+        ended = evaluation.rollout.ended_mask
+        preference = apply_missing_eos(preference, ended, context.missing_eos, context.missing_eos_score)
+        evaluation.metrics["preference"] = float(preference.mean())
+        evaluation.metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.terms.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.terms.load_state_dict(state)
 
 
 def _parts(preference: Tensor, violations: Violations) -> dict[str, Tensor]:

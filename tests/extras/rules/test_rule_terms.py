@@ -1,59 +1,62 @@
 """Rules in the reward: normalized parts, budgets with multipliers, what evaluations are compared by, and the checkpoint."""
 
+import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from align.core.errors import UserError
-from align.ppo import rule_terms
-from align.ppo.config import PPOConfig
+from align.extras.rules import rule_terms
+from align.extras.rules.rule_terms import (
+    RuleRewards,
+    RuleTerms,
+    RuleTermSettings,
+    RunningMoments,
+    damped_multiplier,
+    lagrangian_scores,
+    next_multiplier,
+    read_budgets,
+)
+from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection
 from align.ppo.records import Rollout
-from align.ppo.rule_terms import RuleTerms, damped_multiplier, lagrangian_scores, next_multiplier, read_budgets
+from align.ppo.scores import apply_missing_eos
 from align.tokenization.encoded import EncodedPrompt
 
 
-class Judge:
-    """Rules a and b; what it says is typed in."""
-
-    rules = {"a": "A.", "b": "B."}  # noqa: RUF012
-
-    def __init__(self, said=()):
-        self.said = said
-
-    def __call__(self, responses):
-        return torch.tensor(self.said)
-
-
-class OneRule(Judge):
-    rules = {"a": "A."}  # noqa: RUF012
-
-
-def terms(**settings):
-    return RuleTerms(PPOConfig(rule_model="x", **settings), Judge())
+def terms(weight=1.0, budgets=()):
+    """The terms of rules a and b."""
+    return RuleTerms(("a", "b"), weight, read_budgets(budgets, ["a", "b"]))
 
 
 def violations(a, b):
     return {"a": torch.tensor(a), "b": torch.tensor(b)}
 
 
-def test_without_rules_the_preference_is_what_is_learned_from():
-    rules = RuleTerms(PPOConfig())
-    preference = torch.tensor([1.0, -2.0])
-    assert rules.violations(None) == {}
-    assert rules.score_to_learn(preference, {}) is preference
-    assert rules.score_to_compare(preference, {}) is preference
-    assert rules.metrics() == {}
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=5), min_size=1, max_size=5))
+def test_running_moments_are_those_of_all_numbers_at_once(batches):
+    moments, flat = RunningMoments(), torch.tensor([x for batch in batches for x in batch], dtype=torch.float64)
+    for batch in batches:
+        kept = RunningMoments()
+        kept.load_state_dict(moments.state_dict())  # as a run that was killed goes on
+        kept.add(torch.tensor(batch, dtype=torch.float64))
+        moments = kept
+    assert moments.mean == pytest.approx(float(flat.mean()), abs=1e-9)
+    assert moments.squares == pytest.approx(float(((flat - flat.mean()) ** 2).sum()), abs=1e-6)
 
 
 def test_the_weighted_form_by_hand():
     """Preference 1, 3 then 8: means 2 and 4, deviations 1 and sqrt(26/3); each rule likewise, from P(follows)."""
-    rules = terms(rule_weight=2.0)
-    first = rules.score_to_learn(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5]))
+    rules = terms(weight=2.0)
+    first = rules.training_scores(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5]))
     # Rule a is followed with .2 and .4: normalized -1 and 1. Rule b never varies: 0. Their mean, twice: -1 and 1.
     assert first.tolist() == pytest.approx([-1 - 1, 1 + 1], abs=1e-5)
-    second = rules.score_to_learn(torch.tensor([8.0]), violations([0.1], [0.5]))
+    second = rules.training_scores(torch.tensor([8.0]), violations([0.1], [0.5]))
     # Follows .2, .4, .9: mean .5, deviation sqrt((.09 + .01 + .16) / 3) = .2943920; (.9 - .5) / .2943920 = 1.3587324.
     assert second.item() == pytest.approx((8 - 4) / math.sqrt(26 / 3) + 2 * 1.3587324 / 2, abs=1e-5)
 
@@ -79,10 +82,10 @@ def test_a_multiplier_by_hand():
 
 def test_budgets_move_multipliers_one_by_one(monkeypatch):
     monkeypatch.setattr(rule_terms, "DAMPING", 0.0)
-    rules = terms(rule_budgets=["0.1", "b=0.5"])
+    rules = terms(budgets=["0.1", "b=0.5"])
     rules.multipliers = {"a": 2.0, "b": 2.0}
     broken = violations([0.4, 0.4], [0.5, 0.5])
-    learned = rules.score_to_learn(torch.tensor([1.0, 3.0]), broken)
+    learned = rules.training_scores(torch.tensor([1.0, 3.0]), broken)
     assert learned.tolist() == pytest.approx([(-1 - 2 * 0.4 - 2 * 0.5) / 5, (1 - 2 * 0.4 - 2 * 0.5) / 5])
     rules.adapt(broken)
     assert rules.metrics() == {
@@ -95,9 +98,9 @@ def test_a_rollouts_own_excess_damps_its_multiplier_by_hand():
     assert damped_multiplier(2.0, 0.4, 0.1) == pytest.approx(2 * math.exp(1.5))
     assert damped_multiplier(2.0, 0.0, 0.1) == pytest.approx(2 * math.exp(-0.5))
     assert damped_multiplier(9.0, 0.4, 0.1) == 10.0
-    rules = terms(rule_budgets=["0.1", "b=0.5"])
+    rules = terms(budgets=["0.1", "b=0.5"])
     rules.multipliers = {"a": 2.0, "b": 2.0}
-    learned = rules.score_to_learn(torch.tensor([1.0, 3.0]), violations([0.5, 0.3], [0.5, 0.5]))
+    learned = rules.training_scores(torch.tensor([1.0, 3.0]), violations([0.5, 0.3], [0.5, 0.5]))
     a = 2 * math.exp(5 * 0.3)  # b is at its budget
     expected = [(-1 - a * 0.5 - 2 * 0.5) / (3 + a), (1 - a * 0.3 - 2 * 0.5) / (3 + a)]
     assert learned.tolist() == pytest.approx(expected, abs=1e-6)
@@ -110,13 +113,13 @@ def violations_over_time(budget, updates=200, count=256):
     The policy has one parameter, violates with sigmoid(parameter), and learns by policy gradient. The preference likes
     violations, by one, and something else that the policy does not choose.
     """
-    rules = RuleTerms(PPOConfig(rule_model="x", rule_budgets=[budget]), OneRule())
+    rules = RuleTerms(["a"], budgets=read_budgets([budget], ["a"]))
     luck = 0.5 * torch.randn(updates, count, generator=torch.Generator().manual_seed(0))
     parameter, found = 0.0, []
     for noise in luck:
         found.append(1 / (1 + math.exp(-parameter)))
         broken = (torch.arange(count) < found[-1] * count).float()
-        scores = rules.score_to_learn(broken + noise, {"a": broken})
+        scores = rules.training_scores(broken + noise, {"a": broken})
         advantages = (scores - scores.mean()) / scores.std()
         parameter += float(((broken - found[-1]) * advantages).mean())
         rules.adapt({"a": broken})
@@ -142,46 +145,46 @@ def test_without_damping_violations_swing_about_their_budget(monkeypatch):
 
 
 def test_evaluations_are_compared_in_the_unit_of_the_first():
-    rules = terms(rule_weight=1.0)
-    first = rules.score_to_compare(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5]))
+    rules = terms(weight=1.0)
+    first = rules.comparable_scores(torch.tensor([1.0, 3.0]), violations([0.8, 0.6], [0.5, 0.5]))
     assert float(first.mean()) == pytest.approx(0)
-    rules.score_to_learn(torch.tensor([100.0]), violations([0.0], [0.0]))  # training moves nothing
-    later = rules.score_to_compare(torch.tensor([3.0, 3.0]), violations([0.6, 0.6], [0.5, 0.5]))
+    rules.training_scores(torch.tensor([100.0]), violations([0.0], [0.0]))  # training moves nothing
+    later = rules.comparable_scores(torch.tensor([3.0, 3.0]), violations([0.6, 0.6], [0.5, 0.5]))
     assert later.tolist() == pytest.approx([1.5, 1.5], abs=1e-5)
 
 
 def test_under_budgets_a_policy_that_keeps_them_is_worth_its_preference():
-    rules = terms(rule_budgets=["0.5"])
-    rules.score_to_compare(torch.tensor([1.0, 3.0]), violations([0.0, 0.0], [0.0, 0.0]))
+    rules = terms(budgets=["0.5"])
+    rules.comparable_scores(torch.tensor([1.0, 3.0]), violations([0.0, 0.0], [0.0, 0.0]))
     within, beyond = violations([1.0, 0.0], [0.2, 0.2]), violations([0.7, 0.5], [0.2, 0.2])
     for broken, excess in ((within, 0.0), (beyond, 0.1)):
-        assert rules.score_to_compare(torch.tensor([3.0, 3.0]), broken).tolist() == [1.0, 1.0]
+        assert rules.comparable_scores(torch.tensor([3.0, 3.0]), broken).tolist() == [1.0, 1.0]
         assert rules.excess(broken) == pytest.approx(excess, abs=1e-6)
 
 
 def test_a_rule_that_hardly_varied_at_first_is_not_divided_by_that():
     """One of four answers is 0.02 likely to violate rule a: 0.005 on average, a twentieth of the least deviation of 0.1."""
-    rules = terms(rule_weight=1.0)
+    rules = terms(weight=1.0)
     never = [0.0, 0.0, 0.0, 0.0]
-    rules.score_to_compare(torch.tensor([1.0, 3.0, 1.0, 3.0]), violations([0.0, 0.0002, 0.0, 0.0002], never))
-    later = rules.score_to_compare(torch.tensor([3.0] * 4), violations([0.02, 0.0, 0.0, 0.0], never))
+    rules.comparable_scores(torch.tensor([1.0, 3.0, 1.0, 3.0]), violations([0.0, 0.0002, 0.0, 0.0002], never))
+    later = rules.comparable_scores(torch.tensor([3.0] * 4), violations([0.02, 0.0, 0.0, 0.0], never))
     # The preference is 1 deviation up. Rule a: (0.0001 - 0.005) / 0.1, in the mean over two rules.
     assert float(later.mean()) == pytest.approx(1 - 0.049 / 2, abs=1e-4)
-    learned = terms(rule_weight=1.0).score_to_learn(torch.tensor([2.0] * 4), violations([0.002, 0.0, 0.0, 0.0], never))
+    learned = terms(weight=1.0).training_scores(torch.tensor([2.0] * 4), violations([0.002, 0.0, 0.0, 0.0], never))
     assert learned.tolist() == pytest.approx([-0.0015 / 0.1 / 2] + [0.0005 / 0.1 / 2] * 3, abs=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"rule_budgets": ["0.1"]}])
+@pytest.mark.parametrize("settings", [{}, {"budgets": ["0.1"]}])
 def test_the_checkpoint_holds_all_that_decides(settings):
     rules, again = terms(**settings), terms(**settings)
     for number in range(3):
         broken = violations([0.1 * number, 0.4], [0.9, 0.2 * number])
-        rules.score_to_compare(torch.tensor([1.0, number]), broken)
-        rules.score_to_learn(torch.tensor([1.0, number]), broken)
+        rules.comparable_scores(torch.tensor([1.0, number]), broken)
+        rules.training_scores(torch.tensor([1.0, number]), broken)
         rules.adapt(broken)
     again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
     broken = violations([0.3, 0.1], [0.2, 0.6])
-    for step in ("score_to_compare", "score_to_learn"):
+    for step in ("comparable_scores", "training_scores"):
         ours, theirs = (getattr(each, step)(torch.tensor([0.5, 2.0]), broken) for each in (rules, again))
         assert torch.equal(ours, theirs)
     assert rules.metrics() == again.metrics()
@@ -214,11 +217,52 @@ def test_good_budgets():
     assert read_budgets(["a=0.3", "0.1"], ["a", "b"]) == read_budgets(["0.1", "a=0.3"], ["a", "b"]) == {"a": 0.3, "b": 0.1}
 
 
-def test_violations_come_from_the_judge_in_its_order():
-    rules = RuleTerms(PPOConfig(rule_model="x"), Judge([[0.1, 0.2], [0.3, 0.4]]))
+@pytest.fixture
+def extension(monkeypatch):
+    """`extension(said, budgets=[...])`: rules whose judge says how likely each response violates each rule, call by call."""
+
+    def make(said, rules=("a",), **settings):
+        monkeypatch.setattr(rule_terms, "rules_of_model", lambda model, wanted: dict.fromkeys(rules, "A rule."))
+        made, said = RuleRewards(RuleTermSettings(model="x", **settings)), iter(said)
+        made.scorer = lambda responses: next(said)
+        made.context = SimpleNamespace(missing_eos="replace", missing_eos_score=-1.0)
+        return made
+
+    return make
+
+
+def test_violations_come_from_the_judge_in_its_order(extension):
+    rules, parts = extension([torch.tensor([[0.1, 0.2], [0.3, 0.4]])], ("a", "b")), {}
     prompts = [EncodedPrompt(({"role": "user", "content": "Hi"},), [1])] * 2
-    found = rules.violations(Rollout(prompts, [[2], [2]], [True, True], ["", ""]))
-    assert {rule: values.tolist() for rule, values in found.items()} == {
-        "a": pytest.approx([0.1, 0.2]),
-        "b": pytest.approx([0.3, 0.4]),
+    rules.transform_scores(torch.zeros(2), Rollout(prompts, [[2], [2]], [True, True], ["", ""]), parts)
+    assert {rule: values.tolist() for rule, values in parts.items()} == {
+        "rule/a": pytest.approx([0.1, 0.2]),
+        "rule/b": pytest.approx([0.3, 0.4]),
     }
+
+
+@pytest.mark.parametrize(
+    ("policies", "kept"),
+    [
+        # Preference in deviations of the first evaluation, mean violation, whether responses end.
+        ([(0.0, 0.0, True), (-1.2, 0.05, True), (2.0, 0.6, False)], [1, 0.0]),
+        ([(0.0, 0.6, True), (2.0, 0.6, False), (-1.2, 0.05, True)], [3, -1.2]),
+        ([(0.0, 0.5, True), (0.3, 0.07, True), (0.05, 0.05, True)], [3, 0.05]),
+        ([(0.0, 0.5, True), (0.3, 0.4, True), (0.0, 0.2, True)], [3, -10 * (0.2 - 0.05)]),
+    ],
+    ids=["never-ending", "never-ending first", "a little over", "none within"],
+)
+def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, hand_rollout, extension):
+    rules = extension([torch.full((1, 6), violation) for _, violation, _ in policies], budgets=["0.05"])
+    spread = torch.tensor([-1.0, 1.0] * 3)
+    wanted = iter([spread + mean for mean, _, _ in policies])
+    selection = PolicySelection(0.0, len(policies), 25.0)
+    for update, (_, _, ends) in enumerate(policies, 1):
+        evaluation = PolicyEvaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
+        rules.evaluate(evaluation)
+        scores = apply_missing_eos(evaluation.scores, evaluation.rollout.ended_mask, "replace", -1.0)
+        scores = scores - evaluation.deduction
+        selection.keeps(Candidate(update, scores.tolist(), evaluation.fault), kl=0.0)
+    state = json.loads(json.dumps(selection.state_dict()))["kept"]
+    assert state["update"] == kept[0]
+    assert sum(state["scores"]) / 6 == pytest.approx(kept[1], abs=1e-4)

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from align.core.errors import UserError
 from align.core.files import new_file, numbered_paths
+from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.losses import kl_estimates
 from align.ppo.records import Experience
 from align.tokenization import Tokenization
-from align.training.run import Run
 
 FOLDER = "rollouts"
 REWARD_PREFIX = "reward/"
@@ -110,29 +110,28 @@ def rows_of(update: int, experience: Experience, tokenization: Tokenization, row
     return found
 
 
-class RolloutWriter:
-    """Writes the rollouts of the updates in `recorded`."""
+class RolloutFiles(Extension):
+    """Writes the rollouts of `count` updates, evenly spread over the run."""
 
-    def __init__(self, run: Run, tokenization: Tokenization, recorded: frozenset[int]) -> None:
-        self.run, self.tokenization, self.recorded = run, tokenization, recorded
+    def __init__(self, count: int) -> None:
+        self.count = count
 
-    def drop_after(self, update: int) -> None:
+    def load(self, context: TrainingContext) -> None:
+        self.run, self.tokenization = context.run, context.policy.tokenization
+        self.recorded = recorded_updates(context.total_updates, self.count)
+
+    def resume(self, update: int) -> None:
         """Remove what a killed run wrote after the checkpoint that it resumes from."""
         if self.run.is_main:
             for number, path in rollout_paths(self.run.folder).items():
                 if number > update:
                     path.unlink()
 
-    def write(self, update: int, experience: Experience) -> None:
-        """Write an update's rollout, if it is one of those to write.
-
-        Raises:
-            UserError: if the disk is full or not writable.
-        """
+    def on_experience(self, update: int, experience: Experience) -> None:
+        """Write an update's rollout, if it is one of those to write. Raise a UserError if that is not possible."""
         if update not in self.recorded or not self.run.is_main:
             return
-        rows = range(min(ROWS, len(experience.rollout)))
-        records = rows_of(update, experience, self.tokenization, rows)
+        records = rows_of(update, experience, self.tokenization, range(min(ROWS, len(experience.rollout))))
         write_rollout(rollout_path(self.run.folder, update), records)
         self.run.trace(update, [_conversation(row) for row in records[:TRACES]])
 

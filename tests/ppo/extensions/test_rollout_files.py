@@ -8,7 +8,7 @@ import torch
 
 from align.core.errors import UserError
 from align.ppo import PPOTrainer, run_ppo
-from align.ppo.rollout_files import (
+from align.ppo.extensions.rollout_files import (
     RolloutRow,
     read_rollout,
     recorded_updates,

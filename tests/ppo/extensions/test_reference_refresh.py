@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from align.core.errors import UserError
 from align.ppo import PPOTrainer
-from tests.ppo.test_rollout_files import letters
+from tests.ppo.extensions.test_rollout_files import letters
 from tests.ppo.test_train import metrics, settings
 
 WAYS = {
@@ -61,8 +61,8 @@ def test_kl_is_reported_against_both(trained: PPOTrainer) -> None:
 
 def test_a_checkpoint_has_the_reference_once_it_is_no_longer_the_start(trained: PPOTrainer) -> None:
     folder = Path(trained.config.output_dir) / "checkpoints"
-    assert not (folder / "update-000001" / "reference.safetensors").exists()
-    found = {update: load_file(folder / f"update-{update:06d}" / "reference.safetensors") for update in range(2, 7)}
+    assert not (folder / "update-000001" / "reference_refresh.safetensors").exists()
+    found = {update: load_file(folder / f"update-{update:06d}" / "reference_refresh.safetensors") for update in range(2, 7)}
     assert all(torch.equal(found[2][name], found[3][name]) for name in found[2])
     assert not all(torch.equal(found[3][name], found[4][name]) for name in found[2])
     refreshed = next(each for each in trained.prepared.extensions if each.moves_reference)
@@ -87,7 +87,7 @@ def test_a_resumed_run_is_the_unbroken_one(trained: PPOTrainer, update: int, tmp
         assert {k: v for k, v in row.items() if not k.startswith(varying)} == {
             k: v for k, v in expected.items() if not k.startswith(varying)
         }
-    for name in ("state.safetensors", "reference.safetensors"):
+    for name in ("state.safetensors", "reference_refresh.safetensors"):
         ours, whole = (load_file(folder / "checkpoints" / "update-000006" / name) for folder in (again, run))
         assert ours.keys() == whole.keys()
         assert all(torch.equal(ours[key], whole[key]) for key in whole)

@@ -9,7 +9,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.readers import Text, read_texts
 from align.ppo import PPOConfig, run_ppo
-from align.ppo.ptx import PtxLoss
+from align.ppo.extensions.ptx import PtxExamples, PtxSettings
 from align.ppo.rollout import plan_minibatch
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 from tests.training.toy_modules import accumulate
@@ -46,7 +46,7 @@ def language_model_gradient(trainer, examples):
 def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sharp, make_ppo, hand_rollout, texts):
     """Packed documents give the gradient of documents that are read alone: nothing is attended to across a border."""
     loaded = load_sharp(name)
-    trainer = make_ppo(loaded, ptx_data=texts, ptx_objective="lm", ptx_tokens=40, micro_batch_tokens=100)
+    trainer = make_ppo(loaded, ptx=PtxSettings(data=texts, objective="lm", tokens=40), micro_batch_tokens=100)
     rows, key = list(range(len(hand_rollout))), (1, 0, 0)
     scores = torch.tensor([1.0, -1.0, 0.5, 2.0, 0.0, -0.5])
     experience = experience_of(trainer, hand_rollout, scores, role_outputs(trainer, hand_rollout), 0.1)
@@ -56,7 +56,7 @@ def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sha
     accumulate(trainer.engine, plan, loss)
     ppo = gradients(trainer)
     extension = trainer.extensions["ptx"]
-    ptx = extension.ptx
+    ptx = extension.examples
     examples = ptx.draw(len(rows), key)
     assert any(len(example.responses) > 1 for example in examples)
     lm = language_model_gradient(trainer, examples)
@@ -69,10 +69,9 @@ def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sha
     assert extension.flops([]) == pytest.approx(sum(map(ptx.flops, examples)))
 
 
-def test_draws_repeat_by_their_key_and_differ_by_it(load_sharp, make_run, texts):
+def test_draws_repeat_by_their_key_and_differ_by_it(load_sharp, texts):
     loaded = load_sharp("tiny-t5")
-    run = make_run(PPOConfig, "ppo", ptx_data=texts, ptx_objective="span_corruption", ptx_tokens=30, ptx_per_response=8)
-    ptx = PtxLoss(run.config, loaded)
+    ptx = PtxExamples(PtxSettings(data=texts, objective="span_corruption", tokens=30), loaded, 512, seed=0)
     assert ptx.draw(5, (3, 0, 1)) == ptx.draw(5, (3, 0, 1))
     assert ptx.draw(5, (3, 0, 1)) != ptx.draw(5, (3, 0, 2))
     end = loaded.tokenization.tokenizer.eos_token_id
@@ -100,8 +99,8 @@ def test_a_run_learns_the_texts_and_counts_their_flops(model, objective, texts, 
         "dtype": "float32",
         "log_to": ["none"],
     }
-    ptx = {"ptx_data": texts, "ptx_objective": objective, "ptx_tokens": 48, "ptx_per_response": 2}
-    run_ppo(PPOConfig(**shared, **ptx, output_dir=str(tmp_path / "ptx")))
+    ptx = PtxSettings(data=texts, objective=objective, tokens=48, per_response=2)
+    run_ppo(PPOConfig(**shared, ptx=ptx, output_dir=str(tmp_path / "ptx")))
     run_ppo(PPOConfig(**shared | {"updates": 1}, output_dir=str(tmp_path / "none")))
     lines, (without,) = (
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -112,12 +111,11 @@ def test_a_run_learns_the_texts_and_counts_their_flops(model, objective, texts, 
     assert "ptx_flops" not in lines[0]
 
 
-def test_settings_and_data_that_do_not_fit_are_named(load_sharp, make_run, texts, tmp_path):
+def test_settings_and_data_that_do_not_fit_are_named(load_sharp, texts, tmp_path):
     loaded = load_sharp("tiny-llama")
 
     def make(**settings):
-        run = make_run(PPOConfig, "ppo", **{"ptx_data": texts, "ptx_objective": "span_corruption"} | settings)
-        return PtxLoss(run.config, loaded)
+        return PtxExamples(PtxSettings(**{"data": texts, "objective": "span_corruption"} | settings), loaded, 512, seed=0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(loaded.tokenization.tokenizer), "get_vocab", lambda tokenizer: {"a": 0})
@@ -126,7 +124,7 @@ def test_settings_and_data_that_do_not_fit_are_named(load_sharp, make_run, texts
     long = tmp_path / "long.jsonl"
     long.write_text('{"text": "' + "x" * 5000 + '"}\n')
     with pytest.raises(UserError, match="do not fit the model's context"):
-        make(ptx_data=str(long), ptx_tokens=4000)
+        make(data=str(long), tokens=4000)
     path = tmp_path / "bad.jsonl"
     path.write_text('{"text": "fine"}\n{"txt": "lost"}\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"bad.jsonl:2: field 'text'"):

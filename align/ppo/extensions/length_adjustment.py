@@ -1,0 +1,61 @@
+"""Length adjustment: removes the length-correlated part of the training scores."""
+
+import torch
+from torch import Tensor
+
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.records import Rollout
+
+
+class LengthAdjustment(Extension):
+    """Subtracts a share of the length-correlated part of each rollout's scores, by regression among answers to a prompt."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.slope = share, 0.0
+
+    def load(self, context: TrainingContext) -> None:
+        self.samples = context.samples_per_prompt
+
+    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+        answers = (rollout.lengths, rollout.ended_mask, self.samples)
+        self.slope = length_slope(scores.float(), *answers)
+        return adjust_for_length(scores.float(), *answers, self.share * self.slope)
+
+    def metrics(self) -> dict[str, float]:
+        return {"reward/length_slope": self.slope}
+
+
+def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -> float:
+    """Return the least-squares slope of score on response length, with a per-prompt intercept.
+
+    It is 0 if no two complete answers to a prompt differ in length.
+
+    Args:
+        scores: [B], the answers to one prompt side by side.
+        lengths: [B] response tokens.
+        ended: [B] True for complete responses. Truncated ones are left out: they are among the longest, and their score is
+            low because they are truncated.
+        samples: answers to each prompt.
+    """
+    longer = _from_group_mean(lengths.double(), ended, samples) * ended
+    squares = float(longer.square().sum())
+    return float((longer * scores).sum()) / squares if squares > 0 else 0.0
+
+
+def adjust_for_length(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int, slope: float) -> Tensor:
+    """Scores [B] less `slope` for each token that a response is longer than its prompt's mean; arguments as `length_slope`.
+
+    The mean is that of the complete answers, or of all answers to a prompt without one; the mean score of a prompt's
+    complete answers stays. Truncated answers are adjusted too: otherwise the longest answers alone would keep the effect of
+    their length.
+    """
+    weights = ended.view(-1, samples)
+    weights = torch.where(weights.any(1, keepdim=True), weights, True).flatten()
+    return scores - (slope * _from_group_mean(lengths.double(), weights, samples)).to(scores.dtype)
+
+
+def _from_group_mean(values: Tensor, chosen: Tensor, samples: int) -> Tensor:
+    """Distance of each value [B] from the mean of those chosen among its prompt's; of a prompt without any, from 0."""
+    grouped, weights = values.view(-1, samples), chosen.view(-1, samples).to(values.dtype)
+    means = (grouped * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
+    return (grouped - means).flatten()

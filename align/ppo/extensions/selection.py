@@ -1,0 +1,137 @@
+"""Selection of the policy to keep by a separate reward model, the judge, and early stopping when the judge falls."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from align.core.errors import UserError
+from align.core.settings import Settings, option
+from align.models.roles import Roles
+from align.ppo.evaluation import PolicyEvaluation, mean_and_error
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.reward_functions import WeightedFunction
+from align.ppo.rewards import Rewards
+from align.ppo.scoring_models import load_rewards
+from align.ppo.setup import make_scorer, require_patience
+from align.reward.checkpoint import LoadedReward, require_reward_model
+from align.training.engine import TrainEngine
+
+
+@dataclass(kw_only=True)
+class SelectionSettings(Settings):
+    """A reward model outside the training signal, which selects the policy to keep."""
+
+    reward_model: str = option("", "reward model trained on other data or with another seed, such as smollm2-135m-judge")
+    patience: int = option(
+        0,
+        "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
+        ge=0,
+    )
+
+
+class JudgeSelection(Extension):
+    """Selects the policy to keep by a judge, and stops a run whose judge falls while its reward rises.
+
+    Args:
+        judge: takes the place of the reward model that the settings name.
+
+    Raises:
+        UserError: if neither is given, or it is not a reward model.
+    """
+
+    selects_by = "judge's score"
+
+    def __init__(self, settings: SelectionSettings, judge: LoadedReward | WeightedFunction | str = "") -> None:
+        self.judge, self.watch = judge or settings.reward_model, OveroptimizationWatch(settings.patience)
+        self.card = {"chosen by": settings.reward_model}
+        if not self.judge:
+            raise UserError("selection.reward_model is '', but must be given")
+        if isinstance(self.judge, str):
+            require_reward_model(self.judge)
+
+    def load(self, context: TrainingContext) -> None:
+        self.context, accelerator = context, context.run.accelerator
+        if self.watch.patience and len(context.prompts) == len(context.training_prompts):
+            raise UserError("selection.patience needs validation_prompts, whose evaluations decide when to stop")
+        if isinstance(self.judge, WeightedFunction):
+            if accelerator.num_processes > 1:
+                require_patience(context.reward_timeout, context.run.config.collective_timeout)
+            return
+        model = context.model_config
+        (self.source,) = load_rewards([self.judge], context.policy, model.dtype, model.chat_template, "judge")
+        self.adapters = [self.source.mounted] if self.source.mounted else []
+        self.modules = [self.source.loaded.model] if self.source.loaded else []
+
+    def start(self, engine: TrainEngine, roles: Roles) -> None:
+        context = self.context
+        options: dict[str, Any] = {"timeout": context.reward_timeout, "accelerator": context.run.accelerator}
+        if isinstance(self.judge, WeightedFunction):
+            self.rewards = Rewards([], [self.judge], **options)
+            return
+        scorer = make_scorer(self.source, context.run, context.policy, roles, context.prompts, context.max_new_tokens)
+        self.rewards = Rewards([scorer], **options)
+
+    @property
+    def should_stop(self) -> bool:
+        return self.watch.reached
+
+    def evaluate(self, evaluation: PolicyEvaluation) -> None:
+        scores = self.rewards(evaluation.rollout)[0]
+        evaluation.selection_scores = evaluation.columns["judge"] = scores
+        evaluation.metrics |= mean_and_error("judge", scores)
+
+    def after_evaluation(self, update: int, metrics: dict[str, float]) -> str:
+        return self.watch.check(update, metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.watch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.watch.load_state_dict(state)
+
+
+class OveroptimizationWatch:
+    """Detects a reward that keeps rising after the judge's best evaluation while the judge falls (Gao et al. 2022).
+
+    An evaluation counts if the judge is below its best so far and the reward above what it was there.
+
+    Args:
+        patience: evaluations in a row that must count before the run stops; 0: it never does.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.count = patience, 0
+        self.best: dict[str, float] | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run should stop."""
+        return 0 < self.patience <= self.count
+
+    def check(self, update: int, metrics: Mapping[str, float]) -> str:
+        """Why the run should stop after an evaluation; "" if it should not, or if `metrics` has no `judge`."""
+        if "judge" not in metrics:
+            return ""
+        if self.best is None or metrics["judge"] >= self.best["judge"]:
+            self.best, self.count = {**metrics, "update": update}, 0
+            return ""
+        best = self.best
+        self.count = self.count + 1 if metrics["reward"] > best["reward"] else 0
+        if not self.reached:
+            return ""
+        points = [
+            f"update {point['update']:.0f} (KL {point['kl']:.3g} nats per response, {point['kl_per_token']:.3g} per token)"
+            for point in (best, {**metrics, "update": update})
+        ]
+        return (
+            f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
+            f"and the judge fell from {best['judge']:.3g} to {metrics['judge']:.3g}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count and the best evaluation."""
+        return {"count": self.count, "best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.count, self.best = state["count"], state["best"]

@@ -1,0 +1,109 @@
+"""Extensions: what is imported, what is configured, the user's own as the page shows it, and their state in checkpoints."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from align.core.errors import UserError
+from align.ppo import PPOConfig, run_ppo
+from align.ppo.extensions import EXTENSIONS, Extension, configured_extensions
+
+ROOT = Path(__file__).parents[3]
+RUN = """
+import sys
+from align.ppo import PPOConfig, run_ppo
+
+run_ppo(PPOConfig(model="tiny-llama", prompts=sys.argv[1], output_dir=sys.argv[2], log_to="none", updates=1,
+    rollout_size=2, max_new_tokens=2, reward_functions="align.ppo.toy_rewards:share_of_e", rollout_updates=int(sys.argv[3])))
+print(*(name for name in sys.modules if name.startswith(("align.ppo.extensions.", "align.extras"))))
+"""
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Hi"}\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(("recorded", "imported"), [("0", ""), ("1", "align.ppo.extensions.rollout_files")])
+def test_an_extension_is_imported_where_it_is_configured(recorded, imported, prompts, tmp_path, align_cache):
+    words = [sys.executable, "-c", RUN, prompts, str(tmp_path / "run"), recorded]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1].strip() == imported
+
+
+def test_each_extension_has_a_setting():
+    assert [extension.name for extension in configured_extensions(PPOConfig())] == ["rollout_updates"]
+    assert all(hasattr(PPOConfig(), name) for name in EXTENSIONS)
+    config = PPOConfig(length_adjustment=0.5, samples_per_prompt=2, reference_refresh=3, ptx={"data": "texts.jsonl"})
+    found = configured_extensions(config)
+    assert [each.name for each in found] == ["length_adjustment", "ptx", "reference_refresh", "rollout_updates"]
+    assert [each.name for each in found if each.has_state] == ["reference_refresh"]
+
+
+class Counter(Extension):
+    """Counts updates, as a user's own extension would."""
+
+    def __init__(self):
+        self.updates = 0
+
+    def metrics(self):
+        return {"counted": float(self.updates)}
+
+    def after_update(self, update, experience):
+        self.updates += 1
+
+    def state_dict(self):
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state):
+        self.updates = state["updates"]
+
+
+def settings(prompts, folder, **more):
+    config = {"model": "tiny-llama", "prompts": prompts, "output_dir": str(folder), "log_to": "none", "dtype": "float32"}
+    config |= {"rollout_size": 2, "max_new_tokens": 2, "reward_functions": "align.ppo.toy_rewards:share_of_e"}
+    return PPOConfig(**config | more)
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_path, monkeypatch, align_cache):
+    page = (ROOT / "docs" / "howto" / "own-extension.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.S).group(1).replace("> 40", "> 0")
+    (tmp_path / "my_extensions.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    (named,) = re.findall(r"--extensions (\S+)", page)
+    own = {"extensions": named, "updates": 1, "kl_beta": 0.0, "missing_eos": "keep"}
+    run_ppo(settings(prompts, tmp_path / "run", **own))
+    (row,) = rows_of(tmp_path / "run")
+    assert row["reward/too_long"] == 1.0
+    assert row["objective"] == pytest.approx(row["reward/mean"] - 0.5)
+
+
+def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache):
+    own = {"extensions": f"{__name__}:Counter", "save_every": 1}
+    run_ppo(settings(prompts, tmp_path / "run", updates=2, **own))
+    run_ppo(settings(prompts, tmp_path / "run", updates=4, resume=True, **own))
+    assert [row["counted"] for row in rows_of(tmp_path / "run")] == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("no_such_module:X", "extension 'no_such_module:X': No module named 'no_such_module'; write module:Class"),
+        ("collections:Counter", "extension 'collections:Counter': must be a subclass of align.ppo.extensions.Extension"),
+    ],
+)
+def test_what_is_no_extension_is_named(named, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        configured_extensions(PPOConfig(extensions=named))

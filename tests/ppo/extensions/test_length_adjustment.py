@@ -1,0 +1,79 @@
+"""Length adjustment: slopes by hand, and no length in the scores that it returns."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from align.ppo.config import PPOConfig
+from align.ppo.extensions.length_adjustment import LengthAdjustment, adjust_for_length, length_slope
+from align.ppo.records import Rollout
+from align.ppo.scores import apply_missing_eos
+from align.tokenization.encoded import EncodedPrompt
+
+
+def rollout(lengths, ended):
+    prompts = [EncodedPrompt(({"role": "user", "content": "Hi"},), [1])] * len(lengths)
+    return Rollout(prompts, [[2] * length for length in lengths], ended, [""] * len(lengths))
+
+
+def learned_from(scores, answers, share=1.0, **settings):
+    """Training scores as the loop makes them, and the slope."""
+    config = PPOConfig(length_adjustment=share, **settings)
+    adjustment = LengthAdjustment(share)
+    adjustment.samples = config.samples_per_prompt
+    scores = adjustment.transform_scores(scores, answers, {})
+    learned = apply_missing_eos(scores, answers.ended_mask, config.missing_eos, config.missing_eos_score)
+    return learned, adjustment.metrics()["reward/length_slope"]
+
+
+def test_length_adjustment_by_hand():
+    """Two prompts of three answers. The first's are 1, 2 and 3 tokens long with scores 5, 3, 1; of the second's, 2, 4 and 9
+    long with scores 0, 2 and -50, the last was cut off. Distances from their means: -1, 0, 1 and -1, 1; so the slope is
+    (-1 * 5 + 1 * 1 - 1 * 0 + 1 * 2) / (1 + 1 + 1 + 1) = -0.5 a token. The last one is 6 longer than 3, the mean of those
+    that ended, so that its length made 3 of its -50."""
+    scores, lengths = torch.tensor([5.0, 3.0, 1.0, 0.0, 2.0, -50.0]), [1, 2, 3, 2, 4, 9]
+    answers = rollout(lengths, [True] * 5 + [False])
+    for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -47.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -48.5])):
+        group = {"samples_per_prompt": 3, "rollout_size": 6, "minibatches": 1}
+        found, slope = learned_from(scores, answers, share=share, missing_eos="keep", **group)
+        assert found.tolist() == pytest.approx(learned)
+        assert slope == pytest.approx(-0.5)
+        assert scores.tolist() == [5.0, 3.0, 1.0, 0.0, 2.0, -50.0]  # what was scored is reported and compared
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 60), st.booleans()), min_size=8, max_size=8),
+    st.permutations(range(2)),
+)
+def test_after_the_adjustment_length_explains_nothing_whatever_the_order_of_prompts(rows, order):
+    scores, lengths, ended = map(torch.tensor, zip(*rows, strict=True))
+    slope = length_slope(scores, lengths, ended, 4)
+    adjusted = adjust_for_length(scores, lengths, ended, 4, slope)
+    assert length_slope(adjusted, lengths, ended, 4) == pytest.approx(0.0, abs=1e-5)
+    kept = ended.view(2, 4)
+    for before, after, chosen in zip(scores.view(2, 4), adjusted.view(2, 4), kept, strict=True):
+        assert float(after[chosen].sum()) == pytest.approx(float(before[chosen].sum()), abs=1e-4)
+    swapped = [part.view(2, 4)[list(order)].flatten() for part in (scores, lengths, ended)]
+    assert length_slope(*swapped, 4) == pytest.approx(slope, abs=1e-9)
+
+
+@pytest.mark.parametrize(("rule", "cut_off"), [("keep", 2.0), ("lower", 1.0), ("replace", -1.0)])
+def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, cut_off):
+    """Scores of 0.1 a token: without its length each answer is worth 2, the score of the mean length, of 20 tokens.
+
+    Of the second prompt no answer ended. Its answers are equally long, so nothing is known of their length's share.
+    """
+    answers = rollout([10, 20, 30, 64, 64, 64, 64, 64], [True, True, True, *[False] * 5])
+    group = {"samples_per_prompt": 4, "rollout_size": 8}
+    settings = group | {"missing_eos": rule, "missing_eos_score": -1.0}
+    learned, _ = learned_from(0.1 * answers.lengths.float(), answers, **settings)
+    assert learned[:4].tolist() == pytest.approx([2.0, 2.0, 2.0, cut_off], abs=1e-5)
+    unknown = {"keep": 6.4, "lower": 5.4, "replace": -1.0}[rule]
+    assert learned[4:].tolist() == pytest.approx([unknown] * 4, abs=1e-5)
+
+
+def test_one_length_explains_nothing():
+    assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 3]), torch.tensor([True, True]), 2) == 0.0
+    assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 4]), torch.tensor([True, False]), 2) == 0.0
