@@ -22,7 +22,7 @@ from align.core.settings_parser import parse
 from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 from align.ppo.config import PPOConfig
-from align.reward.train import RewardConfig
+from align.reward import RewardConfig
 from align.sft import SFTConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,5 +1,6 @@
 """Direct preference optimization."""
 
-from align.dpo.train import DPOConfig, DPOTrainer, run_dpo
+from align.dpo.config import DPOConfig
+from align.dpo.train import DPOTrainer, run_dpo
 
 __all__ = ["DPOConfig", "DPOTrainer", "run_dpo"]

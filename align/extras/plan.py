@@ -15,7 +15,7 @@ from align.core.settings import Settings, option
 from align.core.settings_parser import parse
 from align.extras.plan_work import HeldModel, StageWork, ppo_work, reward_work, sft_work
 from align.ppo.config import PPOConfig
-from align.reward.train import RewardConfig
+from align.reward.config import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import PEAKS, peak_flops
 from align.sft.config import SFTConfig

@@ -22,8 +22,8 @@ from align.ppo.config import PPOConfig
 from align.ppo.extensions.ptx import PtxExamples
 from align.ppo.metrics import RoleFlopsProfiles, phase_flops
 from align.ppo.rollout import prompts_of_update
-from align.reward.rankings import group_flops
-from align.reward.train import RewardConfig, predicted_tokens
+from align.reward.config import RewardConfig
+from align.reward.train import example_flops as ranking_flops
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import Sampling
 from align.sft.config import SFTConfig
@@ -102,8 +102,7 @@ def reward_work(config: RewardConfig) -> StageWork:
     if not config.lm_loss_weight:
         freeze_unused_lm_head(loaded.backbone)
     shape = flops_profile(loaded.backbone, loaded.adapter)
-    of_best = predicted_tokens if config.lm_loss_weight else (lambda ranking: ())
-    learned = [group_flops(loaded.backbone, shape, item, predicted=of_best(item)) for item in rankings]
+    learned = [ranking_flops(loaded.backbone, shape, ranking, config.lm_loss_weight) for ranking in rankings]
     return _learning(config, epochs, learned, loaded)
 
 

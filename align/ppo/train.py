@@ -71,9 +71,10 @@ from align.runtime.sharding import sharded_loading
 from align.sampling.engines import make_engine
 from align.training.broken_batch import stop_on_nan
 from align.training.checkpoint import Checkpoint, Stateful
+from align.training.data_order import PLANNED_UPDATES
 from align.training.engine import NotFiniteError
 from align.training.start import Model, open_run
-from align.training.trial import PLANNED_UPDATES, can_try, memory_trial
+from align.training.trial import can_try, memory_trial
 
 
 class Progress:

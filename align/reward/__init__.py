@@ -1,5 +1,6 @@
 """Reward modeling."""
 
-from align.reward.train import RewardConfig, RewardTrainer, run_reward
+from align.reward.config import RewardConfig
+from align.reward.train import RewardTrainer, run_reward
 
 __all__ = ["RewardConfig", "RewardTrainer", "run_reward"]

@@ -39,6 +39,10 @@ class Pairs(NamedTuple):
     margin: Tensor
     win: Tensor
 
+    def to(self, device: torch.device) -> "Pairs":
+        """Return the pairs on a device."""
+        return Pairs(*(column.to(device) for column in self))
+
 
 def compare_by_rank(ranks: Sequence[int]) -> list[Comparison]:
     """The pairs of a ranking, by its ranks [K], 1 for the best; equal ranks give none."""

@@ -25,18 +25,14 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main, sum_across_processes
-from align.runtime.flops import Clock, FlopsProfile, training_flops
+from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.best_model import BestModel
-from align.training.broken_batch import examples_as_text, stop_on_nan
-from align.training.checkpoint import Checkpoint
 from align.training.data_order import DataOrder
-from align.training.engine import NotFiniteError, TrainEngine
-from align.training.run import Run
+from align.training.engine import TrainEngine
+from align.training.epoch_loop import EpochLoop
 from align.training.start import Model, build_engine, open_run, share_sequences, with_data_names
-from align.training.trial import can_try, first_batches, largest_micro_batch, memory_trial
 
 Batches = DataOrder[EncodedDemonstration] | StreamedBatches[EncodedDemonstration]
 """The examples of each update: all in memory, or read while the model trains."""
@@ -44,7 +40,6 @@ Batches = DataOrder[EncodedDemonstration] | StreamedBatches[EncodedDemonstration
 
 def train(
     config: SFTConfig,
-    run: Run,
     loaded: LoadedModel,
     engine: TrainEngine,
     batches: Batches,
@@ -56,75 +51,60 @@ def train(
         engine: of a `LanguageModel`.
         held_out: demonstrations that choose the best model; may be empty.
     """
-    budget, prompt_weight, device = config.micro_batch_tokens, config.prompt_loss_weight, run.accelerator.device
+    run, budget, prompt_weight = engine.run, config.micro_batch_tokens, config.prompt_loss_weight
     profile = flops_profile(loaded.backbone, loaded.adapter)
-    total, evaluate_every = engine.total_steps, config.evaluate_every or batches.updates_per_epoch
-    folder, best = run.folder / "model", BestModel(run)
-    checkpoint = Checkpoint(run, engine, {"batches": batches, "best": best})
-    done = checkpoint.load()
-
-    if done < total and can_try(engine):
-        planned = [longest_batch(config)] if isinstance(batches, StreamedBatches) else first_batches(batches)
-        batch, rows, tokens = largest_micro_batch(engine, ((batch, token_counts(batch)) for batch in planned))
-        with memory_trial(engine, rows, tokens):
-            examples = [batch[row] for row in rows]
-            engine.backward(batch_loss(engine.module, examples, loss_counts(batch), prompt_weight, device))
-    if not done:
+    loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
+    loop = EpochLoop(engine, batches, config.evaluate_every)
+    planned = [longest_batch(config)] if isinstance(batches, StreamedBatches) else batches.first_batches()
+    loop.try_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
+    if not loop.done:
         run.log(0, evaluate(engine, held_out, budget))
 
-    for update in run.updates(done + 1, total, checkpoint):
+    for update in loop.updates():
         batch = batches.batch(update)
-        lengths, counts = token_counts(batch), loss_counts(batch)
+        lengths = token_counts(batch)
         plan = micro_batches(range(len(batch)), lengths, budget, run.accelerator)
-        clock = Clock()
-        try:
+        with loop.learning(update, batch, loaded.tokenization):
             for rows in engine.micro_batches(plan):
-                examples = [batch[row] for row in rows]
-                loss = batch_loss(engine.module, examples, counts, prompt_weight, device)
-                engine.backward(loss)
-            clock.lap("learn")
+                loss, sums = loss_of([batch[row] for row in rows], batch)
+                engine.backward(loss, sums)
             step = engine.step(update)
-            clock.lap("step")
-        except NotFiniteError as error:
-            stop_on_nan(run, update, error, examples_as_text(batch, loaded.tokenization))
         flops = sum(example_flops(profile, example, prompt_weight) for example in batch)
-        metrics = {"loss": engine.sums["loss"], "tokens/learned": counts[0], "tokens/read": sum(lengths), **step}
-        metrics |= {"flops": flops} | run.speed(sum(lengths), flops, sum(clock.seconds.values()))
-        if update % evaluate_every == 0 or update == total:
+        metrics = engine.sums | step | loop.costs(sum(lengths), flops)
+        if loop.evaluates(update):
             metrics |= evaluate(engine, held_out, budget)
-            if best.improves(update, metrics):
-                save(folder, run, loaded, engine, config.train_data, metrics)
-            clock.lap("validate")
-        run.log(update, metrics | clock.shares())
-        run.note(best.note(metrics["loss"]))
+            if loop.is_best(metrics):
+                save(loaded, engine, config.train_data, metrics)
+        loop.log(update, metrics)
 
-    if best.needs_evaluation(done, total):
+    if loop.needs_evaluation():
         metrics = evaluate(engine, held_out, budget)
-        if best.improves(total, metrics):
-            save(folder, run, loaded, engine, config.train_data, metrics)
+        if loop.is_best(metrics):
+            save(loaded, engine, config.train_data, metrics)
     run.close()
-    return folder
-
-
-# ------------------------------------------------------------------------------------------------------------------ loss
+    return run.folder / "model"
 
 
 def batch_loss(
     model: nn.Module,
     examples: Sequence[EncodedDemonstration],
-    counts: tuple[int, int],
+    batch: Sequence[EncodedDemonstration],
     prompt_weight: float,
     device: torch.device,
-) -> Tensor:
-    """Return a micro-batch's share of the loss.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a micro-batch's share of the loss, and of its metrics.
 
     Args:
         model: a `LanguageModel`, or the engine around it.
-        counts: `loss_counts` of the global batch.
+        examples: of the micro-batch.
+        batch: the global batch, whose tokens the loss is a mean over.
         prompt_weight: weight of the language-model loss on prompts.
     """
     log_probs, in_response, in_prompt = read_log_probs(model, examples, prompt_weight > 0, device)
-    return demonstration_loss(log_probs, in_response, in_prompt, *counts, prompt_weight)
+    response_count = sum(sum(example.loss_mask) for example in batch)
+    prompt_count = sum(len(example.prompt) - 1 for example in batch)
+    loss = demonstration_loss(log_probs, in_response, in_prompt, response_count, prompt_count, prompt_weight)
+    return loss, {"tokens/learned": in_response.sum()}
 
 
 def read_log_probs(
@@ -146,11 +126,6 @@ def read_log_probs(
     return log_probs, in_response, in_prompt
 
 
-def loss_counts(batch: Sequence[EncodedDemonstration]) -> tuple[int, int]:
-    """Return the tokens of a global batch that its loss is a mean over: the assistant's, and the prompts'."""
-    return sum(sum(example.loss_mask) for example in batch), sum(len(example.prompt) - 1 for example in batch)
-
-
 def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
     """Return the tokens of prompt and response of each example."""
     return [len(example.prompt) + len(example.response) for example in examples]
@@ -160,9 +135,6 @@ def example_flops(profile: FlopsProfile, example: EncodedDemonstration, prompt_w
     """Return the FLOPs of learning from an example."""
     predicted = sum(example.loss_mask) + (len(example.prompt) - 1 if prompt_weight else 0)
     return training_flops(profile, len(example.prompt), [len(example.response)], predicted)
-
-
-# ---------------------------------------------------------------------------------------------------- evaluation, saving
 
 
 @torch.no_grad()
@@ -180,14 +152,12 @@ def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: 
     return {"validation/loss": loss / count, "validation/perplexity": math.exp(min(loss / count, 50.0))}
 
 
-def save(folder: Path, run: Run, loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
+def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
     """Save the model as the run's result."""
+    run = engine.run
     weights = weights_of(loaded.backbone, engine.model_state(), "backbone.model.")
     card = run.card("Supervised fine-tuned model", data, metrics)
-    run_on_main(lambda: save_model(folder, loaded, weights, card), run.accelerator)
-
-
-# ------------------------------------------------------------------------------------------------------------------ data
+    run_on_main(lambda: save_model(run.folder / "model", loaded, weights, card), run.accelerator)
 
 
 def encode(data: Data, loaded: LoadedModel, config: SFTConfig) -> list[EncodedDemonstration]:
@@ -229,9 +199,6 @@ def require_prompt_in_row(loaded: LoadedModel, prompt_weight: float) -> None:
             "prompt_loss_weight: this model reads its prompt whole (by an encoder, or prefix_lm) and predicts nothing of "
             "it; set it to 0"
         )
-
-
-# --------------------------------------------------------------------------------------------------------------- running
 
 
 class SFTTrainer:
@@ -279,7 +246,7 @@ class SFTTrainer:
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
-        return train(self.config, self.run, self.loaded, self.engine, self.batches, self.held_out)
+        return train(self.config, self.loaded, self.engine, self.batches, self.held_out)
 
 
 def run_sft(config: SFTConfig) -> Path:

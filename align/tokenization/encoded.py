@@ -8,9 +8,9 @@
 A *prompt* is everything before the assistant's turn. A *response* is that turn with its end token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol
 
 from align.data.records import Conversation
 
@@ -55,27 +55,6 @@ class EncodedDemonstration:
     prompt: TokenIds
     response: TokenIds
     loss_mask: list[bool]
-
-
-class ExampleLengths(Sequence[int]):
-    """Tokens of prompt and response of each example, counted on access; examples may be added later."""
-
-    def __init__(self, examples: Sequence[EncodedDemonstration] | Mapping[int, EncodedDemonstration]) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    @overload
-    def __getitem__(self, row: int) -> int: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[int]: ...
-
-    def __getitem__(self, row: int | slice) -> int | list[int]:
-        if isinstance(row, slice):
-            return [self[number] for number in range(*row.indices(len(self)))]
-        example = self.examples[row]
-        return len(example.prompt) + len(example.response)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The end of a run whose loss or gradient is no longer a number: its batch is saved as text."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from align.core.errors import UserError
@@ -23,8 +24,10 @@ def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: Sequence[di
     ) from error
 
 
-def examples_as_text(examples: Sequence[Any], tokenization: Tokenization) -> list[dict[str, object]]:
-    """Return examples as texts with their labels."""
+def examples_as_text(examples: Sequence[Any], tokenization: Tokenization | None) -> list[dict[str, object]]:
+    """Return examples as texts with their labels; without a tokenization they are text already."""
+    if tokenization is None:
+        return [asdict(example) for example in examples]
     text, found = tokenization.text, []
     for example in examples:
         several = hasattr(example, "responses")

@@ -1,9 +1,10 @@
 """The examples of each update: passes over one set of examples, or over a mixture of several."""
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy
 
@@ -15,6 +16,10 @@ from align.core.seeds import Stream, generator
 from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option
 
 Example = TypeVar("Example")
+Other = TypeVar("Other")
+
+PLANNED_UPDATES = 200
+"""The largest micro-batch is that of at most this many updates."""
 
 
 @dataclass(kw_only=True)
@@ -31,18 +36,6 @@ class EpochConfig(ModelConfig, RunConfig):
     def limits(self) -> Limits:
         """How long prompts and responses may be."""
         return Limits(self.max_prompt_tokens, self.max_response_tokens, self.overlong)
-
-
-@dataclass(kw_only=True)
-class JudgmentConfig(EpochConfig):
-    """Settings of the stages that learn from judgments of single responses."""
-
-    held_out_share: float = option(
-        0.1,
-        "share of the conversations that is held out, with all of their judgments, where validation_data is empty",
-        ge=0,
-        lt=1,
-    )
 
 
 class DataOrder(Generic[Example]):
@@ -80,6 +73,17 @@ class DataOrder(Generic[Example]):
     def batch(self, update: int) -> list[Example]:
         """Return the examples of an update, which is counted from 1."""
         return [self.examples[row] for row in self.rows(update)]
+
+    def over(self, examples: list[Other]) -> "DataOrder[Other]":
+        """Return this order over other examples, which stand for these one by one."""
+        order = cast(DataOrder[Other], copy.copy(self))
+        order.examples = examples
+        return order
+
+    def first_batches(self) -> Iterator[list[Example]]:
+        """Yield the batches of the first epoch, at most `PLANNED_UPDATES`."""
+        for update in range(1, min(PLANNED_UPDATES, self.updates_per_epoch) + 1):
+            yield self.batch(update)
 
     def rows(self, update: int) -> list[int]:
         """Return the indices of the examples of an update, which is counted from 1."""

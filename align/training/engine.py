@@ -23,6 +23,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
+from align.runtime.flops import Clock
 from align.training.checkpoint.state import Part, shapes_of
 from align.training.expert_load import ExpertLoad
 from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
@@ -55,6 +56,8 @@ class TrainEngine:
         sums: the loss and the metrics of the last `micro_batches`, summed over micro-batches and processes.
     """
 
+    clock = Clock()
+    """Ends its laps `learn` and `step` in each step."""
     average: WeightAverage | None = None
     expert_load: ExpertLoad | None = None
     reduction: "GradientReduction | None" = None
@@ -170,8 +173,10 @@ class TrainEngine:
         for group in self._optimizer_groups():
             group["lr"] = rates[group["metric"]] * group["scale"]
         self.run.weights_changed()
-        load = self.expert_load.metrics if self.expert_load else {}
-        return rates | {"gradient_norm": self._apply()} | load
+        self.clock.lap("learn")
+        norm = self._apply()
+        self.clock.lap("step")
+        return rates | {"gradient_norm": norm} | (self.expert_load.metrics if self.expert_load else {})
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups

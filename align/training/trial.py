@@ -1,20 +1,15 @@
 """The largest micro-batch of a run, which is tried before the first update: a run that lacks memory ends at once."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from align.batches.micro_batches import micro_batches
 from align.core.settings import ModelConfig
 from align.runtime.sequence import sequence_size
-from align.training.data_order import DataOrder
 from align.training.engine import TrainEngine
 from align.training.memory import GIB
 
 Example = TypeVar("Example")
-
-PLANNED_UPDATES = 200
-"""The largest micro-batch is that of at most this many updates."""
 
 
 def can_try(engine: TrainEngine) -> bool:
@@ -23,32 +18,6 @@ def can_try(engine: TrainEngine) -> bool:
     Processes that share rows exchange within a pass: one that lacks memory would leave the others waiting.
     """
     return bool(engine.run.memory.estimate) and engine.can_try and sequence_size(engine.accelerator) == 1
-
-
-def largest_micro_batch(
-    engine: TrainEngine, batches: Iterable[tuple[list[Example], Sequence[int]]]
-) -> tuple[list[Example], list[int], int]:
-    """Find the micro-batch of this process with the most padded tokens.
-
-    Args:
-        batches: global batches, each with the tokens of its examples.
-
-    Returns:
-        The global batch that it is a part of, its rows there, and its padded tokens.
-    """
-    found: tuple[list[Example], list[int], int] = ([], [], 0)
-    for batch, lengths in batches:
-        for part in micro_batches(range(len(batch)), lengths, engine.run.config.micro_batch_tokens, engine.accelerator):
-            tokens = len(part.rows) * max(lengths[row] for row in part.rows)
-            if tokens > found[2]:
-                found = batch, part.rows, tokens
-    return found
-
-
-def first_batches(order: DataOrder[Example]) -> Iterator[list[Example]]:
-    """Yield the batches of the first epoch's updates, at most `PLANNED_UPDATES`."""
-    for update in range(1, min(PLANNED_UPDATES, order.updates_per_epoch) + 1):
-        yield order.batch(update)
 
 
 @contextmanager

@@ -8,9 +8,9 @@ import pytest
 from align.core.errors import UserError
 from align.core.settings import RunConfig, Settings, block, option, require_setting
 from align.core.settings_parser import parse
-from align.dpo.train import DPOConfig
+from align.dpo import DPOConfig
 from align.ppo.config import PPOConfig
-from align.reward.train import RewardConfig
+from align.reward import RewardConfig
 from align.sft import SFTConfig
 
 STAGES = [SFTConfig, RewardConfig, PPOConfig, DPOConfig]

@@ -18,11 +18,11 @@ from align.core.files import resolve_path
 from align.core.launch import run_stage
 from align.core.settings import Range, dump
 from align.core.settings_parser import parse
-from align.dpo.train import DPOConfig
+from align.dpo import DPOConfig
 from align.eval.toxicity.task import ToxicityConfig
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.trainer import split_rewards
-from align.reward.train import RewardConfig
+from align.reward import RewardConfig
 from align.sft import SFTConfig, SFTTrainer
 from tests.core.reading import STAGES, refused
 

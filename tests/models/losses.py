@@ -36,6 +36,21 @@ def minibatch_loss(trainer, experience, rows):
     return lambda part: micro_batch_loss(trainer.config, trainer.prepared, experience, part, tokens)
 
 
+ADAPTER = pytest.param(4, marks=pytest.mark.slow)
+"""The rank of one; whole models are tested at every save."""
+
+
+def loss_of_rows(batch_loss, engine, examples, **values):
+    """A stage's `batch_loss` in the form of `assert_invariant`: of a batch's rows, the loss of a micro-batch's rows."""
+
+    def of_batch(batch):
+        batch = [examples[row] for row in batch]
+        device = engine.accelerator.device
+        return lambda rows: batch_loss(engine.module, [examples[row] for row in rows], batch, device=device, **values)
+
+    return of_batch
+
+
 def totals(optimization, lengths, rows, budget, loss):
     """Loss, metrics and gradients of a global batch, computed in micro-batches of at most `budget` tokens."""
     plan = micro_batches(rows, [lengths[row] for row in rows], budget, optimization.accelerator)

@@ -1,4 +1,4 @@
-"""Padding, order and micro-batches never change a stage's loss or its gradients."""
+"""Padding, order and micro-batches never change PPO's loss or its gradients; those of other stages: their test_train.py."""
 
 import dataclasses
 
@@ -6,99 +6,16 @@ import pytest
 import torch
 
 from align.batches.micro_batches import prompt_groups
-from align.core.tensor_ops import Padded
-from align.models.heads import LanguageModel, ScalarHead
 from align.ppo.rollout import pack_rollout, plan_minibatch
-from align.reward.train import RewardConfig, RewardTask, build_module
-from align.sft import SFTConfig
-from align.sft.train import batch_loss, loss_counts, token_counts
-from align.training.start import build_engine
 from tests.models.losses import (
     assert_invariant,
     experience_of,
-    hand_turns,
     lengths_of,
     minibatch_loss,
-    rankings,
     role_outputs,
     totals,
 )
 from tests.training.toy_modules import accumulate
-
-ADAPTER = pytest.param(4, marks=pytest.mark.slow)  # the rank of one; whole models are tested at every save
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-@pytest.mark.parametrize("lora_rank", [0, ADAPTER])
-def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, weight, lora_rank):
-    if weight and not load_sharp(tiny_name).backbone.prompt_in_row:
-        weight = 0.0  # an encoder predicts nothing: refused by `encode`
-    loaded = load_sharp(tiny_name, lora_rank=lora_rank)
-    run = make_run(SFTConfig, "sft", prompt_loss_weight=weight)
-    engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
-    turns = hand_turns(hand_rollout)
-
-    def loss_of(batch):
-        counts = loss_counts([turns[row] for row in batch])
-        return lambda rows: (
-            batch_loss(engine.module, [turns[row] for row in rows], counts, weight, loaded.backbone.device),
-            {},
-        )
-
-    assert_invariant(engine, token_counts(turns), loss_of)
-
-
-@torch.no_grad()
-def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp, make_run, hand_rollout):
-    loaded = load_sharp(tiny_name)
-    engine = build_engine(make_run(SFTConfig, "sft"), LanguageModel(loaded.backbone, None), 1)
-    turns, sums, count = hand_turns(hand_rollout), 0.0, 0
-    for turn in turns:
-        hidden = loaded.backbone.hidden(Padded.from_lists([turn.prompt]), Padded.from_lists([turn.response]))
-        every = torch.log_softmax(loaded.backbone.logits(hidden[0, :-1]), -1)
-        for place, (token, learn) in enumerate(zip(turn.response, turn.loss_mask, strict=True)):
-            sums, count = sums - learn * float(every[place, token]), count + learn
-    # Lengths 9, 1, 4, 7, 3, 6 lose 3, 0, 1, 2, 1, 2 tokens: 30 - 9 = 21 are learned.
-    assert count == 21
-    loss = batch_loss(engine.module, turns, loss_counts(turns), 0.0, loaded.backbone.device)
-    assert float(loss) == pytest.approx(sums / 21, abs=1e-5)
-
-
-@pytest.mark.parametrize("lora_rank", [0, ADAPTER])
-@pytest.mark.parametrize("terms", [{}, {"centering_weight": 0.1}, {"lm_loss_weight": 0.5}], ids=str)
-def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_rank, terms):
-    loaded = load_sharp(tiny_name, adapter="reward", lora_rank=lora_rank)
-    run = make_run(RewardConfig, "reward", **terms)
-    torch.manual_seed(2)
-    model = build_module(run.config, loaded, ScalarHead(loaded.backbone.hidden_size, bias=False))
-    optimization = build_engine(run, model, 1)
-    task = RewardTask(run, run.config, loaded, optimization, rankings(hand_rollout), [])
-    assert_invariant(optimization, task.lengths, task.loss)
-
-
-def test_the_language_model_loss_beside_rewards_by_hand(tiny_name, load_sharp, make_run, hand_rollout):
-    """The mean of -log p over the best responses' tokens, of which the second ranking's is one of four."""
-    loaded = load_sharp(tiny_name)
-    found = {}
-    for weight in (0.5, 0.0):  # without that loss, a vocabulary matrix of its own is frozen
-        run = make_run(RewardConfig, "reward", lm_loss_weight=weight)
-        torch.manual_seed(2)
-        model = build_module(run.config, loaded, ScalarHead(loaded.backbone.hidden_size, bias=False))
-        task = RewardTask(run, run.config, loaded, build_engine(run, model, 1), rankings(hand_rollout), [])
-        found[weight] = task.loss([0, 1])([0, 1])
-    prompts, responses = [prompt.ids for prompt in hand_rollout.prompts], hand_rollout.responses
-    best, total, count = [(prompts[0], responses[1]), (prompts[1], responses[1])], 0.0, 0
-    with torch.no_grad():
-        for prompt, response in best:
-            hidden = loaded.backbone.hidden(Padded.from_lists([prompt]), Padded.from_lists([response]))
-            every = torch.log_softmax(loaded.backbone.logits(hidden[0, :-1]), -1)
-            total -= sum(float(every[place, token]) for place, token in enumerate(response))
-            count += len(response)
-    assert float(found[0.5][1]["lm_loss"].detach()) == pytest.approx(total / count, abs=1e-5)
-    assert float(found[0.5][0].detach()) == pytest.approx(float(found[0.0][0].detach()) + 0.5 * total / count, abs=1e-5)
-    assert "lm_loss" not in found[0.0][1]
-    assert float(found[0.5][1]["flops"]) > float(found[0.0][1]["flops"])
-
 
 MORE_TERMS = {"entropy_weight": 0.3, "kl_penalty": "k3", "clip_high": 0.4}
 

@@ -1,6 +1,7 @@
 """Reward, rule and attribute models on encoders of every family: learned, saved, reloaded, and used in PPO."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from align.core.errors import UserError
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import Head, load_attribute_model
 from align.extras.rules import RuleConfig, RuleTrainer
+from align.extras.rules.train import batch_loss
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
 from align.reward import RewardConfig, RewardTrainer
 from align.reward.checkpoint import RULE, load_reward_model
@@ -39,11 +41,10 @@ def texts(count):
     return [(f"Hi {number}", "aeiou aei" if number % 2 else "zxcvb bcd", number % 2) for number in range(count)]
 
 
-def assert_the_loss_of_single_rows_adds_up(task, rows):
+def assert_the_loss_of_single_rows_adds_up(loss_of, batch):
     """What is learned from rows does not depend on which are read together."""
-    loss = task.loss(rows)
     with torch.no_grad():
-        together, alone = float(loss(rows)[0]), [float(loss([row])[0]) for row in rows]
+        together, alone = float(loss_of(batch, batch)[0]), [float(loss_of([row], batch)[0]) for row in batch]
     assert max(alone) > 1e-3
     assert sum(alone) == pytest.approx(together, abs=1e-5)
 
@@ -100,12 +101,13 @@ def test_an_encoder_rates_attributes_and_is_a_reward(family, rank, sharpen, tmp_
     ]
     base = write_encoder(family, tmp_path / "base", sharpen)
     trainer = AttributeTrainer(base, rows, AttributeConfig(**settings(tmp_path / "run", rank)))
-    assert_the_loss_of_single_rows_adds_up(trainer.task, [0, 1, 2])
+    loss_of = partial(trainer.form.batch_loss, trainer.engine.module, torch.device("cpu"))
+    assert_the_loss_of_single_rows_adds_up(loss_of, trainer.order.examples[:3])
     folder = trainer.train()
     assert last_row(tmp_path / "run")["validation/head/vowels/auc"] > 0.9
     model, _ = load_attribute_model(str(folder), "float32")
     assert model.heads == [Head("length", "scale"), Head("vowels", "binary")]
-    assert_the_same_scores(trainer.task.engine.module, model, trainer.task.held_out)
+    assert_the_same_scores(trainer.engine.module, model, trainer.held_out)
     found = metrics_of_ppo(tmp_path / "ppo", [], attributes={"model": str(folder), "reward": "length-vowels"})
     assert 0 < found["reward/attributes"] < 7
 
@@ -118,11 +120,12 @@ def test_an_encoder_judges_by_rules_and_is_obeyed(family, rank, sharpen, tmp_pat
     ]
     base = write_encoder(family, tmp_path / "base", sharpen)
     trainer = RuleTrainer(base, rows, RuleConfig(**settings(tmp_path / "run", rank), rules=RULES))
-    assert_the_loss_of_single_rows_adds_up(trainer.task, [0, 1, 2])
+    loss_of = partial(batch_loss, trainer.engine.module, device=torch.device("cpu"))
+    assert_the_loss_of_single_rows_adds_up(loss_of, trainer.order.examples[:3])
     folder = trainer.train()
     assert last_row(tmp_path / "run")["validation/auc"] > 0.9
     model = load_reward_model(str(folder), "float32", kind=RULE).model
-    assert_the_same_scores(trainer.task.engine.module, model, trainer.task.held_out)
+    assert_the_same_scores(trainer.engine.module, model, trainer.held_out)
     found = metrics_of_ppo(tmp_path / "ppo", [lambda prompts, given: [0.0] * len(given)], rules={"model": str(folder)})
     assert 0 < found["reward/rule/no-digits"] < 1
 

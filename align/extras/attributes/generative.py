@@ -5,12 +5,13 @@ place of RESPONSE. A rating is the probability of the token after an attribute's
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
@@ -19,16 +20,15 @@ from align.core.tensor_ops import Padded
 from align.extras.attributes.expressions import Condition
 from align.extras.attributes.judgments import JUDGMENTS, judged_by
 from align.extras.attributes.model import SCALE, Head, save_generative_model
-from align.extras.attributes.tasks import AttributeConfig, AttributeTask
 from align.extras.rules.judgments import JudgedResponse, encoded_responses
-from align.models.backbone import Backbone
+from align.models.backbone import Backbone, flops_profile
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
 from align.models.log_probs import response_log_probs
 from align.reward.rankings import group_flops, group_sizes, pack_rankings
 from align.tokenization import Tokenization
 from align.tokenization.encoded import TokenIds
-from align.training.engine import Sums
+from align.training.engine import TrainEngine
 
 RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
 """The numbers that may follow the name of an attribute, by its kind; each has to be one token."""
@@ -92,6 +92,16 @@ class RatedText:
     def rated_part(self) -> TextPart:
         """The response with the questions about it."""
         return self.parts[-1]
+
+    @property
+    def prompt(self) -> TokenIds:
+        """The context and the response."""
+        return self.rated_part.prompt
+
+    @property
+    def responses(self) -> list[TokenIds]:
+        """The questions."""
+        return self.rated_part.responses
 
 
 class Questions:
@@ -190,68 +200,55 @@ class TextOutputs(NamedTuple):
     generator: Tensor
 
 
-class GenerativeTask(AttributeTask):
-    """A language model learns to write responses that pass a filter, and the ratings of all."""
+class GenerativeForm:
+    """A language model learns to write responses that pass a filter, and the ratings of all. Methods: see `HeadForm`.
 
-    adapter, writes = "policy", True
+    Args:
+        heads: the attributes.
+        generator_filter: see `encode_texts`.
+    """
 
-    @staticmethod
-    def build(config: AttributeConfig, loaded: LoadedModel, heads: list[Head]) -> GenerativeModel:
-        return GenerativeModel(loaded.backbone, Questions(heads, loaded.tokenization), loaded.adapter)
+    def __init__(self, loaded: LoadedModel, heads: list[Head], generator_filter: str) -> None:
+        self.loaded, self.heads, self.generator_filter = loaded, heads, generator_filter
+        self.questions = Questions(heads, loaded.tokenization)
+        self.profile = flops_profile(loaded.backbone, loaded.adapter)
 
-    @staticmethod
-    def encode(
-        config: AttributeConfig, rated: Sequence[JudgedResponse], module: Any, loaded: LoadedModel, limits: Limits
-    ) -> list[RatedText]:
-        return encode_texts(rated, module.questions, loaded, limits, config.generator_filter)
+    def build_module(self) -> nn.Module:
+        return GenerativeModel(self.loaded.backbone, self.questions, self.loaded.adapter)
 
-    @staticmethod
-    def sizes(loaded: LoadedModel, examples: Sequence[RatedText]) -> list[int]:
-        return [sum(group_sizes(loaded.backbone, item.parts)) for item in examples]
+    def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[RatedText]:
+        return encode_texts(rated, self.questions, self.loaded, limits, self.generator_filter)
 
-    def _compute(self, parts: Sequence[TextPart]) -> TextOutputs:
-        device = self.run.accelerator.device
-        prompt, response, prompt_index = pack_rankings(parts, device)
-        mask = Padded.from_lists([list(map(int, row)) for part in parts for row in part.generated]).ids.to(device) > 0
-        answers, log_probs = self.engine.module(prompt, response, prompt_index, mask)
-        is_question = torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)
-        answers = answers[is_question]
-        shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)
-        numbers = torch.tensor([number for part in parts for number in part.attributes], dtype=torch.long, device=device)
-        return TextOutputs(answers, -(shares * answers).sum(-1), numbers, -log_probs.sum(-1))
+    def sizes(self, examples: Sequence[RatedText]) -> list[int]:
+        return [sum(group_sizes(self.loaded.backbone, item.parts)) for item in examples]
 
-    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        batch = [self.examples[row] for row in rows]
+    def flops(self, example: RatedText) -> float:
+        return sum(
+            group_flops(self.loaded.backbone, self.profile, part, predicted=_predicted(part)) for part in example.parts
+        )
+
+    def batch_loss(
+        self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         counts = torch.zeros(len(self.heads))  # as in the head form, every head has the same weight
         for item in batch:
             for number in item.rated_part.attributes:
                 counts[number] += 1
         tokens = max(1, sum(_learned(item) for item in batch))
+        outputs = compute_texts(model, [text for item in examples for text in item.parts], device)
+        losses = outputs.losses.new_zeros(len(self.heads)).index_add(0, outputs.attributes, outputs.losses)
+        means = losses / counts.to(device).clamp(min=1)
+        generator = outputs.generator.sum() / tokens
+        sums = {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
+        return means.sum() + generator, sums | {"loss/generator": generator}
 
-        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
-            examples = [self.examples[row] for row in part]
-            texts = [text for item in examples for text in item.parts]
-            outputs = self._compute(texts)
-            losses = outputs.losses.new_zeros(len(self.heads)).index_add(0, outputs.attributes, outputs.losses)
-            means = losses / counts.to(losses.device).clamp(min=1)
-            generator = outputs.generator.sum() / tokens
-            flops = sum(group_flops(self.loaded.backbone, self.shape, text, predicted=_predicted(text)) for text in texts)
-            return means.sum() + generator, {
-                **{f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)},
-                "generator": generator,
-                "read": torch.full_like(generator, sum(self.sizes(self.loaded, examples))),
-                "flops": torch.tensor(flops, dtype=torch.float64, device=generator.device),
-            }
-
-        return loss_of_rows
-
-    def judge(self, examples: Sequence[RatedText]) -> tuple[Tensor, Tensor, dict[str, float]]:
-        questions = Questions(self.heads, self.loaded.tokenization)
-
+    def judge(
+        self, engine: TrainEngine, examples: Sequence[RatedText], budget: int
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
         def read_rows(rows: list[int]) -> list[tuple[list[float], list[float], float]]:
-            items = [examples[row] for row in rows]
-            outputs = self._compute([part for item in items for part in item.parts])
-            ratings = iter(questions.ratings(outputs.answers, outputs.attributes.tolist()))
+            items, device = [examples[row] for row in rows], engine.accelerator.device
+            outputs = compute_texts(engine.module, [part for item in items for part in item.parts], device)
+            ratings = iter(self.questions.ratings(outputs.answers, outputs.attributes.tolist()))
             losses, generator = iter(outputs.losses.tolist()), iter(outputs.generator.tolist())
             found = []
             for item in items:
@@ -262,22 +259,27 @@ class GenerativeTask(AttributeTask):
                 found.append((item_ratings, item_losses, generator_loss))
             return found
 
-        sizes = self.sizes(self.loaded, examples)
-        rows = map_rows(sizes, self.config.micro_batch_tokens, self.run.accelerator, read_rows)
-        predicted, losses, generator = zip(*rows, strict=True)
+        predicted, losses, generator = zip(
+            *map_rows(self.sizes(examples), budget, engine.accelerator, read_rows), strict=True
+        )
         tokens = sum(map(_learned, examples))
         extra_losses = {"loss/generator": sum(generator) / tokens} if tokens else {}
         return torch.tensor(predicted), torch.tensor(losses).sum(0), extra_losses
 
-    def write_model(self, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
-        save_generative_model(self.folder, self.loaded, weights, self.heads, card)
+    def save(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
+        save_generative_model(folder, self.loaded, weights, self.heads, card)
 
-    def describe(self, rows: list[int]) -> list[dict[str, object]]:
-        text = self.loaded.tokenization.text
-        return [
-            {"read": text(item.rated_part.prompt), "attributes": dict(item.attributes), "learned": len(item.parts) > 1}
-            for item in (self.examples[row] for row in rows)
-        ]
+
+def compute_texts(model: nn.Module, parts: Sequence[TextPart], device: torch.device) -> TextOutputs:
+    """Return the outputs of a `GenerativeModel`, or the engine around it."""
+    prompt, response, prompt_index = pack_rankings(parts, device)
+    mask = Padded.from_lists([list(map(int, row)) for part in parts for row in part.generated]).ids.to(device) > 0
+    answers, log_probs = model(prompt, response, prompt_index, mask)
+    is_question = torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)
+    answers = answers[is_question]
+    shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)
+    numbers = torch.tensor([number for part in parts for number in part.attributes], dtype=torch.long, device=device)
+    return TextOutputs(answers, -(shares * answers).sum(-1), numbers, -log_probs.sum(-1))
 
 
 def _learned(item: RatedText) -> int:

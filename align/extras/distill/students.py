@@ -1,8 +1,7 @@
 """The student: how it is made, and the responses that it learns from."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Literal, NamedTuple
 
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.seeds import Stream, generator
+from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
-from align.extras.distill.config import DistillConfig
 from align.models.backbone import Backbone, with_every_layer, wrap
 from align.models.loading import LoadedModel, load
 from align.sampling.generation import Sampling, row_uniforms, sample
@@ -32,25 +31,30 @@ class Predictor(nn.Module):
         return self.backbone.logits(hidden), hidden
 
 
-def make_student(config: DistillConfig, teacher: LoadedModel) -> LoadedModel:
-    """The model to train: every `layer_step`-th layer of the teacher, a new model of that shape, or a named model.
+def make_student(teacher: LoadedModel, name: str, layer_step: int, equal_width: bool, settings: ModelConfig) -> LoadedModel:
+    """Return the model to train: every `layer_step`-th layer of the teacher, or a named model.
+
+    Args:
+        name: of the model; empty: layers of the teacher.
+        equal_width: whether hidden states must be as wide as the teacher's.
+        settings: how a named model is loaded.
 
     Raises:
-        UserError: if it has another tokenizer, or hidden states of another width while `cosine_weight` is not 0.
+        UserError: if it has another tokenizer, or hidden states of another width.
     """
     model = teacher.backbone.model
-    if not config.student:
-        smaller = with_every_layer(model, config.layer_step)
+    if not name:
+        smaller = with_every_layer(model, layer_step)
         return replace(teacher, backbone=wrap(smaller.requires_grad_(True)))
-    student = load(replace(config, model=config.student), model.dtype)
+    student = load(replace(settings, model=name), model.dtype)
     vocabularies = [each.tokenization.tokenizer.get_vocab() for each in (teacher, student)]
     sizes = [each.backbone.model.config.vocab_size for each in (teacher, student)]
     if vocabularies[0] != vocabularies[1] or sizes[0] != sizes[1]:
-        raise UserError(f"student '{config.student}' has another vocabulary than its teacher, so it cannot learn its logits")
+        raise UserError(f"student '{name}' has another vocabulary than its teacher, so it cannot learn its logits")
     widths = [each.backbone.hidden_size for each in (teacher, student)]
-    if config.cosine_weight and widths[0] != widths[1]:
+    if equal_width and widths[0] != widths[1]:
         raise UserError(
-            f"student '{config.student}': its hidden states have {widths[1]} numbers, those of the teacher {widths[0]}; set "
+            f"student '{name}': its hidden states have {widths[1]} numbers, those of the teacher {widths[0]}; set "
             "cosine_weight to 0"
         )
     return student
@@ -61,68 +65,63 @@ def parameter_count(backbone: Backbone) -> int:
     return sum(weight.numel() for weight in backbone.model.parameters())
 
 
+Writer = Literal["data", "student", "teacher"]
+
+
+class WrittenExample(NamedTuple):
+    """A prompt with a response, and who wrote it."""
+
+    example: EncodedDemonstration
+    writer: Writer
+
+
 class WrittenBatches:
     """The examples of each update, some with new responses of the student or the teacher.
 
     Args:
-        epochs: which prompts each update has.
-        examples: prompts with their responses, which are empty if all are written in training.
-
-    Attributes:
-        current: the examples of the update, by their rows.
-        by_student: rows whose response the student wrote.
-        written: rows whose response the student or the teacher wrote.
+        order: the examples of each update; responses are empty if all are written in training.
+        student_share: share of examples whose response the student writes.
+        teacher_writes: whether the teacher writes the others.
+        sampling: how responses are written.
     """
 
     def __init__(
         self,
-        config: DistillConfig,
-        epochs: DataOrder[EncodedDemonstration],
-        examples: Sequence[EncodedDemonstration],
+        order: DataOrder[EncodedDemonstration],
         teacher: LoadedModel,
         student: LoadedModel,
+        student_share: float,
+        teacher_writes: bool,
+        sampling: Sampling,
         accelerator: Accelerator,
     ) -> None:
-        self.config, self.epochs, self.examples, self.accelerator = config, epochs, examples, accelerator
-        self.teacher, self.student = teacher, student
-        self.updates_per_epoch = epochs.updates_per_epoch
-        self.sampling = Sampling(
-            config.max_response_tokens,
-            batch_tokens=max(config.micro_batch_tokens, config.max_response_tokens),
-        )
-        self.current: dict[int, EncodedDemonstration] = {}
-        self.by_student: frozenset[int] = frozenset()
-        self.written: frozenset[int] = frozenset()
+        self.order, self.teacher, self.student = order, teacher, student
+        self.student_share, self.teacher_writes = student_share, teacher_writes
+        self.sampling, self.accelerator = sampling, accelerator
 
-    def updates(self, epochs: int) -> int:
-        """The number of updates in `epochs` epochs."""
-        return self.epochs.updates(epochs)
+    def batch(self, update: int) -> list[WrittenExample]:
+        """Return the examples of an update; their responses are written now."""
+        batch = self.order.batch(update)
+        draws = generator(self.order.seed, Stream.DISTILLED_RESPONSES, update).random(len(batch))
+        others: Writer = "teacher" if self.teacher_writes else "data"
+        writers: list[Writer] = ["student" if draw < self.student_share else others for draw in draws]
+        written = dict(enumerate(batch))
+        for number, (writer, model) in enumerate((("student", self.student), ("teacher", self.teacher))):
+            written |= self._write(model, batch, [row for row in written if writers[row] == writer], (update, number))
+        return [WrittenExample(written[row], writer) for row, writer in enumerate(writers)]
 
-    def rows(self, update: int) -> list[int]:
-        """The examples of an update; their responses are written now."""
-        rows, config = self.epochs.rows(update), self.config
-        draws = generator(config.seed, Stream.DISTILLED_RESPONSES, update).random(len(rows))
-        by_student = [row for row, draw in zip(rows, draws, strict=True) if draw < config.student_share]
-        self.by_student = frozenset(by_student)
-        by_teacher = [row for row in rows if row not in self.by_student] if config.responses == "teacher" else []
-        self.written = frozenset([*by_student, *by_teacher])
-        self.current.clear()
-        self.current |= {row: self.examples[row] for row in rows}
-        self.current |= self._write(self.student, by_student, update, 0)
-        self.current |= self._write(self.teacher, by_teacher, update, 1)
-        return rows
-
-    def _write(self, writer: LoadedModel, rows: list[int], update: int, number: int) -> dict[int, EncodedDemonstration]:
-        """A new response to each prompt; the noise depends only on the update and the place in it."""
+    def _write(
+        self, model: LoadedModel, batch: list[EncodedDemonstration], rows: list[int], key: tuple[int, int]
+    ) -> dict[int, EncodedDemonstration]:
+        """Return new responses to some prompts; the noise depends only on the update and the place in it."""
         if not rows:
             return {}
-        prompts = [self.examples[row].prompt for row in rows]
-        key = (self.config.seed, Stream.DISTILLED_RESPONSES, update, number)
-        uniforms = row_uniforms(len(rows), self.sampling, *key)
+        prompts = [batch[row].prompt for row in rows]
+        uniforms = row_uniforms(len(rows), self.sampling, self.order.seed, Stream.DISTILLED_RESPONSES, *key)
 
         def respond(part: list[int]) -> list[list[int]]:
             asked = [prompts[i] for i in part]
-            return sample(writer.backbone, asked, uniforms[part], self.sampling, writer.tokenization.end_ids).ids
+            return sample(model.backbone, asked, uniforms[part], self.sampling, model.tokenization.end_ids).ids
 
         costs = [len(prompt) + self.sampling.max_new_tokens for prompt in prompts]
         responses = map_rows(costs, self.sampling.batch_tokens, self.accelerator, respond)
@@ -130,11 +129,3 @@ class WrittenBatches:
             row: EncodedDemonstration(prompt, ids, [True] * len(ids))
             for row, prompt, ids in zip(rows, prompts, responses, strict=True)
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the prompts' order; the responses follow from the update and the weights."""
-        return self.epochs.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that the prompts are those of a checkpoint. Raises: UserError."""
-        self.epochs.load_state_dict(state)

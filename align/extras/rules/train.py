@@ -3,24 +3,24 @@
 Launch it by `accelerate launch align/extras/rules/train.py --config configs/rule-model/x.yaml`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data
+from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import MixedExamples
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
-from align.core.settings import option, require_setting
 from align.data.rules import read_rules
+from align.extras.rules.config import RuleConfig
 from align.extras.rules.judgments import (
     ScoredJudgment,
     SplitJudgments,
@@ -29,42 +29,95 @@ from align.extras.rules.judgments import (
     rule_metrics,
     split_judgments,
 )
+from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import weights_of
 from align.models.heads import RewardModel, freeze_unused_lm_head
-from align.reward.checkpoint import RULE, initial_head, save_reward_model
+from align.models.loading import LoadedModel
+from align.models.roles import REWARD_ADAPTER
+from align.reward.checkpoint import RULE, initial_head, require_savable_classifier, save_reward_model
 from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings
-from align.reward.train import HeadTrainer
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import EncodedJudgments
-from align.training.data_order import JudgmentConfig
-from align.training.engine import Sums
-from align.training.loop import ExampleTask
-from align.training.start import Model, with_data_names
+from align.training.data_order import DataOrder
+from align.training.engine import TrainEngine
+from align.training.epoch_loop import EpochLoop
+from align.training.start import Model, build_engine, open_run, say_if_prompts_are_repeated, with_data_names
 
 
-@dataclass(kw_only=True)
-class RuleConfig(JudgmentConfig):
-    """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and predicts how likely
-    the response violates the rule."""
+def train(
+    config: RuleConfig,
+    loaded: LoadedModel,
+    engine: TrainEngine,
+    order: DataOrder[EncodedJudgments],
+    held_out: list[EncodedJudgments],
+    unseen: list[EncodedJudgments],
+    rules: dict[str, str],
+) -> Path:
+    """Train a rule model from the last checkpoint on; return the folder of the best model.
 
-    train_data: str = option(
-        "data/rule_judgments.jsonl", "rule judgments that the labeling app exported: file, folder or hub name"
-    )
-    validation_data: str = option(
-        "", "held-out judgments: metrics, and the choice of the best model; empty: held_out_share of train_data's"
-    )
-    rules: list[str] = option(
-        ["forms/rules/sparrow-dialogue.yaml"],
-        "files of rules whose texts the model reads, or FILE:ID for one rule; judgments by other rules are an error",
-    )
-    held_out_rules: list[str] = option([], "ids of rules that are never trained on, to see how unseen rules are judged")
-    epochs: int = option(1, "passes over the judged responses")
-    batch_size: int = option(16, "judged responses in one update, over all processes; each comes with all of its rules")
-    max_prompt_tokens: int = option(1024, "longest conversation, in tokens")
+    Args:
+        engine: of a `RewardModel`.
+        held_out: responses that choose the best model; may be empty.
+        unseen: responses judged by held-out rules.
+        rules: texts of the rules that are trained on, by id; they are saved with the model.
+    """
+    run, budget, backbone = engine.run, config.micro_batch_tokens, loaded.backbone
+    profile = flops_profile(backbone, loaded.adapter)
+    loss_of = partial(batch_loss, engine.module, device=run.accelerator.device)
+    loop = EpochLoop(engine, order, config.evaluate_every)
+    planned = ((batch, group_sizes(backbone, batch)) for batch in order.first_batches())
+    loop.try_largest_micro_batch(planned, loss_of)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(self, "rules", bool(self.rules), "given: the model reads the texts of the rules")
+    for update in loop.updates():
+        batch = order.batch(update)
+        sizes = group_sizes(backbone, batch)
+        plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
+        with loop.learning(update, batch, loaded.tokenization):
+            for rows in engine.micro_batches(plan):
+                loss, sums = loss_of([batch[row] for row in rows], batch)
+                engine.backward(loss, sums)
+            step = engine.step(update)
+        metrics = dict(engine.sums)
+        metrics["accuracy"] = metrics.pop("right") / max(1.0, metrics.pop("decided"))
+        flops = sum(group_flops(backbone, profile, item) for item in batch)
+        metrics |= step | loop.costs(sum(sizes), flops)
+        if loop.evaluates(update):
+            found, scored = evaluate(engine, backbone, held_out, unseen, budget)
+            metrics |= found
+            if loop.is_best(metrics):
+                save(loaded, engine, config.train_data, metrics, scored, rules)
+        loop.log(update, metrics)
+
+    if loop.needs_evaluation():
+        metrics, scored = evaluate(engine, backbone, held_out, unseen, budget)
+        if loop.is_best(metrics):
+            save(loaded, engine, config.train_data, metrics, scored, rules)
+    run.close()
+    return run.folder / "model"
+
+
+def batch_loss(
+    model: nn.Module,
+    examples: Sequence[EncodedJudgments],
+    batch: Sequence[EncodedJudgments],
+    device: torch.device,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a micro-batch's share of the loss, and of its metrics.
+
+    Args:
+        model: a `RewardModel`, or the engine around it.
+        examples: of the micro-batch.
+        batch: the global batch, whose judgments the loss is a mean over.
+    """
+    count = sum(len(item.targets) for item in batch)
+    logits = reward_rankings(model, examples, device)
+    targets = torch.tensor([target for item in examples for target in item.targets], device=device)
+    decided = targets != 0.5
+    return judgment_loss(logits, targets) / count, {
+        "right": (((logits > 0) == (targets > 0.5)) & decided).float().sum(),
+        "decided": decided.float().sum(),
+        "probability": torch.sigmoid(logits).sum() / count,
+    }
 
 
 def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -77,50 +130,58 @@ def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
 
-class RuleTrainer(HeadTrainer):
-    """Training of a rule model on rule judgments.
-
-        judgments = [{"prompt": "Hi", "response": "I am Bob.", "rule": "no-human-identity", "verdict": "violates"}]
-        trainer = RuleTrainer("smollm2-135m", judgments, RuleConfig(output_dir="runs/rules"))
-        folder = trainer.train()
-
-    Arguments are those of `EpochTrainer`; without `validation_data`, a share of `train_data` is held out.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        train_data: Data,
-        config: RuleConfig,
-        validation_data: Data = (),
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        rules = read_rules(config.rules)
-        split = split_data(config, train_data, validation_data, rules)
-        super().__init__(config, "rules", model, tokenizer)
-        loaded = self.loaded
-        encoded = [encode_judgments(part, rules, loaded, config.limits) for part in split]
-        if not encoded[0]:
-            raise UserError(f"{config.train_data}: no judgment is left to learn from within the limits")
-        name, counts = self.run.config.model, [len(part) for part in encoded]
-        trained = sorted({rule for item in encoded[0] for rule in item.rules})
-        self.run.say(
-            f"rules: {counts[0]} responses judged by {len(trained)} rules to learn from, {counts[1]} held out, {counts[2]} "
-            f"judged by held-out rules; model {name}"
-        )
-        freeze_unused_lm_head(loaded.backbone)
-        module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone, RULE), loaded.adapter)
-        mixed = MixedExamples(encoded[0], [counts[0]], [1.0])
-        engine = self.build_engine(module, mixed, (len(example.responses) for example in mixed.examples))
-        texts = {rule: rules[rule] for rule in trained}
-        parts = (self.run, config, loaded, engine, *encoded[:2])
-        self.task = RuleTask(*parts, unseen=encoded[2], rules=texts)
+def evaluate(
+    engine: TrainEngine,
+    backbone: Backbone,
+    held_out: list[EncodedJudgments],
+    unseen: list[EncodedJudgments],
+    budget: int,
+) -> tuple[dict[str, float], list[ScoredJudgment]]:
+    """Return metrics on held-out conversations and held-out rules, and the scored judgments of the former."""
+    scored = score_judgments(engine, backbone, held_out, budget) if held_out else []
+    by_rule = {"validation": scored, "unseen": score_judgments(engine, backbone, unseen, budget) if unseen else []}
+    return {
+        f"{prefix}/{name}": value
+        for prefix, found in by_rule.items()
+        if found
+        for name, value in rule_metrics(found).items()
+    }, scored
 
 
-def run_rule_model(config: RuleConfig) -> Path:
-    """Train `config.model` on the judgments in `config.train_data`; returns the folder of the best model."""
-    return RuleTrainer(config.model, config.train_data, config, config.validation_data).train()
+def score_judgments(
+    engine: TrainEngine, backbone: Backbone, judged: Sequence[EncodedJudgments], budget: int
+) -> list[ScoredJudgment]:
+    """Return the model's probabilities for judged responses, on every process."""
+
+    def read(part: Sequence[EncodedJudgments]) -> Tensor:
+        return torch.sigmoid(reward_rankings(engine.module, part, engine.accelerator.device).double())
+
+    predicted = score_rankings(read, judged, backbone, budget, engine.accelerator)
+    return [
+        ScoredJudgment(*row)
+        for item, probabilities in zip(judged, predicted, strict=True)
+        for row in zip(item.rules, probabilities, item.targets, strict=True)
+    ]
+
+
+def save(
+    loaded: LoadedModel,
+    engine: TrainEngine,
+    data: str,
+    metrics: dict[str, float],
+    scored: list[ScoredJudgment],
+    rules: dict[str, str],
+) -> None:
+    """Save the model as the run's result."""
+    run, state = engine.run, engine.model_state()
+
+    def write() -> None:
+        weights = weights_of(loaded.backbone, state, "backbone.model.")
+        write_json(run.folder / "validation.json", [asdict(item) for item in scored])
+        facts, card = {"rules": rules, "mean": 0.0}, run.card("Rule model", data, metrics)
+        save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], facts, card, RULE)
+
+    run_on_main(write, run.accelerator)
 
 
 def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rules: dict[str, str]) -> SplitJudgments:
@@ -146,86 +207,61 @@ def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rule
     return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])
 
 
-class RuleTask(ExampleTask):
-    """Loss and evaluation of a rule model.
+class RuleTrainer:
+    """Training of a rule model on rule judgments.
 
-    Args:
-        unseen: responses judged by held-out rules.
-        rules: texts of the rules that are trained on, by id; they are saved with the model.
+        judgments = [{"prompt": "Hi", "response": "I am Bob.", "rule": "no-human-identity", "verdict": "violates"}]
+        trainer = RuleTrainer("smollm2-135m", judgments, RuleConfig(output_dir="runs/rules"))
+        folder = trainer.train()
+
+    Arguments are those of `SFTTrainer`; without `validation_data`, a share of `train_data` is held out.
     """
 
-    config: RuleConfig
+    def __init__(
+        self,
+        model: Model,
+        train_data: Data,
+        config: RuleConfig,
+        validation_data: Data = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
+        rules = read_rules(config.rules)
+        split = split_data(config, train_data, validation_data, rules)
+        self.run, self.loaded = run, loaded = open_run(config, "rules", model, tokenizer, REWARD_ADAPTER, True)
+        run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
+        learned, self.held_out, self.unseen = [encode_judgments(part, rules, loaded, config.limits) for part in split]
+        if not learned:
+            raise UserError(f"{config.train_data}: no judgment is left to learn from within the limits")
+        trained = sorted({rule for item in learned for rule in item.rules})
+        self.rules = {rule: rules[rule] for rule in trained}
+        run.say(
+            f"rules: {len(learned)} responses judged by {len(trained)} rules to learn from, {len(self.held_out)} held out, "
+            f"{len(self.unseen)} judged by held-out rules; model {run.config.model}"
+        )
+        freeze_unused_lm_head(loaded.backbone)
+        head = initial_head(run.config.model, loaded.backbone, RULE)
+        module = RewardModel(loaded.backbone, head, loaded.adapter)
+        say_if_prompts_are_repeated(run, loaded.backbone, (len(example.responses) for example in learned))
+        self.order = DataOrder(MixedExamples(learned, [len(learned)], [1.0]), config.seed, config.batch_size)
+        run.say(run.memory.check(run.config, module))
+        self.engine = build_engine(run, module, self.order.updates(config.epochs))
 
-    def __init__(self, *arguments: Any, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
-        super().__init__(*arguments)
-        self.unseen, self.rules = unseen, rules
-        self.lengths = group_sizes(self.loaded.backbone, self.examples)
-        self.scored: list[ScoredJudgment] = []
+    def train(self) -> Path:
+        """Train from the last checkpoint on; return the folder of the best model."""
+        parts = (self.loaded, self.engine, self.order, self.held_out, self.unseen, self.rules)
+        return train(self.config, *parts)
 
-    def loss(self, rows: list[int]) -> Callable[[list[int]], tuple[Tensor, Sums]]:
-        count = sum(len(self.examples[row].targets) for row in rows)
 
-        def loss_of_rows(part: list[int]) -> tuple[Tensor, Sums]:
-            judged, backbone = [self.examples[row] for row in part], self.loaded.backbone
-            logits = reward_rankings(self.engine.module, judged, self.run.accelerator.device)
-            targets = torch.tensor([target for item in judged for target in item.targets], device=logits.device)
-            loss = judgment_loss(logits, targets) / count
-            decided = targets != 0.5
-            right = ((logits > 0) == (targets > 0.5)) & decided
-            flops = sum(group_flops(backbone, self.shape, item) for item in judged)
-            return loss, {
-                "right": right.float().sum(),
-                "decided": decided.float().sum(),
-                "probability": torch.sigmoid(logits).sum() / count,
-                "read": torch.full_like(loss, sum(group_sizes(backbone, judged))),
-                "flops": torch.tensor(flops, dtype=torch.float64, device=loss.device),
-            }
+def run_rule_model(config: RuleConfig) -> Path:
+    """Train `config.model` on the judgments in `config.train_data`; return the folder of the best model."""
+    return RuleTrainer(config.model, config.train_data, config, config.validation_data).train()
 
-        return loss_of_rows
 
-    def metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        return {
-            "loss": sums["loss"],
-            "accuracy": sums["right"] / max(1.0, sums["decided"]),
-            "probability": sums["probability"],
-            "tokens/read": sums["read"],
-        }
-
-    def _score(self, judged: Sequence[EncodedJudgments]) -> list[ScoredJudgment]:
-        """The model's probabilities for judged responses, on every process."""
-        accelerator = self.run.accelerator
-
-        def read(part: Sequence[EncodedJudgments]) -> Tensor:
-            return torch.sigmoid(reward_rankings(self.engine.module, part, accelerator.device).double())
-
-        predicted = score_rankings(read, judged, self.loaded.backbone, self.config.micro_batch_tokens, accelerator)
-        return [
-            ScoredJudgment(*row)
-            for item, probabilities in zip(judged, predicted, strict=True)
-            for row in zip(item.rules, probabilities, item.targets, strict=True)
-        ]
-
-    def evaluate(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for prefix, judged in (("validation", self.held_out), ("unseen", self.unseen)):
-            if judged:
-                scored = self._score(judged)
-                self.scored = scored if prefix == "validation" else self.scored
-                metrics |= {f"{prefix}/{name}": value for name, value in rule_metrics(scored).items()}
-        return metrics
-
-    def save(self, metrics: dict[str, float]) -> None:
-        state = self.engine.model_state()
-
-        def write() -> None:
-            weights = weights_of(self.loaded.backbone, state, "backbone.model.")
-            write_json(self.run.folder / "validation.json", [asdict(item) for item in self.scored])
-            facts = {"rules": self.rules, "mean": 0.0}
-            head, card = state["head.linear.weight"], self.card("Rule model", metrics)
-            save_reward_model(self.folder, self.loaded, weights, head, facts, card, RULE)
-
-        run_on_main(write, self.run.accelerator)
+def main() -> None:
+    """Train a rule model with settings from the command line."""
+    run_stage(RuleConfig, run_rule_model)
 
 
 if __name__ == "__main__":
-    run_stage(RuleConfig, run_rule_model)
+    main()

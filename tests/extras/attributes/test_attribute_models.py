@@ -110,8 +110,7 @@ def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
     loaded, _ = load_attribute_model(str(folder), "float32")
     with torch.no_grad():
         memory, disk = (
-            reward_rankings(module, trainer.task.held_out, torch.device("cpu"))
-            for module in (trainer.task.engine.module, loaded)
+            reward_rankings(module, trainer.held_out, torch.device("cpu")) for module in (trainer.engine.module, loaded)
         )
     assert memory.shape[1] == 2
     assert torch.allclose(memory, disk, atol=1e-5)

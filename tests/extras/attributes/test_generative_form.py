@@ -143,7 +143,7 @@ def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model
     assert together.question_tokens > 0
     held_out = split_judgments(read_ratings(planted(24), False), (), 0.2, 0).validation
     rows = [sampled(place[0], item.prompt[0]["content"], item.response) for item in held_out]
-    in_memory, on_disk = trainer.task.judge(trainer.task.held_out)[0], together(rows)
+    in_memory, on_disk = trainer.form.judge(trainer.engine, trainer.held_out, 4096)[0], together(rows)
     said = torch.tensor([[each["rating"], each["unsafe"]] for each in on_disk])
     judged = ~in_memory.isnan()
     assert judged.any()

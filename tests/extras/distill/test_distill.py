@@ -13,13 +13,14 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.extras.distill import DistillConfig, DistillTrainer
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.extras.distill.students import WrittenBatches, make_student, parameter_count
-from align.extras.distill.train import DistillTask, Predictor
+from align.extras.distill.students import Predictor, WrittenBatches, WrittenExample, make_student, parameter_count
+from align.extras.distill.train import batch_loss, evaluate, loss_parts, token_counts
 from align.models.loading import load
+from align.sampling.generation import Sampling
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder
 from align.training.start import build_engine
-from tests.models.losses import assert_invariant
+from tests.models.losses import assert_invariant, loss_of_rows
 
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]
 
@@ -64,21 +65,39 @@ def test_the_sum_by_hand():
 # ------------------------------------------------------------------------------------------------------------- the stage
 
 
-@pytest.fixture
-def make_task(make_run):
-    """`make_task(teacher, student, examples, **settings)`: the task around models that are loaded."""
+WEIGHTS = LossWeights(5.0, 2.0, 1.0, 2.0)
 
-    def make(teacher, student, examples, **settings):
-        run = make_run(DistillConfig, "distill", **{"max_response_tokens": 8, **settings})
+
+class Stage:
+    """Models that are loaded, and a first batch, some of whose responses are written."""
+
+    def __init__(self, run, teacher, student, examples, student_share=0.0, responses="data", weights=WEIGHTS):
         teacher.backbone.eval().requires_grad_(False)
-        engine = build_engine(run, Predictor(student.backbone), 1)
+        self.teacher, self.weights = Predictor(teacher.backbone), weights
+        self.engine = build_engine(run, Predictor(student.backbone), 1)
         order = DataOrder(MixedExamples(examples, [len(examples)], [1.0]), 0, 64)
-        responses = WrittenBatches(run.config, order, examples, teacher, student, run.accelerator)
-        responses.rows(1)
-        parts = (run, run.config, student, engine, responses.current, list(examples))
-        return DistillTask(*parts, teacher=teacher, responses=responses)
+        sampling, accelerator = Sampling(8, batch_tokens=4096), run.accelerator
+        self.batches = WrittenBatches(order, teacher, student, student_share, responses == "teacher", sampling, accelerator)
+        self.batch = self.batches.batch(1)
 
-    return make
+    def loss(self):
+        device = self.engine.accelerator.device
+        return batch_loss(self.engine.module, self.teacher, self.batch, self.batch, self.weights, device)
+
+    def evaluate(self, examples):
+        held_out = [WrittenExample(example, "data") for example in examples]
+        return evaluate(self.engine, self.teacher, held_out, self.weights, 4096)
+
+
+@pytest.fixture
+def make_stage(make_run):
+    """`make_stage(teacher, student, examples, **values)`: the stage around models that are loaded."""
+    return lambda *models, **values: Stage(make_run(DistillConfig, "distill"), *models, **values)
+
+
+def half_of(teacher):
+    """A student with every other layer."""
+    return make_student(teacher, "", 2, True, ModelConfig())
 
 
 def examples_of(rollout):
@@ -89,64 +108,68 @@ def examples_of(rollout):
     ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"student_share": 0.5}, {"cosine_weight": 0.0, "lm_weight": 0.0}], ids=str)
-def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_task, hand_rollout, settings):
+@pytest.mark.parametrize("settings", [{}, {"student_share": 0.5}, {"weights": LossWeights(5.0, 0.0, 0.0, 2.0)}], ids=str)
+def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_stage, hand_rollout, settings):
     teacher = load_sharp(tiny_name)
-    student = make_student(DistillConfig(), teacher)
-    task = make_task(teacher, student, examples_of(hand_rollout), **settings)
-    lengths = [task.lengths[row] for row in range(len(task.lengths))]
-    assert_invariant(task.engine, lengths, task.loss)
+    stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), **settings)
+    given = {"teacher": stage.teacher, "weights": stage.weights}
+
+    def loss_of(model, examples, batch, device, teacher, weights):
+        return batch_loss(model, teacher, examples, batch, weights, device)
+
+    assert_invariant(stage.engine, token_counts(stage.batch), loss_of_rows(loss_of, stage.engine, stage.batch, **given))
 
 
-def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_name, load_sharp, make_task, hand_rollout):
-    task = make_task(load_sharp(tiny_name), load_sharp(tiny_name), examples_of(hand_rollout), temperature=3.0)
-    _, sums = task.loss(list(range(6)))(list(range(6)))
+def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_name, load_sharp, make_stage, hand_rollout):
+    examples, weights = examples_of(hand_rollout), WEIGHTS._replace(temperature=3.0)
+    stage = make_stage(load_sharp(tiny_name), load_sharp(tiny_name), examples, weights=weights)
+    _, sums = stage.loss()
     assert float(sums["ce"]) == pytest.approx(float(sums["entropy"]), rel=1e-5)
     assert float(sums["entropy"]) > 1
-    found = task.evaluate()
+    found = stage.evaluate(examples)
     assert found["validation/loss/cosine"] == pytest.approx(0.0, abs=1e-5)
     assert found["validation/kl"] == pytest.approx(0.0, abs=1e-5)
-    half = make_task(load_sharp(tiny_name), make_student(DistillConfig(), load_sharp(tiny_name)), examples_of(hand_rollout))
-    assert half.evaluate()["validation/kl"] > 0.01
+    half = make_stage(load_sharp(tiny_name), half_of(load_sharp(tiny_name)), examples)
+    assert half.evaluate(examples)["validation/kl"] > 0.01
 
 
-def test_the_language_model_loss_leaves_out_what_the_student_wrote(load_sharp, make_task, hand_rollout):
+def test_the_language_model_loss_leaves_out_what_the_student_wrote(load_sharp, make_stage, hand_rollout):
     teacher = load_sharp("tiny-llama")
-    task = make_task(teacher, make_student(DistillConfig(), teacher), examples_of(hand_rollout), student_share=1.0)
-    loss, sums = task.loss(list(range(6)))(list(range(6)))
+    stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), student_share=1.0)
+    _, sums = stage.loss()
     assert (float(sums["lm"]), float(sums["learned"])) == (0.0, 0.0)
     assert float(sums["tokens"]) > 6
-    found = task.metrics({name: float(value) for name, value in sums.items()} | {"loss": float(loss.detach())})
-    assert (found["written/student"], found["written"], found["loss/lm"]) == (1.0, 1.0, 0.0)
+    assert {item.writer for item in stage.batch} == {"student"}
+    assert loss_parts({name: float(value) for name, value in sums.items()})["loss/lm"] == 0.0
 
 
 @pytest.mark.parametrize(
     ("settings", "own", "written"), [({"responses": "teacher"}, 0, 40), ({"student_share": 0.4}, 16, 16)]
 )
-def test_who_writes(load_sharp, make_task, settings, own, written):
+def test_who_writes(load_sharp, make_stage, settings, own, written):
     examples = [EncodedDemonstration([9, 10 + n], [20], [True]) for n in range(40)]
     teacher = load_sharp("tiny-llama")
-    task = make_task(teacher, make_student(DistillConfig(), teacher), examples, **settings)
-    responses = task.responses
-    assert abs(len(responses.by_student) - own) <= 8  # of 40 draws, 2.6 standard deviations
-    assert abs(len(responses.written) - written) <= 8
-    assert all(responses.current[row] is examples[row] for row in range(40) if row not in responses.written)
-    first = dict(responses.current)
-    responses.rows(1)
-    assert responses.current == first  # the update decides
-    responses.rows(2)
-    assert responses.current != first
+    stage = make_stage(teacher, half_of(teacher), examples, **settings)
+    writers = [item.writer for item in stage.batch]
+    assert abs(writers.count("student") - own) <= 8  # of 40 draws, 2.6 standard deviations
+    assert abs(len(writers) - writers.count("data") - written) <= 8
+    drawn = stage.batches.order.batch(1)
+    for item, example in zip(stage.batch, drawn, strict=True):
+        assert item.example.prompt == example.prompt
+        assert (item.example is example) == (item.writer == "data")
+    assert stage.batches.batch(1) == stage.batch  # the update decides
+    assert stage.batches.batch(2) != stage.batch
 
 
 def test_students(load_sharp, sharp_folders, tmp_path):
     teacher = load_sharp("tiny-llama")
-    half = make_student(DistillConfig(), teacher)
+    half = half_of(teacher)
     layers = [weight.numel() for name, weight in teacher.backbone.model.named_parameters() if ".layers.1." in name]
     assert parameter_count(teacher.backbone) - parameter_count(half.backbone) == sum(layers) > 0
     assert half.tokenization is teacher.tokenization
     same = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(*(each.backbone.model.get_parameter(same) for each in (teacher, half)))
-    named = make_student(DistillConfig(student=sharp_folders["tiny-gpt2"], dtype="float32"), teacher)
+    named = make_student(teacher, sharp_folders["tiny-gpt2"], 2, True, ModelConfig(dtype="float32"))
     assert named.backbone.model.config.model_type == "gpt2"
 
 
@@ -174,6 +197,7 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == [0, 1, 2]  # 0 is the evaluation before the first
     assert all(row["written"] == 1 for row in rows[1:])
+    assert 0 < sum(row["written/student"] for row in rows[1:]) < 2
     loaded = load(ModelConfig(model=str(tmp_path / "run" / "model"), dtype="float32"), torch.float32)
     assert loaded.backbone.model.config.num_hidden_layers == 1
     assert "| teacher |" in (tmp_path / "run" / "model" / "README.md").read_text()
@@ -195,8 +219,13 @@ def test_a_mistake_is_one_line(tmp_path, load_sharp, settings, complaint):
     if settings.get("student"):
         tokenizer = teacher.tokenization.tokenizer
         tokenizer.add_tokens(["<another>"])
+
+    def make():
+        config = DistillConfig(**settings)
+        make_student(teacher, config.student, config.layer_step, True, config)
+
     with pytest.raises(UserError, match=complaint) as caught:
-        make_student(DistillConfig(**settings), teacher)
+        make()
     assert "\n" not in str(caught.value)
 
 

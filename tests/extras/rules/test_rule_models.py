@@ -103,7 +103,7 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     broken, kept = RuleScorer(scorer, rules_of_model(str(folder)), loaded.loaded.tokenization)(responses)[0].tolist()
     assert broken > 0.8 > 0.2 > kept
     written = json.loads((folder.parent / "validation.json").read_text())
-    again = torch.sigmoid(reward_rankings(loaded.model, trainer.task.held_out, torch.device("cpu")))
+    again = torch.sigmoid(reward_rankings(loaded.model, trainer.held_out, torch.device("cpu")))
     assert again.tolist() == pytest.approx([row["probability"] for row in written], abs=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     rows = judgments(24, rules=("no-digits", "no-exclamation-marks"))
     config = settings(tmp_path / "rules", epochs=1, held_out_rules=["no-digits"], **more)
     trainer = RuleTrainer(model, rows, config)
-    assert {rule for item in trainer.task.examples for rule in item.rules} == {"no-exclamation-marks"}
+    assert {rule for item in trainer.order.examples for rule in item.rules} == {"no-exclamation-marks"}
     folder = trainer.train()
     metrics = last_metrics(folder)
     assert metrics["unseen/judgments"] == 48
@@ -129,14 +129,14 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     loaded = load_reward_model(str(folder), "float32", kind=RULE)
     device = torch.device("cpu")
     with torch.no_grad():
-        in_memory = reward_rankings(trainer.task.engine.module, trainer.task.held_out, device)
-        of_unseen = reward_rankings(trainer.task.engine.module, trainer.task.unseen, device)
-    violated = [target for item in trainer.task.unseen for target in item.targets]
+        in_memory = reward_rankings(trainer.engine.module, trainer.held_out, device)
+        of_unseen = reward_rankings(trainer.engine.module, trainer.unseen, device)
+    violated = [target for item in trainer.unseen for target in item.targets]
     assert 0 < sum(violated) < 48
     assert metrics["unseen/rule/no-digits/violated"] == pytest.approx(sum(violated) / 48, abs=1e-6)
     assert metrics["unseen/rule/no-digits/auc"] == pytest.approx(roc_auc(of_unseen.tolist(), violated), abs=1e-3)
     assert {"unseen/rule/no-digits/balanced_accuracy", "unseen/rule/no-digits/calibration_error"} <= metrics.keys()
-    assert torch.allclose(reward_rankings(loaded.model, trainer.task.held_out, device), in_memory, atol=1e-5)
+    assert torch.allclose(reward_rankings(loaded.model, trainer.held_out, device), in_memory, atol=1e-5)
 
 
 def test_settings_that_leave_nothing_to_learn_from(tmp_path, align_cache):

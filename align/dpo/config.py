@@ -1,0 +1,35 @@
+"""Settings of direct preference optimization."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from align.core.settings import MixtureConfig, option, require_setting
+from align.training.data_order import EpochConfig
+
+
+@dataclass(kw_only=True)
+class DPOConfig(MixtureConfig, EpochConfig):
+    """A policy that learns from rankings without a reward model; the reference is the model that training starts from."""
+
+    learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; some 1e-5 with LoRA)")
+    train_data: str = option(
+        "data/rankings.jsonl",
+        "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
+        "NAME=WEIGHT",
+    )
+    validation_data: str = option("", "held-out rankings: metrics, and the choice of the best policy; empty: none")
+    epochs: int = option(1, "passes over the rankings")
+    batch_size: int = option(32, "rankings in one update, over all processes (DPO: 64 pairs)")
+    beta: float = option(0.1, "how strongly the policy is held near the reference (DPO: 0.1)", gt=0)
+    loss: Literal["dpo", "ipo"] = option("dpo", "dpo, or ipo (Azar et al. 2023), which pulls pairs apart only so far")
+    label_smoothing: float = option(
+        0.0,
+        "probability that a pair is labeled the wrong way round, for dpo (cDPO, Mitchell 2023); 0: plain DPO",
+        ge=0,
+        lt=0.5,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        smooth = self.loss == "dpo" or not self.label_smoothing
+        require_setting(self, "label_smoothing", smooth, "0 for ipo")

@@ -1,0 +1,31 @@
+"""Settings of reward modeling."""
+
+from dataclasses import dataclass
+
+from align.core.settings import MixtureConfig, SequenceConfig, option
+from align.training.data_order import EpochConfig
+
+
+@dataclass(kw_only=True)
+class RewardConfig(MixtureConfig, SequenceConfig, EpochConfig):
+    """A reward model on rankings of 2 to 9 responses."""
+
+    train_data: str = option(
+        "data/rankings.jsonl",
+        "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
+        "NAME=WEIGHT",
+    )
+    validation_data: str = option("", "held-out rankings: metrics, and the choice of the best model; empty: none")
+    demonstrations: str = option(
+        "",
+        "demonstrations whose mean reward is subtracted from every reward (InstructGPT, section 3.5); empty: none",
+    )
+    epochs: int = option(1, "passes over the rankings; more than one overfits soon (InstructGPT, appendix C.2)")
+    batch_size: int = option(16, "rankings in one update, over all processes (InstructGPT: 64)")
+    centering_weight: float = option(0.0, "weight of a term that keeps rewards near 0 (Eisenstein et al. 2023: 0.01)", ge=0)
+    lm_loss_weight: float = option(
+        0.0, "weight of a language-model loss on the responses that were ranked best (GPT-1, section 3.2: 0.5)", ge=0
+    )
+    soft_targets: bool = option(
+        False, "learn the probabilities in the field preferences, where a ranking has it, instead of a sure order"
+    )

@@ -1,0 +1,128 @@
+"""What the loops over epochs share, apart from the algorithm: resuming, timing, the batch of a NaN, and the best model."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from align.batches.micro_batches import micro_batches
+from align.runtime.distributed import run_on_main
+from align.runtime.flops import Clock
+from align.tokenization import Tokenization
+from align.training.broken_batch import examples_as_text, stop_on_nan
+from align.training.checkpoint import Checkpoint, Stateful
+from align.training.engine import NotFiniteError, Sums, TrainEngine
+from align.training.trial import can_try, memory_trial
+
+Example = TypeVar("Example")
+
+
+class Batches(Stateful, Protocol):
+    """The batches of a run, see `DataOrder`."""
+
+    updates_per_epoch: int
+
+
+class EpochLoop:
+    """The updates of a run that makes passes over examples, from the last checkpoint on.
+
+    The model with the lowest validation loss is the best; without validation data, the newest one.
+
+    Args:
+        batches: the examples of each update.
+        evaluate_every: updates between evaluations; 0: at the end of each epoch.
+
+    Attributes:
+        done: updates before this run began or resumed.
+        total: updates in all.
+    """
+
+    def __init__(self, engine: TrainEngine, batches: Batches, evaluate_every: int) -> None:
+        self.engine, self.run, self.clock = engine, engine.run, Clock()
+        self.total, self.evaluate_every = engine.total_steps, evaluate_every or batches.updates_per_epoch
+        self.best, self.is_missing = math.inf, False
+        self.evaluated: int | None = None
+        self.checkpoint = Checkpoint(self.run, engine, {"batches": batches, "best": self})
+        self.done = self.checkpoint.load()
+
+    def try_largest_micro_batch(
+        self,
+        batches: Iterable[tuple[list[Example], Sequence[int]]],
+        loss_of: Callable[[list[Example], list[Example]], tuple[Tensor, Sums]],
+    ) -> None:
+        """Try the micro-batch of this process with the most padded tokens, if the model is so large that it may not fit.
+
+        Args:
+            batches: global batches, each with the tokens of its examples.
+            loss_of: the loss of a micro-batch, from its examples and those of its global batch.
+        """
+        if self.done >= self.total or not can_try(self.engine):
+            return
+        found: tuple[int, list[Example], list[int]] = (0, [], [])
+        for batch, lengths in batches:
+            for part in micro_batches(range(len(batch)), lengths, self.run.config.micro_batch_tokens, self.run.accelerator):
+                tokens = len(part.rows) * max(lengths[row] for row in part.rows)
+                if tokens > found[0]:
+                    found = tokens, batch, part.rows
+        tokens, batch, rows = found
+        with memory_trial(self.engine, rows, tokens):
+            self.engine.backward(*loss_of([batch[row] for row in rows], batch))
+
+    def updates(self) -> Iterator[int]:
+        """Count the updates that are left."""
+        return self.run.updates(self.done + 1, self.total, self.checkpoint)
+
+    @contextmanager
+    def learning(self, update: int, batch: Sequence[Any], tokenization: Tokenization | None) -> Iterator[None]:
+        """Time the micro-batches and the step inside; save the batch as text and end the run if they meet a NaN."""
+        self.clock = self.engine.clock = Clock()
+        try:
+            yield
+        except NotFiniteError as error:
+            stop_on_nan(self.run, update, error, examples_as_text(batch, tokenization))
+
+    def costs(self, tokens: int, flops: float) -> dict[str, float]:
+        """Return the tokens that the update read, its FLOPs, and its speed."""
+        seconds = sum(self.clock.seconds.values())
+        return {"tokens/read": float(tokens), "flops": flops} | self.run.speed(tokens, flops, seconds)
+
+    def evaluates(self, update: int) -> bool:
+        """Return whether the model is evaluated after an update."""
+        if update % self.evaluate_every and update != self.total:
+            return False
+        self.evaluated = update
+        return True
+
+    def is_best(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether the model of an evaluation is to be kept."""
+        loss = metrics.get("validation/loss")
+        is_best = loss is None or loss < self.best or self.is_missing
+        self.best = self.best if loss is None else min(self.best, loss)
+        return is_best
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of an update, with the shares of its time."""
+        if self.evaluated == update:
+            self.clock.lap("validate")
+        self.run.log(update, {**metrics, **self.clock.shares()})
+        best = f", best validation {self.best:.3f}" if math.isfinite(self.best) else ""
+        self.run.note(f"loss {metrics['loss']:.3f}{best}")
+
+    def needs_evaluation(self) -> bool:
+        """Return whether the model must be evaluated once more at the end: none is saved, or no update was left."""
+        self.is_missing = not run_on_main((self.run.folder / "model").exists, self.run.accelerator)
+        if not self.is_missing and not (self.done >= self.total and self.evaluated != self.done):
+            return False
+        last = max(self.done, self.total)
+        self.run.say(f"evaluating the model after update {last}, which is kept if it is the best or the only one")
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the choice of the best model so far."""
+        return {"loss": self.best, "evaluated": self.evaluated}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.best, self.evaluated = state["loss"], state["evaluated"]
