@@ -44,11 +44,16 @@ def settings(common_settings):
 
 @pytest.fixture
 def make_engine_of(make_ppo, load_sharp):
-    """`make_engine_of(server, longest)`: an engine alone, around the sharpened tiny-llama."""
+    """`make_engine_of(url, longest)`: an engine alone, around the sharpened tiny-llama, closed after the test."""
     from align.sampling.engines import make_engine
+
+    made = []
 
     def make(url, longest=16, timeout=30.0, **loading):
         trainer = make_ppo(load_sharp("tiny-llama", **loading), engine="vllm-server", vllm_url=url, vllm_timeout=timeout)
-        return make_engine(trainer.config, trainer.engine, trainer.loaded, longest)
+        made.append(make_engine(trainer.config, trainer.engine, trainer.loaded, longest))
+        return made[-1]
 
-    return make
+    yield make
+    for engine in made:
+        engine.close()

@@ -92,7 +92,7 @@ def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings,
 
 def test_a_server_that_dies_costs_nothing_but_the_update_it_died_in(serve, settings, tmp_path):
     whole = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url)).parent
-    settings |= {"output_dir": str(tmp_path / "again"), "vllm_timeout": 8.0}  # all of it is waited for the dead server
+    settings |= {"output_dir": str(tmp_path / "again"), "vllm_timeout": 4.0}  # all of it is waited for the dead server
     dying = serve(settings["model"])
     dying.dies_after = 3 + 4 + 3 + 2  # in the middle of the second rollout
     begun = time.monotonic()
@@ -176,84 +176,109 @@ def test_responses_end_where_an_end_token_stands_or_at_the_limit(serve, settings
     again = engine.sample(prompts, Sampling(4), (1, 2))
     assert (again.ids, again.ended) == (found.ids, found.ended)
     assert engine.sample(prompts, Sampling(4), (1, 3)).ids != found.ids
-    engine.close()
 
 
-def bad(server, path, status, answer):
-    server.answers[path] = (status, answer)
+def answering(path, status, answer):
+    """Let a server give this answer."""
+    return lambda server: server.answers.update({path: (status, answer)})
 
 
-def another_vocabulary(server):
-    bad(server, "/tokenize", 200, {"tokens": [1, 2, 3]})
+def describing(part, **changes):
+    """Let a server describe itself otherwise."""
 
+    def change(server):
+        info = server.model_info()
+        info["vllm_config"] |= {part: (info["vllm_config"][part] | changes) if changes else None}
+        server.answers["/server_info"] = (200, info)
 
-def small_context(server):
-    info = server.model_info()
-    info["vllm_config"]["model_config"]["max_model_len"] = 15
-    bad(server, "/server_info", 200, info)
-
-
-def no_development_mode(server):
-    bad(server, "/server_info", 404, {"detail": "Not Found"})
-
-
-def no_weight_transfer(server):
-    info = server.model_info()
-    info["vllm_config"]["weight_transfer_config"] = None
-    bad(server, "/server_info", 200, info)
-
-
-def still_loading(server):
-    bad(server, "/health", 503, {})
-
-
-def refuses_to_join(server):
-    bad(server, "/get_world_size", 500, {"error": "no workers"})
+    return change
 
 
 @pytest.mark.parametrize(
-    ("spoil", "parts"),
+    ("spoil", "timeout", "parts"),
     [
-        (another_vocabulary, ["it serves", "another vocabulary; start it with the model that is trained, "]),
-        (small_context, ["its context is 15 tokens, but prompts and responses need 16; start it with --max-model-len 16"]),
-        (no_development_mode, ["VLLM_SERVER_DEV_MODE=1"]),
-        (no_weight_transfer, ["--weight-transfer-config"]),
-        (still_loading, ["not up after 1 s (it answers 503)", "vllm_url"]),
-        (refuses_to_join, ["joining the server's weight transfer failed", "no workers", "docs/clusters.md"]),
+        (
+            answering("/tokenize", 200, {"tokens": [1, 2, 3]}),
+            30.0,
+            ["it serves", "another vocabulary; start it with the model that is trained, "],
+        ),
+        (
+            describing("model_config", max_model_len=15),
+            30.0,
+            ["its context is 15 tokens, but prompts and responses need 16; start it with --max-model-len 16"],
+        ),
+        (answering("/server_info", 404, {"detail": "Not Found"}), 30.0, ["VLLM_SERVER_DEV_MODE=1"]),
+        (describing("weight_transfer_config"), 30.0, ["--weight-transfer-config"]),
+        (answering("/health", 503, {}), 1.0, ["not up after 1 s (it answers 503)", "vllm_url"]),
+        (
+            answering("/get_world_size", 500, {"error": "no workers"}),
+            30.0,
+            ["joining the server's weight transfer failed", "no workers", "docs/clusters.md"],
+        ),
     ],
+    ids=["vocabulary", "context", "no development mode", "no weight transfer", "still loading", "refuses to join"],
 )
-def test_a_server_that_will_not_do_is_refused_at_the_start(serve, settings, make_engine_of, spoil, parts):
+def test_a_server_that_will_not_do_is_refused_at_the_start(serve, settings, make_engine_of, spoil, timeout, parts):
     server = serve(settings["model"])
     spoil(server)
     with pytest.raises(UserError) as caught:
-        make_engine_of(server.url, timeout=1.0 if spoil is still_loading else 30.0)
+        make_engine_of(server.url, timeout=timeout)
     message = str(caught.value)
     assert "\n" not in message
     assert server.url in message
     assert all(part in message for part in parts), message
 
 
+def asking_for(prompt):
+    """Let a server answer another prompt than the one it was sent."""
+
+    def change(server):
+        honest = server.complete
+        server.complete = lambda body: honest(body | {"prompt": [prompt]})
+
+    return change
+
+
+def returning(token):
+    """Let a server end each response with this token."""
+
+    def change(server):
+        honest = server.complete
+
+        def dishonest(body):
+            answer = honest(body)
+            answer["choices"][0]["token_ids"][-1] = token
+            return answer
+
+        server.complete = dishonest
+
+    return change
+
+
 @pytest.mark.parametrize(
-    ("path", "status", "answer", "part"),
+    ("spoil", "part"),
     [
-        ("/v1/completions", 400, {"error": {"message": "max_tokens"}}, "sampling failed (Request failed: 400"),
-        ("/v1/completions", 200, {"choices": []}, "sampling failed ("),
         (
-            "/update_weights",
-            500,
-            {"error": {"message": "no weight x"}},
+            answering("/v1/completions", 400, {"error": {"message": "max_tokens"}}),
+            "sampling failed (Request failed: 400",
+        ),
+        (answering("/v1/completions", 200, {"choices": []}), "sampling failed ("),
+        (
+            answering("/update_weights", 500, {"error": {"message": "no weight x"}}),
             "sending it the weights failed (Request failed: 500",
         ),
+        (asking_for([9, 11]), "sampling failed (it answered another prompt than the one it was sent)"),
+        (returning(1_000_000), "sampling failed (it returned token 1000000, but the model has tokens 0"),
     ],
+    ids=["error", "empty", "weights", "another prompt", "impossible token"],
 )
-def test_an_error_of_the_server_is_one_line_that_quotes_it(serve, settings, make_engine_of, path, status, answer, part):
+def test_an_error_or_an_impossible_answer_of_the_server_is_one_line(serve, settings, make_engine_of, spoil, part):
     server = serve(settings["model"])
     engine = make_engine_of(server.url)
-    bad(server, path, status, answer)
+    spoil(server)
     with pytest.raises(UserError, match=re.escape(part)) as caught:
         engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
     assert "\n" not in str(caught.value)
-    engine.close()
 
 
 @pytest.mark.parametrize("has_id", [True, False], ids=["with an id of its start", "without"])
@@ -279,7 +304,6 @@ def test_a_server_that_was_started_again_between_two_rollouts_is_joined_again(
         assert re.search(r"warning: vLLM server .*: sending it the weights failed \(.* waiting 30 s at most", printed)
         assert f"the vLLM server at {first.url} is back" in printed
     finally:
-        engine.close()
         second.stop()
 
 
@@ -291,7 +315,6 @@ def test_an_answer_that_breaks_off_is_asked_for_again(serve, settings, make_engi
     server.cut_off = True
     assert engine.sample(prompts, sampling, (1, Stream.ROLLOUT)) == expected
     assert "sampling failed (" in capsys.readouterr().err
-    engine.close()
 
 
 def test_a_server_that_never_answers_is_given_up_on(serve, settings, make_engine_of):
@@ -304,7 +327,6 @@ def test_a_server_that_never_answers_is_given_up_on(serve, settings, make_engine
     with pytest.raises(UserError, match=r"sampling failed \(.*Read timed out"):
         engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
     assert time.monotonic() - begun < server.seconds_silent
-    engine.close()
 
 
 def test_a_broadcast_that_hangs_ends_the_process_with_a_line(serve, settings, make_engine_of, capfd):
@@ -318,7 +340,6 @@ def test_a_broadcast_that_hangs_ends_the_process_with_a_line(serve, settings, ma
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     assert "sending it the weights took over" in capfd.readouterr().err
-    engine.close()
 
 
 def test_log_probs_of_another_distribution_stop_the_run(serve, settings, monkeypatch):
@@ -356,16 +377,6 @@ def test_an_impossible_answer_is_refused(stand_in_vllm, load_sharp, row, part):
         require_answer(row, 4, loaded)
 
 
-def test_an_answer_to_another_prompt_is_one_line(serve, settings, make_engine_of, monkeypatch):
-    server = serve(settings["model"])
-    engine = make_engine_of(server.url)
-    honest = server.complete
-    monkeypatch.setattr(server, "complete", lambda body: honest(body | {"prompt": [[9, 11]]}))
-    with pytest.raises(UserError, match=r"sampling failed \(it answered another prompt than the one it was sent\)"):
-        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
-    engine.close()
-
-
 @pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
 def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engine):
     from align.sampling.engines import make_engine
@@ -386,20 +397,3 @@ def test_nobody_at_the_address(stand_in_vllm, make_engine_of):
 def test_settings_out_of_range(key, value):
     with pytest.raises(UserError, match=key):
         PPOConfig(reward_functions=["a:b"], **{key: value})
-
-
-def test_an_impossible_answer_of_the_server_is_one_line(serve, settings, make_engine_of, monkeypatch):
-    server = serve(settings["model"])
-    engine = make_engine_of(server.url)
-    honest = server.complete
-
-    def dishonest(body):
-        answer = honest(body)
-        answer["choices"][0]["token_ids"][-1] = 1_000_000
-        return answer
-
-    monkeypatch.setattr(server, "complete", dishonest)
-    with pytest.raises(UserError, match=r"sampling failed \(it returned token 1000000, but the model has tokens 0") as found:
-        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
-    assert "\n" not in str(found.value)
-    engine.close()
