@@ -45,8 +45,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def build(architecture: str, folder: Path) -> None:
-    """Write a tiny gpt2, llama or t5 and its tokenizer; the caller's random state is unchanged."""
+def build(folder: Path, work: Path, architecture: str) -> None:
+    """Write a tiny gpt2, llama or t5 and its tokenizer; the caller's random state is unchanged; `work` is not used."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(SEED)
         model = _model(architecture)

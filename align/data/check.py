@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from align.core.errors import UserError
-from align.data.conversation import Conversation
 from align.data.formats import KINDS, find_format
 from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
@@ -51,7 +50,9 @@ def check_data(path: str, kind: str | None = None) -> str:
         ("repeated prompts", _format_share(_count_repeated(records), len(records))),
     ]
     if scanned.unused:
-        facts.append(("columns not used", _list_unused(scanned)))
+        good = scanned.rows - len(scanned.problems)
+        unused = (name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
+        facts.append(("columns not used", ", ".join(unused)))
     lines = [f"{name + ':':<23}{value}" for name, value in facts]
     return "\n".join(lines + _problem_lines(scanned))
 
@@ -65,11 +66,6 @@ def guess_kind(source: str) -> str:
             if find_format(row.row, KINDS[name]) is not None:
                 return name
     raise UserError(f"{source}: no row has the fields of a known layout; name the kind to see what is missing")
-
-
-def _list_unused(scanned: Scan[Record]) -> str:
-    good = scanned.rows - len(scanned.problems)
-    return ", ".join(name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
 
 
 def _problem_lines(scanned: Scan[Record]) -> list[str]:
@@ -90,7 +86,8 @@ def _is_multi_turn(record: Record) -> bool:
 def _prompt_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     texts = [record for record in records if record.prompt]
     ids = [record.ids for record in records if isinstance(record, Prompt) and record.ids is not None]
-    words = [("words in the prompt", _describe_lengths(_count_words(record.prompt) for record in texts))] if texts else []
+    counts = [sum(len(turn["content"].split()) for turn in record.prompt) for record in texts]
+    words = [("words in the prompt", _describe_lengths(counts))] if texts else []
     return words + ([("tokens in the prompt", _describe_lengths(map(len, ids)))] if ids else [])
 
 
@@ -125,10 +122,6 @@ def _response_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             lengths.append(len(record.response.split()))
     empty = [("empty responses", _format_share(lengths.count(0), len(lengths)))] if 0 in lengths else []
     return [("words in a response", _describe_lengths(lengths)), *empty] if lengths else []
-
-
-def _count_words(conversation: Conversation) -> int:
-    return sum(len(turn["content"].split()) for turn in conversation)
 
 
 def _count_repeated(records: Sequence[Record]) -> int:
@@ -210,7 +203,8 @@ def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike
     rows_of_gram: dict[Gram, list[str]] = {}
     order: list[str] = []
     for where, texts in _texts_of_rows(evaluation):
-        grams = {gram for text in texts for gram in _grams(text)}
+        long = (text for text in texts if len(text) >= FEWEST_WORDS)
+        grams = {gram for text in long for gram in _windows(text, min(WORDS, len(text)))}
         found.rows += 1
         found.too_short += not grams
         order.append(where)
@@ -269,11 +263,6 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for part in value:
             yield from _texts(part)
-
-
-def _grams(text: list[str]) -> Iterator[Gram]:
-    if len(text) >= FEWEST_WORDS:
-        yield from _windows(text, min(WORDS, len(text)))
 
 
 def _windows(text: list[str], length: int) -> Iterator[Gram]:

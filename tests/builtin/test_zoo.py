@@ -242,7 +242,7 @@ def test_a_finished_model_is_not_built_again(cache, monkeypatch):
 
 @pytest.mark.parametrize("mishap", [KeyboardInterrupt(), OSError(28, "No space left on device"), RuntimeError("bug")])
 def test_a_failed_build_leaves_nothing_and_the_next_one_works(cache, monkeypatch, mishap):
-    def fail_halfway(architecture, folder):
+    def fail_halfway(folder, work, architecture):
         (folder / "config.json").write_text("{}")
         raise mishap
 

@@ -21,7 +21,7 @@ def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
 @flops_profile.register
 def _(backbone: DecoderBackbone, adapter: str | None) -> FlopsProfile:
     body = matrices_of(backbone.model.base_model.named_modules(), adapter, _expert_share(backbone))
-    return FlopsProfile(Stack(body, _layers(backbone, "decoder") * _attention_width(backbone)), _vocabulary(backbone))
+    return FlopsProfile(Stack(body, _attention(backbone, "decoder")), _vocabulary(backbone))
 
 
 @flops_profile.register
@@ -33,26 +33,19 @@ def _(backbone: EncoderBackbone, adapter: str | None) -> FlopsProfile:
         shared = matrices_of([pair for pair in body if "albert_layer_groups" in pair[0]], adapter)
         again = config.num_hidden_layers // groups - 1
         matrices = Matrices(matrices.trained + again * shared.trained, matrices.frozen + again * shared.frozen)
-    return FlopsProfile(Stack(matrices, _layers(backbone, "encoder") * _attention_width(backbone)), Matrices())
+    return FlopsProfile(Stack(matrices, _attention(backbone, "encoder")), Matrices())
 
 
 @flops_profile.register
 def _(backbone: EncoderDecoderBackbone, adapter: str | None) -> FlopsProfile:
-    width, share = _attention_width(backbone), _expert_share(backbone)
+    share = _expert_share(backbone)
     decoder = list(backbone.decoder.named_modules())
     # Keys and values of the attention to the prompt: names of T5 and of BART.
     cross = [pair for pair in decoder if re.search(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\b", pair[0])]
     of_prompt, both = matrices_of(cross, adapter), matrices_of(decoder, adapter, share)
     of_response = Matrices(both.trained - of_prompt.trained, both.frozen - of_prompt.frozen)
-    return FlopsProfile(
-        Stack(of_response, _layers(backbone, "decoder") * width),
-        _vocabulary(backbone),
-        Stack(
-            matrices_of(backbone.encoder.named_modules(), adapter, share),
-            _layers(backbone, "encoder") * width,
-        ),
-        of_prompt,
-    )
+    encoder = Stack(matrices_of(backbone.encoder.named_modules(), adapter, share), _attention(backbone, "encoder"))
+    return FlopsProfile(Stack(of_response, _attention(backbone, "decoder")), _vocabulary(backbone), encoder, of_prompt)
 
 
 def cache_elements_per_token(backbone: Backbone) -> int:
@@ -62,7 +55,7 @@ def cache_elements_per_token(backbone: Backbone) -> int:
     # Falcon. Of its later form, transformers keeps a copy of shared keys and values for each query head.
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
         heads = 1
-    return int(2 * _layers(backbone, "decoder") * heads * _attention_width(backbone) // config.num_attention_heads)
+    return int(2 * _attention(backbone, "decoder") * heads // config.num_attention_heads)
 
 
 def _expert_share(backbone: Backbone) -> float:
@@ -73,15 +66,12 @@ def _expert_share(backbone: Backbone) -> float:
     return getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0  # Switch: one
 
 
-def _layers(backbone: Backbone, part: Literal["encoder", "decoder"]) -> int:
-    return layer_count(backbone.model.config, part)
-
-
-def _attention_width(backbone: Backbone) -> int:
-    """The heads of an attention layer times the width of a head (H Q in PaLM's notation)."""
+def _attention(backbone: Backbone, part: Literal["encoder", "decoder"]) -> int:
+    """Layers times the heads of an attention layer times the width of a head (L H Q in PaLM's notation)."""
     config = backbone.model.config
     head = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
-    return int(config.num_attention_heads * head if head else config.hidden_size)
+    width = config.num_attention_heads * head if head else config.hidden_size
+    return int(layer_count(config, part) * width)
 
 
 def _vocabulary(backbone: Backbone) -> Matrices:
