@@ -91,7 +91,7 @@ def test_each_error_is_the_one_that_its_row_causes(tmp_path):
 def test_data_check_says_what_the_pages_show(tmp_path, monkeypatch):
     text = page("data")
     rankings = re.search(r"## Rankings.*?```jsonl\n(.*?)```", text, re.S).group(1)
-    bad = next(code for code in code_in(section(text, "What is in a file")) if code.startswith("{"))
+    bad = next(code for code in code_in(section(text, "Inspecting a file")) if code.startswith("{"))
     monkeypatch.chdir(tmp_path)
     Path("rankings.jsonl").write_text(rankings + bad + "\n", encoding="utf-8")
     assert check_data("rankings.jsonl") == re.search(r"```check\n(.*?)\n```", text, re.S).group(1)
