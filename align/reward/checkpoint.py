@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.builtin.zoo import REWARD_MODELS, resolve_model
@@ -27,6 +27,7 @@ from align.models.backbone import (
     classifier_adapter,
     classifier_head,
     is_classifier,
+    published_class,
     reads_last_token,
     require_classifier,
     save_classifier,
@@ -64,13 +65,14 @@ class LoadedReward:
     """A reward model from disk.
 
     Attributes:
+        model: called as `RewardModel` is.
         mean: subtracted from every reward.
         reads_whole_turns: whether it reads a response to the end of what its template writes after it, as other
             libraries' reward models do, and not to the token that ends a turn.
         has_template: False for a classifier whose tokenizer has no chat template.
     """
 
-    model: RewardModel
+    model: nn.Module
     loaded: LoadedModel
     mean: float
     reads_whole_turns: bool = False
@@ -138,11 +140,12 @@ def is_reward_model(folder: str, kind: ScorerKind = REWARD) -> bool:
 
 
 def is_foreign(source: str) -> bool:
-    """Whether a folder or hub name is a classifier that another library saved."""
+    """Whether a folder or hub name is a reward model that another library saved: a classifier, or a published class."""
     if any(is_reward_model(source, kind) for kind in (REWARD, RULE, ATTRIBUTE)):
         return False
     try:
-        return is_classifier(load_config(source))
+        config = load_config(source)
+        return is_classifier(config) or published_class(config) is not None
     except UserError:
         return False
 
@@ -220,6 +223,9 @@ def load_reward_model(
     require_reward_model(folder, kind)
     foreign = kind is REWARD and is_foreign(folder)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
+    if published := published_class(loaded.backbone.model.config):
+        model = published.reward_model(loaded.backbone, loaded.tokenization, folder)
+        return LoadedReward(model.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True)
     if foreign:
         return _foreign_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)

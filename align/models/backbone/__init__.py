@@ -21,6 +21,7 @@ from align.models.backbone.kinds import (
     model_class,
     new_modules,
     prepare_model,
+    published_class,
     require_language_model,
     wrap,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "model_class",
     "new_modules",
     "prepare_model",
+    "published_class",
     "reads_last_token",
     "require_classifier",
     "require_deterministic",
