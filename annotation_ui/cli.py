@@ -11,18 +11,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sqlalchemy import select
 from sqlalchemy.exc import DatabaseError
 
 from align.core.errors import UserError
 from annotation_ui.reports.export import Selection, export, records
+from annotation_ui.reports.overview import progress
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.health import database_error_line
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store import rule_sets
+from annotation_ui.store.batches import set_open
 from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
 from annotation_ui.store.importing import NewBatch, import_file
-from annotation_ui.store.schema import USER_ROLES
-from annotation_ui.tasks import TASKS, task_settings
+from annotation_ui.store.schema import USER_ROLES, User
+from annotation_ui.tasks import TASKS, Json, task_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     password.add_argument("name")
     password.set_defaults(run=_reset_password)
 
-    activate = commands.add_parser("activate-user", help="let a user sign in again who was shut out or blocked")
+    deactivate = commands.add_parser("deactivate-user", help="sign a user out and let them in no more; judgments stay")
+    deactivate.add_argument("name")
+    deactivate.set_defaults(run=_deactivate_user)
+
+    activate = commands.add_parser("activate-user", help="let a user sign in again who was deactivated or blocked")
     activate.add_argument("name")
     activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
     activate.set_defaults(run=_activate_user)
@@ -88,13 +95,25 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--overlap", type=int, default=1, help="labelers for each item")
     batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
     batch.add_argument("--labeler", action="append", default=[], help="only for this one (may be given again)")
+    batch.add_argument("--attention-every", type=int, metavar="N", help="one attention item in N items (default: 10)")
     batch.add_argument("--rules", help="name of a rule set, or a rule file")
     for task, setting in task_settings():
         kind: dict[str, Any] = {"action": "store_true"} if setting.kind is bool else {"type": setting.kind}
         batch.add_argument(f"--{setting.name.replace('_', '-')}", help=f"{setting.help} (task {task.name})", **kind)
     batch.set_defaults(run=_import)
 
+    commands.add_parser("users", help="list users").set_defaults(run=_list_users)
+    commands.add_parser("batches", help="list batches with their progress").set_defaults(run=_list_batches)
+    for verb, is_open in (("open", True), ("close", False)):
+        change = commands.add_parser(f"{verb}-batch", help=f"{'' if is_open else 'do not '}give out the items of a batch")
+        change.add_argument("name")
+        change.set_defaults(run=_open_or_close, open=is_open)
+
     _add_export_command(commands)
+
+    backup = commands.add_parser("backup", help="copy the SQLite database, also while the server runs")
+    backup.add_argument("file", type=Path)
+    backup.set_defaults(run=_backup)
 
     migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
     migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
@@ -204,13 +223,51 @@ def _activate_user(options: argparse.Namespace) -> None:
     print(f"{options.name} can sign in")
 
 
+def _deactivate_user(options: argparse.Namespace) -> None:
+    Auth(_open(options, must_exist=True)).set_active(options.name, False)
+    print(f"{options.name} cannot sign in")
+
+
+def _list_users(options: argparse.Namespace) -> None:
+    with _open(options, must_exist=True).read() as session:
+        users = session.scalars(select(User).order_by(User.name)).all()
+    _print_table([{"name": user.name, "role": user.role, "active": user.active} for user in users])
+
+
+def _list_batches(options: argparse.Namespace) -> None:
+    with _open(options, must_exist=True).read() as session:
+        rows = progress(session)
+    _print_table([{key: row[key] for key in ("batch", "task", "open", "items", "done", "slots", "stuck")} for row in rows])
+
+
+def _print_table(rows: list[Json]) -> None:
+    """Print rows in columns that are separated by tabs."""
+    for row in [list(rows[0]), *(row.values() for row in rows)] if rows else []:
+        print(*({True: "yes", False: "no"}.get(cell, cell) if isinstance(cell, bool) else cell for cell in row), sep="\t")
+
+
+def _open_or_close(options: argparse.Namespace) -> None:
+    set_open(_open(options, must_exist=True), options.name, options.open)
+    print(f"{options.name} is {'open' if options.open else 'closed'}")
+
+
+def _backup(options: argparse.Namespace) -> None:
+    file = _sqlite_file(options)
+    if file is None:
+        raise UserError("backup: PostgreSQL has pg_dump for this")
+    if not file.exists():
+        raise UserError(f"there is no database {file}: --data-dir or --database says where it is")
+    Database(_database_url(options)).backup(options.file)
+    print(f"{file} copied to {options.file}")
+
+
 def _reset_password(options: argparse.Namespace) -> None:
     print(Auth(_open(options, must_exist=True)).set_password(options.name))
 
 
 def _import(options: argparse.Namespace) -> None:
     database = _open(options)
-    chosen = {setting.name: getattr(options, setting.name) for _, setting in task_settings()}
+    chosen = {name: getattr(options, name) for name in ("attention_every", *(each.name for _, each in task_settings()))}
     with database.write() as session:
         rule_sets.store_shipped(session)
         rule_set = options.rules

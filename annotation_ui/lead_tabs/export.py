@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import gradio as gr
 
+from align.core.errors import UserError
 from annotation_ui.lead_tabs.common import batch_names, show_user_errors, user_id
 from annotation_ui.lead_tabs.files import export_links
 from annotation_ui.reports.export import Selection, export, records
@@ -26,7 +28,7 @@ def export_tab(services: Services) -> None:
         gold = gr.Checkbox(label="Include gold items")
         tied = gr.Checkbox(label="Include rankings that tie all responses (training refuses them)")
         preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)")
-        since = gr.DateTime(label="Judged since", type="timestamp", timezone="UTC")
+        since = gr.Textbox(label="Judged since (UTC)", placeholder="2026-01-31 12:00", max_length=40)
     button = gr.Button("Export", variant="primary")
     files = gr.HTML()
     manifest = gr.JSON(label="Manifest")
@@ -42,11 +44,10 @@ def export_tab(services: Services) -> None:
         gold: bool,
         tied: bool,
         preferences: bool,
-        since: float | None,
+        since: str | None,
         request: gr.Request,
     ) -> tuple[str, dict[str, Any]]:
-        moment = float(since) if since else None
-        selection = Selection(record, aggregated, moment, tuple(batches or ()), gold, tied, preferences)
+        selection = Selection(record, aggregated, _moment(since), tuple(batches or ()), gold, tied, preferences)
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = services.settings.exports / f"{record}-{stamp}-{secrets.token_hex(4)}.{kind}"
         manifest = export(services.database, selection, path, user_id(services, request))
@@ -55,3 +56,14 @@ def export_tab(services: Services) -> None:
     batches.focus(list_batches, None, batches, show_progress="hidden")
     fields = [record, kind, batches, aggregated, gold, tied, preferences, since]
     button.click(show_user_errors(write_export), fields, [files, manifest])
+
+
+def _moment(text: str | None) -> float | None:
+    """A time that a lead wrote, in UTC unless it names a zone; None for no text."""
+    if not text or not text.strip():
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise UserError(f"'{text}' is not a time such as 2026-01-31 12:00") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -30,7 +30,7 @@ def import_tab(services: Services) -> None:
     gr.Markdown(_ABOUT)
     file = file_field("import-file", "JSON Lines", (".jsonl",), MAX_BYTES)
     with gr.Row():
-        name = gr.Textbox(label="Name of the batch", max_length=128)
+        name = gr.Textbox(label="Name of the batch", placeholder="the file's", max_length=128)
         task = task_list()
         rules = gr.Dropdown([], label="Rule set", visible=False)
     with gr.Row():
@@ -52,8 +52,9 @@ def import_tab(services: Services) -> None:
         if attention and int(attention) != ATTENTION_EVERY:
             settings["attention_every"] = int(attention)
         rules = rule_set if TASKS[task].needs_rules else None
-        batch = NewBatch(name, task, int(overlap or 1), int(priority or 0), rules, settings, tuple(labelers or ()))
         with uploads_of(services.settings).use(upload) as path:
+            called, given_to = name.strip() or path.stem, tuple(labelers or ())
+            batch = NewBatch(called, task, int(overlap or 1), int(priority or 0), rules, settings, given_to)
             return f"Imported {import_file(services.database, batch, path, path.name)} items."
 
     def list_rule_sets(**more: Any) -> Any:

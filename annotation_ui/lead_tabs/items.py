@@ -76,20 +76,20 @@ def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
     """One item as a lead sees it: in its own order, with the names of models, and everything that was done with it."""
     content = item.content
     prompt = "".join(
-        f'<h4>{escape(message["role"].capitalize())}</h4><div class="markdown">{message["html"]}</div>'
+        f'<h3>{escape(message["role"].capitalize())}</h3><div class="markdown" dir="auto">{message["html"]}</div>'
         for message in prompt_view(content["prompt"])
     )
     responses = content.get("responses") or ([content["response"]] if "response" in content else [])
     models = model_names(content, len(responses))
     cards = "".join(
-        f'<article class="answer"><h4>{chr(65 + i)}{f" · {escape(str(model))}" if model else ""}</h4>'
-        f'<div class="markdown">{text_view(response)["html"]}</div></article>'
+        f'<article class="answer"><h3>{chr(65 + i)}{f" · {escape(str(model))}" if model else ""}</h3>'
+        f'<div class="markdown" dir="auto">{text_view(response)["html"]}</div></article>'
         for i, (response, model) in enumerate(zip(responses, models, strict=True))
     )
     known = f"<p><b>Known answer</b> <code>{escape(str(item.gold))}</code></p>" if item.gold else ""
     about = f"Item {item.id} · {escape(item.external_id or 'no id')} · batch {escape(batch.name)} · {item.purpose}"
     history_html = show(history, "Nobody has done anything with this item yet.")
     return (
-        f'<section class="one-item"><h3>{about}</h3><div class="prompt">{prompt}</div>'
-        f'<div class="answers">{cards}</div>{known}<h3>What was done with it</h3>{history_html}</section>'
+        f'<section class="one-item"><h2>{about}</h2><div class="prompt">{prompt}</div>'
+        f'<div class="answers">{cards}</div>{known}<h2>What was done with it</h2>{history_html}</section>'
     )

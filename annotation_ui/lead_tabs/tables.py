@@ -37,7 +37,7 @@ _HEADS = {"at": "when", "percent": "%", "slots": "wanted"}
 
 def table(label: str, elem_id: str | None = None) -> gr.HTML:
     """An empty table with a title; its value comes from `show`. One whose rows are picked (`when_picked`) needs an id."""
-    html = f'<section class="lead-table"><h3>{escape(label)}</h3>${{value}}</section>'
+    html = f'<section class="lead-table"><h2>{escape(label)}</h2>${{value}}</section>'
     return gr.HTML("", html_template=html, js_on_load=_CHOOSE, apply_default_css=False, elem_id=elem_id)
 
 

@@ -25,10 +25,10 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
     chosen = gr.Dropdown([], label="Chosen user", value=None)
     with gr.Row():
         reset, change = gr.Button("New password"), gr.Button("Change role")
-        shut_out, let_in = gr.Button("Shut out"), gr.Button("Let in")
+        deactivate, reactivate = gr.Button("Deactivate"), gr.Button("Reactivate")
     with gr.Row(visible=False) as confirm:
         question = gr.Markdown()
-        yes, no = gr.Button("Yes, shut out", variant="stop", scale=0), gr.Button("No", scale=0)
+        yes, no = gr.Button("Yes, deactivate", variant="stop", scale=0), gr.Button("No", scale=0)
     result = gr.Textbox(label="Result", interactive=False)
 
     actions, shown = _UserActions(services), [users, chosen]
@@ -36,13 +36,13 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
     when_picked(users, str, [], chosen)
     chosen.change(hide, None, confirm, show_progress="hidden")
     add.click(show_user_errors(actions.add), [name, role], [result, chosen]).success(actions.list_users, chosen, shown)
-    shut_out.click(show_user_errors(actions.ask_to_shut_out), chosen, [confirm, question])
+    deactivate.click(show_user_errors(actions.ask_to_deactivate), chosen, [confirm, question])
     no.click(hide, None, confirm, show_progress="hidden")
     for button, action in (
         (reset, actions.reset_password),
         (change, actions.change_role),
-        (yes, actions.shut_out),
-        (let_in, actions.let_in),
+        (yes, actions.deactivate),
+        (reactivate, actions.reactivate),
     ):
         done = button.click(show_user_errors(action), chosen, result).success(actions.list_users, chosen, shown)
         done.then(hide, None, confirm, show_progress="hidden")
@@ -83,15 +83,15 @@ class _UserActions:
         self.services.auth.set_role(_require_name(name), role)
         return f"{name} is a {role} now."
 
-    def ask_to_shut_out(self, name: str | None) -> tuple[Any, str]:
+    def ask_to_deactivate(self, name: str | None) -> tuple[Any, str]:
         message = "is signed out at once and cannot sign in. What they judged stays."
-        return gr.update(visible=True), f"Shut out **{_require_name(name)}**? This user {message}"
+        return gr.update(visible=True), f"Deactivate **{_require_name(name)}**? This user {message}"
 
-    def shut_out(self, name: str | None) -> str:
+    def deactivate(self, name: str | None) -> str:
         self.services.auth.set_active(_require_name(name), False)
         return f"{name} is signed out and cannot sign in."
 
-    def let_in(self, name: str | None) -> str:
+    def reactivate(self, name: str | None) -> str:
         self.services.auth.set_active(_require_name(name), True)
         return f"{name} can sign in."
 

@@ -62,6 +62,9 @@ def _keep_characters(state: StateCore) -> None:
             token.attrSet("data-mark", token.info + token.markup)
             if len(token.info) > WIDE:
                 token.attrSet("data-wide", "")  # for the page, which leaves room for it
+        if token.type in ("th_open", "td_open"):  # a style would be removed with every other one
+            align = str(token.attrs.pop("style", "")).removeprefix("text-align:")
+            token.attrs |= {"align": align} if align else {}
         for child in token.children or []:
             if child.type == "text_special" and not (child.info == "escape" and child.content in _MARKS):
                 child.content = child.markup

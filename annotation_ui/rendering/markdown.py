@@ -31,7 +31,13 @@ def to_html(text: str) -> str:
     html = nh3.clean(
         render(_MARKDOWN, text),
         tags=_TAGS,
-        attributes={"a": {"href", "title"}, "ol": {"start"}, "li": {"value", "data-mark", "data-wide"}},
+        attributes={
+            "a": {"href", "title"},
+            "ol": {"start"},
+            "li": {"value", "data-mark", "data-wide"},
+            "th": {"align"},
+            "td": {"align"},
+        },
         url_schemes=_SCHEMES,
         link_rel="noopener noreferrer nofollow",
         set_tag_attribute_values={"a": {"target": "_blank"}},

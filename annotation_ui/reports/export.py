@@ -22,7 +22,7 @@ from annotation_ui.reports.reliability import preference_matrices
 from annotation_ui.reports.row_files import FORMATS, write_file
 from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.store.database import Database
-from annotation_ui.store.schema import Batch, Export, Item, RuleSet
+from annotation_ui.store.schema import Batch, Export, Guideline, Item, RuleSet
 from annotation_ui.tasks import TASKS, Json, Task
 
 SKIPS = "skips"  # of all tasks; not for training: why labelers gave items away
@@ -191,6 +191,8 @@ def _exported_id(item: Item) -> str:
 def _manifest(session: Session, selection: Selection, judgments: list[CurrentJudgment], rows: list[Json]) -> Json:
     rule_set_ids = {each.judgment.rule_set_id for each in judgments} - {None}
     rule_sets = session.scalars(select(RuleSet).where(RuleSet.id.in_(rule_set_ids)))
+    guideline_ids = {each.judgment.guideline_id for each in judgments} - {None}
+    guidelines = session.scalars(select(Guideline).where(Guideline.id.in_(guideline_ids)).order_by(Guideline.id))
     times = [each.judgment.created_at for each in judgments]
     return {
         "version": MANIFEST_VERSION,
@@ -206,7 +208,9 @@ def _manifest(session: Session, selection: Selection, judgments: list[CurrentJud
         "last_judgment_at": max(times, default=None),
         "last_judgment_id": max((each.judgment.id for each in judgments), default=None),
         "rule_sets": [{"name": row.name, "sha256": row.digest} for row in rule_sets],
-        "guidelines": sorted({each.judgment.guideline_id for each in judgments} - {None}),
+        "guidelines": [
+            {"id": row.id, "task": row.task, "sha256": hashlib.sha256(row.text.encode()).hexdigest()} for row in guidelines
+        ],
         "aggregation": "adjudicated, else mean rank / majority" if selection.aggregated else None,
         "preferences": "one-coin Dawid and Skene" if selection.preferences else None,
     }

@@ -14,6 +14,8 @@ from align.core.files import new_file
 from annotation_ui.rendering.markdown import as_messages
 from annotation_ui.tasks import Json
 
+_FORMULA = tuple("=+-@＝＋－＠")  # what begins a formula, in full width, too
+
 
 def to_jsonl(rows: list[Json]) -> bytes:
     """One JSON object a line, as training reads it."""
@@ -48,7 +50,7 @@ def to_csv(rows: list[Json]) -> bytes:
 def plain_cell(value: Any) -> str:
     """A value as text that a spreadsheet shows but never runs as a formula."""
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
+    return f"'{text}" if text.lstrip()[:1] in _FORMULA or text[:1] in ("\t", "\r", "\n") else text
 
 
 def write_file(path: Path, content: bytes) -> None:

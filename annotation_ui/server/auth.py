@@ -58,8 +58,9 @@ class Auth:
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
-            if session.scalar(select(User.id).where(User.name == name)) is not None:
-                raise UserError(f"there is a user {name!r} already")
+            same = session.scalar(select(User.name).where(func.lower(User.name) == name.lower()))
+            if same is not None:  # `Ann` beside `ann` would be taken for one person
+                raise UserError(f"there is a user {same!r} already")
             pseudonym = f"labeler-{secrets.token_hex(4)}"
             session.add(User(name=name, role=role, password_hash=hashed, pseudonym=pseudonym))
         return password
@@ -107,7 +108,7 @@ class Auth:
         """Create the user `lead` if no lead can sign in, and return the password; else None.
 
         Raises:
-            UserError: if the name is taken by a user who is not a lead, or was shut out.
+            UserError: if the name is taken by a user who is not a lead, or is deactivated.
         """
         with self.database.read() as session:
             if session.scalar(select(User.id).where(User.role == "lead", User.active).limit(1)) is not None:

@@ -76,7 +76,9 @@ class Guard:
         signed_in = await to_thread.run_sync(self.auth.signed_in, session_token(headers))
         if signed_in is None:
             to_sign_in = safe and wants_page(headers.get("accept", ""))
-            return (401, "sign in first", f"/login?next={quote(path)}" if to_sign_in else None), None
+            query = scope["query_string"].decode("latin-1")
+            wanted = quote(f"{path}?{query}" if query else path)
+            return (401, "sign in first", f"/login?next={wanted}" if to_sign_in else None), None
         if path == "/lead" or path.startswith("/lead/"):
             if signed_in.user.role != "lead":
                 return (403, "for leads only", None), signed_in

@@ -58,6 +58,10 @@ def add_pages(app: FastAPI, services: Services) -> None:
         local = next.startswith("/") and not next.startswith(("//", "/\\"))
         return _with_cookie(RedirectResponse(next if local else "/", 303), services, token)
 
+    @app.get("/logout")  # else Gradio's route would answer, which signs nobody out
+    def logout_page() -> HTMLResponse:
+        return _page("Sign out", "")
+
     @app.post("/logout")
     def logout(request: Request) -> Response:
         services.auth.sign_out(session_token(request.headers))

@@ -3,12 +3,22 @@
 
 import { RefusedError, call, requestId } from "./dom.js";
 
-const PAUSE = 300; // ms from a change until it is sent
+const PAUSE = 300; // ms without a change until the last one is sent
+const LONGEST = 1000; // ms from a change until it is sent, however many follow it
+const ROOM = 300_000; // characters of a draft, of which the server takes 1,000,000 bytes; undo steps that do not fit stay here
+const ROOM_WHEN_LEAVING = 20_000; // a browser sends at most 64 kB of a page that is being left
 const RETRY = 2000; // ms after a failure
 const WINDOW = requestId(); // the server tells two windows with the same item apart
 
+// A draft with as many of its newest undo steps as `room` characters hold.
+function fitting({ state, past }, room) {
+  let left = room - JSON.stringify(state).length;
+  const first = past.findLastIndex((step) => (left -= JSON.stringify(step).length) < 0);
+  return { state, past: past.slice(first + 1) };
+}
+
 export class Drafts {
-  // `report`: {saved(held), unsaved(), retrying(error), elsewhere(), refused(error)}.
+  // `report`: {saved(), held(isHeld), unsaved(), retrying(error), elsewhere(), refused(error)}.
   constructor(report) {
     this.report = report;
     this.saving = Promise.resolve();
@@ -20,6 +30,7 @@ export class Drafts {
   open(item) {
     this.item = item;
     this.dirty = this.failed = this.replaced = this.held = false;
+    this.waiting = null; // since when a change has not been sent
     this.sequence = this.seen = item.sequence;
     const kept = JSON.parse(sessionStorage.getItem(this.place(item)) ?? "null");
     if (!(kept?.sequence > item.sequence)) return item.draft;
@@ -32,7 +43,7 @@ export class Drafts {
     clearTimeout(this.timer);
     if (this.item) sessionStorage.removeItem(this.place(this.item));
     this.item = null;
-    this.dirty = this.failed = false;
+    this.dirty = this.failed = this.replaced = false;
   }
 
   change(content) {
@@ -41,7 +52,8 @@ export class Drafts {
     if (this.replaced) return;
     this.report.unsaved();
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.save(), PAUSE);
+    this.waiting ??= Date.now();
+    this.timer = setTimeout(() => this.save(), Math.min(PAUSE, this.waiting + LONGEST - Date.now()));
   }
 
   // Sends one draft at a time with increasing numbers. The server keeps the highest, unless another window wrote one that
@@ -50,11 +62,13 @@ export class Drafts {
     clearTimeout(this.timer);
     if (!this.item || !this.dirty || this.replaced || this.held) return this.saving;
     this.dirty = false;
+    this.waiting = null;
     this.sequence += 1;
     const { item } = this;
-    const body = { draft: { ...this.content, window: WINDOW }, sequence: this.sequence, seen: this.seen };
+    const draft = { ...fitting(this.content, keepalive ? ROOM_WHEN_LEAVING : ROOM), window: WINDOW };
+    const body = { draft, sequence: this.sequence, seen: this.seen };
     this.keep(item, body);
-    this.saving = this.saving.then(() => this.send(item, body, keepalive));
+    this.saving = this.saving.then(() => this.send(item, body, keepalive && JSON.stringify(draft).length < ROOM_WHEN_LEAVING));
     return this.saving;
   }
 
@@ -75,12 +89,18 @@ export class Drafts {
     if (item && !this.held) this.saving = this.saving.then(() => this.send(item, { draft: {}, sequence: 0 }));
   }
 
-  // Goes on in this window although another one has changed the item.
-  takeOver() {
+  // Goes on in this window although another one has changed the item, up to the draft number `newest`.
+  takeOver(newest = this.newest) {
     this.replaced = false;
-    this.seen = this.sequence = this.newest;
+    this.seen = this.sequence = newest;
     this.change(this.content);
     return this.save();
+  }
+
+  // Saves nothing more until the labeler has chosen what becomes of what this window shows.
+  stop() {
+    clearTimeout(this.timer);
+    this.replaced = true;
   }
 
   async send(item, body, keepalive = false) {
@@ -90,7 +110,8 @@ export class Drafts {
       this.failed = false;
       this.newest = answer.sequence;
       if (answer.stored) this.forget(item, body.sequence);
-      if (answer.stored) this.report.saved(answer.held);
+      if (!this.replaced) this.report.held(answer.held);
+      if (answer.stored) this.report.saved();
       else if (body.sequence || answer.sequence > this.sequence) this.foundElsewhere();
     } catch (error) {
       if (item !== this.item) return;
@@ -103,7 +124,7 @@ export class Drafts {
   }
 
   foundElsewhere() {
-    this.replaced = true;
+    this.stop();
     this.report.elsewhere();
   }
 

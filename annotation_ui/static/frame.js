@@ -50,13 +50,18 @@ export class Frame {
 
   // In the corner: whether the draft is saved, or why not yet.
   showStatus(text) {
-    this.saved.textContent = text;
+    this.saved.textContent = this.saved.title = text;
   }
 
-  // A message above the item, with buttons.
-  notice(text, ...buttons) {
-    this.stage.querySelector(".notice.urgent")?.remove();
-    this.stage.prepend(h("div", { class: "notice urgent", role: "alert" }, h("p", {}, text), buttons));
+  // A message above the item, with buttons, in place of an earlier one; `kind` tells `dropNotice` which one it is.
+  notice(kind, text, ...buttons) {
+    if (this.stage.querySelector(".notice.urgent")?.dataset.kind === kind) return;
+    this.dropNotice();
+    this.stage.prepend(h("div", { class: "notice urgent", role: "alert", "data-kind": kind }, h("p", {}, text), buttons));
+  }
+
+  dropNotice(kind) {
+    this.stage.querySelector(`.notice.urgent${kind ? `[data-kind="${kind}"]` : ""}`)?.remove();
   }
 
   showDialog(title, content) {

@@ -20,10 +20,18 @@ export function decisionBanner(deciding) {
     left, " ", h("a", { href: "/lead/" }, "Stop deciding"));
 }
 
-// What `Frame.notice` takes where another window has changed the open item.
-export const otherWindowNotice = (takeOver, load) => ["You changed this item in another window. What you do in this one is not saved. ",
-  h("button", { type: "button", "data-action": "take-over", onclick: takeOver }, "Go on with what this window shows"), " ",
-  h("button", { type: "button", "data-action": "load", onclick: load }, "Show the other version")];
+// What `Frame.notice` shows where work is at risk; each action is [its name, what the button says, what it does].
+const warning = (text, ...actions) => [text, ...actions.map(([name, says, act]) =>
+  h("button", { type: "button", "data-action": name, onclick: act }, says))];
+
+export const otherWindowNotice = (takeOver, load) => warning("You changed this item in another window. What you do in this one is not saved.",
+  ["take-over", "Go on with what this window shows", takeOver], ["load", "Show the other version", load]);
+
+export const submittedNotice = (change, next) => warning("You submitted this item in another window. What you wrote here is not saved.",
+  ["change", "Change the submitted answer to this", change], ["next", "Go to the next item", next]);
+
+export const lostNotice = (next) => warning("Your time for this item ran out, and somebody else has it now. An answer would be stored, but not counted.",
+  ["next", "Go to the next item", next]);
 
 // `lead`: whether a lead looks, who gets no labelers' items.
 export function nothingToDo(lead, again, undo) {

@@ -9,10 +9,11 @@ import { Drafts } from "./drafts.js";
 import { Frame } from "./frame.js";
 import { openHistory } from "./history.js";
 import { Keys, help, helpTable } from "./keys.js";
-import { decisionBanner, guidelinesNotice, markRead, noDisagreement, nothingToDo, otherWindowNotice, showLesson } from "./notices.js";
+import { decisionBanner, guidelinesNotice, markRead, lostNotice, noDisagreement, nothingToDo, otherWindowNotice, showLesson, submittedNotice } from "./notices.js";
 
 const RENEW_EVERY = 60_000; // ms; an open page keeps its item
 const MAX_UNDO_STEPS = 50; // within one item
+const CHOOSE_FIRST = "First choose above what becomes of what this window shows.";
 
 export async function start(element) {
   const root = element.querySelector(".workbench");
@@ -33,8 +34,9 @@ class Workbench {
       task: (name) => this.show(name), history: () => this.showHistory(), guidelines: () => this.showGuidelines(),
       help: () => this.showHelp(), undo: () => this.undo(), skip: () => this.skip(), submit: () => this.submit() });
     this.drafts = new Drafts({
-      saved: (held) => this.drafts.dirty || this.frame.showStatus(held ? "Saved" : "Saved, but somebody else has this item now"), unsaved: () => this.frame.showStatus("Saving…"),
-      retrying: (error) => this.frame.showStatus(retryText(error)), elsewhere: () => this.showElsewhere(), refused: (error) => this.showRefusal(error) });
+      saved: () => this.drafts.dirty || this.frame.showStatus("Saved"), unsaved: () => this.frame.showStatus("Saving…"), held: (isHeld) => this.showHeld(isHeld),
+      retrying: (error) => this.frame.showStatus(retryText(error)), elsewhere: () => this.showElsewhere(),
+      refused: (error) => (error.status === 409 ? this.showSubmitted(error) : this.showRefusal(error)) });
     this.keys = new Keys(this);
     document.addEventListener("visibilitychange", () => (document.hidden ? this.drafts.save(true) : this.drafts.renew()));
     window.addEventListener("pagehide", () => this.drafts.save(true));
@@ -114,9 +116,15 @@ class Workbench {
   }
 
   open(item) {
-    const draft = this.drafts.open(item) ?? {};
-    this.state = { ...this.module.empty(item.view), ...(draft.state ?? {}) };
-    this.past = draft.past ?? [];
+    const stored = this.drafts.open(item);
+    const carried = this.carried?.assignment === item.assignment ? this.carried : null;
+    const { state = {}, past = [] } = carried ?? stored ?? {};
+    this.state = { ...this.module.empty(item.view), ...state };
+    this.past = past;
+    this.drafts.content = { state: this.state, past };
+    if (carried) this.drafts.change(this.drafts.content);
+    this.touched = Boolean(carried);
+    this.carried = null;
     this.seconds = 0;
     this.submitId = requestId();
     if (this.banner) this.frame.stage.append(this.banner);
@@ -175,6 +183,7 @@ class Workbench {
   // A change by typing in a field, which has its own undo.
   typed(state) {
     this.state = clone(state);
+    this.touched = true; // here, not in another window or before a reload
     this.lastActive = Date.now();
     this.drafts.change({ state: this.state, past: this.past });
     this.showProblem();
@@ -187,13 +196,14 @@ class Workbench {
 
   async submit() {
     if (!this.item || this.busy) return;
-    const problem = this.module.missing(this.state, this.item.view);
+    const problem = this.drafts.replaced ? CHOOSE_FIRST : this.module.missing(this.state, this.item.view);
     if (problem) return this.frame.toast(problem);
     await this.sendAnswer("submit", { answer: this.module.answer?.(this.state) ?? this.state });
   }
 
   async skip() {
     if (!this.item || this.busy) return;
+    if (this.drafts.replaced) return this.frame.toast(CHOOSE_FIRST);
     if (!this.item.changing) return askForSkip(this.frame, (reason) => this.sendAnswer("skip", { reason }));
     await this.drafts.save();
     const path = `assignments/${this.item.assignment}/keep`;
@@ -206,7 +216,7 @@ class Workbench {
     await this.drafts.settle();
     const body = { request_id: this.submitId, seconds: this.seconds, ...more };
     const path = `assignments/${this.item.assignment}/${what}`;
-    const done = await this.ask("POST", path, body);
+    const done = await this.ask("POST", path, body, (error) => this.showSubmitted(error));
     if (done?.kind === "late") this.frame.toast("Your time for this item ran out and somebody else has it now. Your answer is stored, but not counted.");
     if (turn !== this.turn) return;
     if (!done) {
@@ -266,31 +276,52 @@ class Workbench {
 
   showElsewhere() {
     this.frame.showStatus("Not saved");
-    this.frame.notice(...otherWindowNotice(async () => {
+    this.frame.notice("elsewhere", ...otherWindowNotice(async () => {
       await this.drafts.takeOver();
-      this.frame.stage.querySelector(".notice.urgent")?.remove();
-    }, () => {
-      this.drafts.close();
-      this.next();
-    }));
+      this.frame.dropNotice();
+    }, () => this.leaveDraft()));
   }
 
-  // The server's answer, however long it takes; null if it refuses, which the page then shows.
-  async ask(method, path, body) {
+  // Another window has submitted or skipped the item; what was done in this one stays until the labeler decides.
+  showSubmitted(error) {
+    if (!this.touched) return this.showRefusal(error);
+    this.drafts.stop();
+    this.frame.showStatus("Not saved");
+    this.frame.notice("submitted", ...submittedNotice(async () => {
+      const { item, state, past } = this;
+      if (!(await this.ask("POST", `assignments/${item.assignment}/reopen`, {}, (error) => this.frame.toast(error.message)))) return;
+      this.carried = { assignment: item.assignment, state, past };
+      this.leaveDraft();
+    }, () => this.leaveDraft()));
+  }
+
+  // Somebody else has the item, or (the other one skipped it) this labeler has it again.
+  showHeld(isHeld) {
+    if (isHeld) this.frame.dropNotice("lost");
+    else this.frame.notice("lost", ...lostNotice(() => this.leaveDraft()));
+  }
+
+  leaveDraft() {
+    this.drafts.close();
+    return this.next();
+  }
+
+  // The server's answer, however long it takes; null if it refuses, which the page then shows. `conflict(error)` is called
+  // instead where the item is in another state than this window assumes.
+  async ask(method, path, body, conflict) {
     const { turn } = this;
     try {
       return await callUntilAnswered(method, path, body, (error) => this.frame.showStatus(retryText(error)));
     } catch (error) {
       if (!(error instanceof RefusedError)) throw error;
-      this.showRefusal(error, turn);
+      if (error.status === 409 && conflict && turn === this.turn) conflict(error);
+      else this.showRefusal(error, turn);
       return null;
     }
   }
 
   showRefusal(error, turn = this.turn) {
     this.frame.toast(error.message);
-    if ((error.status !== 409 && error.status !== 404) || turn !== this.turn) return;
-    this.drafts.close();
-    this.next();
+    if ((error.status === 409 || error.status === 404) && turn === this.turn) this.leaveDraft();
   }
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import case, delete, select, update
 from sqlalchemy.orm import Session
@@ -109,6 +109,18 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
         set_labelers(session, batch, new.labelers)
         batch.version += 1
         return batch.version
+
+
+def set_open(database: Database, name: str, is_open: bool) -> None:
+    """Give the items of a batch out, or no more.
+
+    Raises:
+        UserError: if there is no such batch.
+    """
+    with database.read() as session:
+        batch = _batch(session, name)
+        settings = stored_settings(session, batch)
+    change_batch(database, name, replace(settings, open=is_open), batch.version)
 
 
 def delete_batch(database: Database, name: str) -> bool:

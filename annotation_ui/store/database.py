@@ -7,9 +7,10 @@ this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDI
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,24 @@ class Database:
         """Lock a table against other writers until the transaction ends; SQLite has only one writer anyway."""
         if not self.is_sqlite:
             session.execute(text(f"LOCK TABLE {table.__tablename__} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def backup(self, path: Path) -> None:
+        """Copy a SQLite database as it is at one moment, while others read and write it.
+
+        Raises:
+            UserError: if there is such a file, or it cannot be written.
+        """
+        if path.exists():
+            raise UserError(f"{path}: exists already")
+        _keep_private(path)
+        source = self.engine.raw_connection()
+        try:
+            with closing(sqlite3.connect(path)) as target:
+                source.driver_connection.backup(target)  # type: ignore[union-attr]
+        except sqlite3.Error as error:
+            raise UserError(f"{path}: {error}") from None
+        finally:
+            source.close()
 
     def close(self) -> None:
         self.engine.dispose()

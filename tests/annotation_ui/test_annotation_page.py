@@ -57,7 +57,7 @@ def test_the_first_commands_lead_from_samples_to_a_file_for_training(tmp_path, m
     rows = [json.loads(line) for line in Path("rankings.jsonl").read_text().splitlines()]
     assert [(row["id"], row["ranks"]) for row in rows] == [(f"s{n}", [1, 2, 3]) for n in (0, 0, 1, 1)]
     assert Path("rankings.jsonl.manifest.json").is_file()
-    assert [main(words) for words in commands(3)] == [0, 0]  # a new password, and ann as a lead
+    assert [main(words) for words in commands(3)] == [0, 0, 0]  # a new password, shut out, and in again as a lead
     assert {path.name.split("-")[0] for path in DATA_DIR.iterdir()} == {"annotations.db"}  # and its log
 
 

@@ -1,15 +1,18 @@
 """`align annotate` on the shell."""
 
+import json
 import socket
 
 import pytest
+from sqlalchemy import select
 
 from align.cli import main as align_command
 from annotation_ui.cli import main
 from annotation_ui.reports.export import records
 from annotation_ui.server.auth import Auth
-from annotation_ui.store.database import Database
+from annotation_ui.store.database import Database, sqlite_url
 from annotation_ui.store.importing import parse_rows
+from annotation_ui.store.schema import Batch
 
 
 def test_the_command_line(tmp_path, capsys):
@@ -106,3 +109,40 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path, capsy
     assert printed.err.startswith("align annotate: cannot listen on 127.0.0.1:")
     assert (len(printed.err.splitlines()), printed.out) == (1, "")
     assert not (tmp_path / "annotations.db").exists()
+
+
+def test_users_batches_and_a_backup_on_the_shell(tmp_path, capsys):
+    def run(*arguments):
+        code = main(["--data-dir", str(tmp_path), *arguments])
+        return code, capsys.readouterr().out
+
+    rows = [{"prompt": "p", "responses": ["a", "b"]}, {"prompt": "q", "responses": ["a", "b"], "gold": {"ranks": [1, 2]}}]
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    copy = ("backup", str(tmp_path / "copy.db"))
+    assert run(*copy)[0] == 2  # there is no database yet
+    assert run("create-user", "ann")[0] == run("create-user", "boss", "--role", "lead")[0] == 0
+    assert run("create-user", "Ann")[0] == 2  # nobody could tell the two apart
+    assert run("import", str(tmp_path / "s.jsonl"), "--task", "rank", "--attention-every", "3")[0] == 0
+    assert run("deactivate-user", "ann") == (0, "ann cannot sign in\n")
+    assert run("deactivate-user", "boss")[0] == 2  # the only lead
+    assert run("users") == (0, "name\trole\tactive\nann\tlabeler\tno\nboss\tlead\tyes\n")
+    assert run("activate-user", "ann")[0] == 0
+    head = "batch\ttask\topen\titems\tdone\tslots\tstuck\n"
+    assert run("batches") == (0, f"{head}s\trank\tyes\t1\t0\t1\t0\n")
+    assert run("close-batch", "s") == (0, "s is closed\n")
+    assert run("close-batch", "none")[0] == 2
+    assert run("batches") == (0, f"{head}s\trank\tno\t1\t0\t1\t0\n")
+    assert run("open-batch", "s") == (0, "s is open\n")
+    database = Database(sqlite_url(tmp_path))
+    with database.write() as session:
+        batch = session.scalars(select(Batch)).one()
+        assert batch.settings == {"attention_every": 3}
+        batch.name = "in the log, not in the file yet"
+    assert run(*copy)[0] == 0
+    database.close()
+    assert run(*copy)[0] == 2  # it is not overwritten
+    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
+    restored = Database(f"sqlite:///{tmp_path / 'copy.db'}")
+    with restored.read() as session:
+        assert session.scalars(select(Batch.name)).all() == ["in the log, not in the file yet"]
+    restored.close()

@@ -87,6 +87,11 @@ def test_the_wheel_holds_every_shipped_file(installed):
     def listed(root):
         return {path.relative_to(root) for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file()}
 
+    def files_of_the_app(root):
+        kinds = (".py", ".js", ".css", ".html")
+        return {path.relative_to(root) for path in (root / "annotation_ui").rglob("*") if path.suffix in kinds}
+
+    assert files_of_the_app(installed) == files_of_the_app(ROOT)
     assert listed(installed / "align" / "_shipped") == listed(ROOT)
     assert len(listed(ROOT)) > 50
 

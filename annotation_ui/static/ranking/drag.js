@@ -10,6 +10,8 @@ export function makeDraggable(handle, label, target, drop) {
     const start = { x: down.clientX, y: down.clientY };
     let ghost = null;
     let over = null;
+    let last = down;
+    let frame = 0;
 
     const mark = (element) => {
       over?.classList.remove("over");
@@ -23,11 +25,17 @@ export function makeDraggable(handle, label, target, drop) {
         ghost.textContent = label;
         document.body.classList.add("is-dragging");
       }
+      last = move;
       ghost.style.transform = `translate(${move.clientX + 10}px, ${move.clientY + 6}px)`;
-      scrollNearEdge(move);
       mark(target(move.clientX, move.clientY));
+      frame ||= requestAnimationFrame(scroll);
+    };
+    const scroll = () => { // also while the pointer rests at an edge
+      frame = scrollNearEdge(last) ? requestAnimationFrame(scroll) : 0;
+      mark(target(last.clientX, last.clientY));
     };
     const end = (up) => {
+      cancelAnimationFrame(frame);
       for (const [name, listener] of listeners) document.removeEventListener(name, listener);
       const landed = ghost && up.type === "pointerup" ? over : null;
       mark(null);
@@ -41,13 +49,17 @@ export function makeDraggable(handle, label, target, drop) {
   });
 }
 
-// Scrolls the scrollable elements under the pointer when it comes near their edge.
+// Scrolls the scrollable elements under the pointer when it is near their edge; whether one moved.
 function scrollNearEdge({ clientX, clientY }) {
   const edge = 40;
+  let moved = false;
   for (let box = document.elementFromPoint(clientX, clientY); box; box = box.parentElement) {
     if (box.scrollHeight <= box.clientHeight || getComputedStyle(box).overflowY !== "auto") continue;
     const { top, bottom } = box.getBoundingClientRect();
-    if (clientY < top + edge) box.scrollBy(0, -10);
-    else if (clientY > bottom - edge) box.scrollBy(0, 10);
+    const before = box.scrollTop;
+    if (clientY < top + edge) box.scrollBy(0, -6);
+    else if (clientY > bottom - edge) box.scrollBy(0, 6);
+    moved ||= box.scrollTop !== before;
   }
+  return moved;
 }

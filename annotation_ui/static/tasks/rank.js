@@ -144,7 +144,7 @@ class Ranking {
 
   key(event) {
     const key = event.key.toLowerCase();
-    if (this.mode && key !== "shift" && this.keyOfMode(key)) return true;
+    if (this.mode && key !== "shift" && this.keyOfMode(key)) return this.reveal();
     const { ranks } = this.state;
     const { chosen } = this;
     const actions = { arrowright: () => this.choose(chosen + 1), arrowleft: () => this.choose(chosen - 1),
@@ -154,6 +154,14 @@ class Ranking {
     if (/^[1-9]$/.test(key) && Number(key) <= this.cards.length) this.placeAndContinue(Number(key));
     else if (actions[key]) actions[key]();
     else return false;
+    return key === "c" || this.reveal();
+  }
+
+  // Brings the chosen response into view, which the labeler may have scrolled away: keys act on it.
+  reveal() {
+    const { element } = this.cards[this.chosen];
+    const { top, bottom } = element.getBoundingClientRect();
+    if (bottom < 80 || top > innerHeight - 80) element.scrollIntoView({ block: "nearest" });
     return true;
   }
 }

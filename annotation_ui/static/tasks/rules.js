@@ -75,6 +75,7 @@ export function mount(root, view, context) {
     const rule = view.rules[chosen];
     context.changed(withVerdict(rule.id, { verdict }), `${rule.text} ${labelOf(rule, verdict)}`);
     show();
+    lines[chosen].element.scrollIntoView({ block: "nearest" }); // it may have been scrolled away
   }
 
   function choose(index, focus = true) {

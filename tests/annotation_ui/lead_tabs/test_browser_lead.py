@@ -34,18 +34,18 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
     labeler = sign_in(server, browser, "newcomer", password)
     work = re.compile(re.escape(server.url) + r"/(\?task=\w+)?$")
     labeler.wait_for_url(work)
-    panel.get_by_role("button", name="Shut out", exact=True).click()
-    expect(panel.get_by_text("Shut out newcomer?")).to_be_visible()
+    panel.get_by_role("button", name="Deactivate", exact=True).click()
+    expect(panel.get_by_text("Deactivate newcomer?")).to_be_visible()
     panel.get_by_role("button", name="No", exact=True).click()
-    expect(panel.get_by_text("Shut out newcomer?")).to_be_hidden()
+    expect(panel.get_by_text("Deactivate newcomer?")).to_be_hidden()
     labeler.reload()
     expect(labeler).to_have_url(work)  # nothing has happened yet
-    panel.get_by_role("button", name="Shut out", exact=True).click()
-    panel.get_by_role("button", name="Yes, shut out").click()
+    panel.get_by_role("button", name="Deactivate", exact=True).click()
+    panel.get_by_role("button", name="Yes, deactivate").click()
     expect(result).to_have_value("newcomer is signed out and cannot sign in.")
     labeler.reload()
     expect(labeler).to_have_url(re.compile("/login"))
-    panel.get_by_role("button", name="Let in", exact=True).click()
+    panel.get_by_role("button", name="Reactivate", exact=True).click()
     expect(result).to_have_value("newcomer can sign in.")
     for role in ("lead", "labeler"):
         panel.get_by_role("button", name="Change role").click()
@@ -59,14 +59,13 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
 
 
 def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_item(server, browser, tmp_path):
-    path = tmp_path / "samples.jsonl"
+    path = tmp_path / "from the page.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for _, row in rank_rows(3)))
     page = server.page(browser, "office", "lead")
     page.goto("/lead/")
     panel = open_tab(page, "Import")
     panel.locator('input[type="file"]').first.set_input_files(path)
-    panel.get_by_label("Name of the batch").fill("from the page")
-    panel.get_by_role("button", name="Import", exact=True).click()
+    panel.get_by_role("button", name="Import", exact=True).click()  # under the name of the file
     expect(panel.get_by_text("Imported 3 items.")).to_be_visible()
 
     panel = open_tab(page, "Batches")
@@ -95,6 +94,13 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     page.keyboard.press("Escape")
     panel.get_by_label("One row per item (aggregated)").check()
     panel.get_by_label("How probable each order is (aggregated rankings)").check()
+    since = panel.get_by_label("Judged since (UTC)")
+    box = since.bounding_box()
+    assert box["x"] + box["width"] <= 1280  # all of it is seen
+    since.fill("yesterday")
+    panel.get_by_role("button", name="Export", exact=True).click()
+    expect(page.locator(".toast-body")).to_contain_text("'yesterday' is not a time such as 2026-01-31 12:00")
+    since.fill("2026-01-31")
     panel.get_by_role("button", name="Export", exact=True).click()
     link = panel.locator('a[href*="rankings-"][download]').first
     expect(link).to_be_visible()

@@ -1,5 +1,6 @@
 """The lead's page in a browser: an empty app, looking through items, deciding, guidelines, training, errors."""
 
+import itertools
 import re
 
 import pytest
@@ -32,8 +33,15 @@ def rank(server, name, orders, **more):
         do(judgments, labeler(server, name), "rank", {"ranks": order, **BLANK, **more})
 
 
+# The levels of the headings in the order of the page: none is left out on the way down.
+HEADINGS = """() => [...document.querySelectorAll('h1, h2, h3, h4')].filter((each) => each.checkVisibility())
+  .map((each) => Number(each.tagName[1]))"""
+
+
 def check_looks(page, name):
     """Everything on the lead's page can be read, our own parts have names, and nothing sticks out of it."""
+    levels = page.evaluate(HEADINGS)
+    assert all(level <= before + 1 for before, level in itertools.pairwise(levels)), (name, levels)
     assert page.evaluate(LOW_CONTRAST.replace(".workbench", ".gradio-container")) == [], name
     own = ":is(#top, .lead-table, .first-steps, .one-item)"  # Gradio's calendar and files have parts without a name
     assert page.evaluate(UNNAMED.replace(".workbench", own)) == [], name
@@ -122,7 +130,7 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
             panel.locator("[data-key] button").nth(row).click()
             wait_for_first()
     last = panel.locator("[data-key]").nth(3).get_attribute("data-key")
-    expect(page.locator("#one-item h3").first).to_contain_text(f"Item {last} ·")
+    expect(page.locator("#one-item h2").first).to_contain_text(f"Item {last} ·")
     panel.get_by_label("Text", exact=True).fill("onerror")
     panel.get_by_label("Text", exact=True).press("Enter")
     expect(panel.locator("[data-key]")).to_have_count(1)
@@ -130,6 +138,8 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
     panel.locator("[data-key] button").click()
     expect(page.locator("#one-item")).to_contain_text("A > C > B > D")
     expect(page.locator("#one-item")).to_contain_text("model-0")
+    texts = page.locator("#one-item .markdown")
+    assert {each.get_attribute("dir") for each in texts.all()} == {"auto"}  # lists of Arabic begin at the right
     check_looks(page, "lead-items")
     panel.get_by_label("Text", exact=True).fill("")
     panel.get_by_text("Judgments", exact=True).click()

@@ -36,6 +36,14 @@ def test_characters_that_markdown_would_drop_are_shown(text):
     assert shown(text).split() == text.split() or shown(text).strip() == text.replace("\n---", "").strip()
 
 
+def test_the_columns_of_a_table_keep_their_alignment():
+    html = to_html("| a | b | c |\n|:--|--:|:-:|\n| 1 | 2 | 3 |")
+    assert re.findall(r'<t[hd](?: align="(\w+)")?>(\w)', html) == [
+        ("left", "a"), ("right", "b"), ("center", "c"), ("left", "1"), ("right", "2"), ("center", "3"),
+    ]  # fmt: skip
+    assert "<td" not in to_html('<td style="color: red">')
+
+
 def test_formatting_still_works():
     assert to_html("**a** *b* `c` ~~d~~ \\*e\\*") == ("<p><strong>a</strong> <em>b</em> <code>c</code> <s>d</s> *e*</p>\n")
     assert "<strong>重点</strong>" in to_html("这是**重点**内容")

@@ -18,7 +18,7 @@ from annotation_ui.reports import overview
 from annotation_ui.reports.export import Selection, export, records, rows_to_export
 from annotation_ui.reports.labeler_report import labeler_rows
 from annotation_ui.reports.row_files import plain_cell
-from annotation_ui.store import rule_sets
+from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.tasks.rankings import ranking_attributes
 from annotation_ui.tasks.verdicts import verdict_attributes
 from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
@@ -154,11 +154,15 @@ def test_the_bars_of_a_day_are_as_long_as_its_judgments_and_the_latest_day_is_on
 def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
     hostile = '=HYPERLINK("http://x","y")'
     add_batch(database, [("t", {"prompt": hostile, "responses": ["+1", "\u2028ok\0"]})])
-    (ann,) = add_users(database, "ann")
+    ann, boss = add_users(database, "ann", "boss")
+    guidelines.save(database, "rank", "Be fair.", boss, edited=0)
     do(judgments, ann, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
     path = tmp_path / f"out.{kind}"
+    with database.read() as session:
+        number = guidelines.newest(session, "rank").id
     manifest = export(database, Selection("rankings"), path)
     content = path.read_bytes()
+    assert manifest["guidelines"] == [{"id": number, "task": "rank", "sha256": hashlib.sha256(b"Be fair.").hexdigest()}]
     assert manifest == json.loads((tmp_path / f"out.{kind}.manifest.json").read_text())
     assert manifest["file"]["sha256"] == hashlib.sha256(content).hexdigest()
     assert (manifest["rows"], manifest["judgments"], manifest["items"], len(manifest["labelers"])) == (1, 1, 1, 1)
@@ -174,7 +178,7 @@ def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
         assert pyarrow.parquet.read_table(path).to_pylist() == rows_to_export(database, Selection("rankings"))
 
 
-@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n=1"])
+@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n=1", "＝1+1", " ＠SUM(A1)"])
 def test_no_cell_is_a_formula(cell):
     assert plain_cell(cell).startswith("'")
     assert plain_cell("plain - text") == "plain - text"

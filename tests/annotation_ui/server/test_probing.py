@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,7 +47,8 @@ def test_an_item_that_is_skipped_while_the_model_answers_stays_skipped(database,
                 skipped.set()
         return pieces
 
-    assert asyncio.run(read("Hi")) == ["Hel", "lo"]
+    with ThreadPoolExecutor(1) as pool:  # the browser of other tests has a loop in this thread
+        assert pool.submit(asyncio.run, read("Hi")).result() == ["Hel", "lo"]
     with database.read() as session:
         now = session.get_one(Assignment, number)
         assert (now.state, now.transcript[-1]["content"]) == ("skipped", "Hello")

@@ -25,7 +25,7 @@ def test_without_a_session_there_is_nothing(server):
                          ("POST", "/api/preview")):  # fmt: skip
         assert nobody(method, path, {})[0] == 401, path
     status, headers, _ = nobody("GET", "/?task=rank", headers={"Accept": "text/html"})
-    assert (status, headers["location"]) == (303, "/login?next=/")
+    assert (status, headers["location"]) == (303, "/login?next=/%3Ftask%3Drank")
     for token in ("", "x", "a" * 5000, "' OR 1=1 --"):
         assert Client(server, token)("GET", "/api/tasks")[0] == 401
 
@@ -77,6 +77,9 @@ def test_sessions_expire_and_end_with_sign_out_a_new_password_or_a_shut_door(ser
         session.execute(update(SignIn).where(SignIn.user_id == user_id).values(expires_at=time.time() - 1))
     assert not works(token)
     token = auth.start_session(user_id)
+    status, _, page = Client(server, token)("GET", "/logout")  # who types the address is asked, and told the truth
+    assert (status, '<form method="post">' in page) == (200, True)
+    assert works(token)
     assert Client(server, token)("POST", "/logout")[0] == 303
     assert not works(token)
     token = auth.start_session(user_id)

@@ -82,6 +82,8 @@ def test_a_second_window_says_what_is_saved(server, browser):
     expect(two.locator(".saved")).to_have_text("Not saved")
     expect(two.locator(".notice.urgent")).to_contain_text("another window")
     two.screenshot(path=SCREENSHOTS / "second-window.png")
+    two.keyboard.press("Control+Enter")  # submits neither of the two versions
+    expect(two.locator(".toast")).to_contain_text("First choose above")
     assert stored_text(server, "twice") == "first"
     two.click('[data-action="take-over"]')
     expect(two.locator(".saved")).to_have_text("Saved")
@@ -91,6 +93,104 @@ def test_a_second_window_says_what_is_saved(server, browser):
     expect(one.locator(".saved")).to_have_text("Not saved")
     one.click('[data-action="load"]')
     expect(one.locator("textarea")).to_have_value("second")
+
+
+def test_a_text_written_after_another_window_submitted_is_kept_and_can_be_used(server, browser):
+    batch = server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
+    one, two = open_writing(server, browser, "both"), open_writing(server, browser, "both")
+    two.keyboard.type("short")
+    two.keyboard.press("Control+Enter")
+    expect(two.locator(".conversation")).to_contain_text("Q1")
+    one.keyboard.type("a much longer text")
+    notice = one.locator(".notice.urgent")
+    expect(notice).to_contain_text("What you wrote here is not saved")
+    expect(one.locator("textarea")).to_have_value("a much longer text")
+    one.keyboard.press("Control+Enter")
+    expect(one.locator(".toast")).to_contain_text("First choose above")
+    one.screenshot(path=SCREENSHOTS / "submitted-elsewhere.png")
+    one.click('[data-action="change"]')
+    expect(one.locator(".notice.changing")).to_be_visible()
+    expect(one.locator("textarea")).to_have_value("a much longer text")
+    expect(one.locator(".saved")).to_have_text("Saved")
+    one.locator("textarea").press("Control+Enter")
+    one.wait_for_selector(".work-row")
+    rows = rows_to_export(server.database, Selection("demonstrations", batches=(batch,)))
+    assert [row["completion"] for row in rows] == ["a much longer text"]
+
+
+def test_a_submit_that_comes_second_loses_nothing_either(server, browser):
+    server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
+    one, two = open_writing(server, browser, "race"), open_writing(server, browser, "race")
+    one.route("**/draft", lambda route: None)  # the connection hangs
+    one.keyboard.type("slow")
+    two.keyboard.type("quick")
+    two.keyboard.press("Control+Enter")
+    expect(two.locator(".conversation")).to_contain_text("Q1")
+    one.unroute("**/draft")
+    one.reload()  # an untouched window goes to the next item by itself
+    expect(one.locator(".conversation")).to_contain_text("Q1")
+    expect(one.locator(".notice.urgent")).to_have_count(0)
+
+
+def test_a_lease_that_is_over_is_said_aloud(server, browser):
+    server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
+    page = open_writing(server, browser, "slow")
+    judgments, slow, other = Judgments(Leases(server.database)), labeler(server, "slow"), labeler(server, "other")
+    with server.database.write() as session:
+        session.scalars(select(Assignment).where(Assignment.user_id == slow)).one().expires_at = 0
+    taken = judgments.leases.next(other, "demonstrate")
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as after a look at another program
+    notice = page.locator(".notice.urgent")
+    expect(notice).to_contain_text("somebody else has it now")
+    page.keyboard.type("in vain")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    expect(notice).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lease-over.png")
+    judgments.skip(other, taken.id, "skip-of-other", "", 1.0)
+    page.keyboard.type(".")
+    expect(notice).to_have_count(0)
+
+
+def test_a_text_is_saved_while_it_is_written(server, browser):
+    """Somebody who never pauses is saved, too: typing goes on until the server has something."""
+    server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
+    page = open_writing(server, browser, "restless")
+    page.evaluate("""() => {
+      const text = document.querySelector('textarea');
+      window.typing = setInterval(() => { text.value += 'x'; text.dispatchEvent(new Event('input')); }, 50);
+    }""")
+    for _ in range(100):
+        if stored_text(server, "restless"):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail("nothing is stored")
+
+
+def test_many_long_notes_are_saved(server, browser):
+    """A draft carries as many undo steps as the server takes; the page keeps all of them."""
+    row = {"prompt": "Q", "response": "A"}
+    server.add_batch([("t", row)], "rules", rule_set="sparrow-dialogue")
+    page = server.page(browser, "noter")
+    page.goto("/?task=rules")
+    notes = page.locator(".rule .note")
+    expect(notes).to_have_count(23)
+    page.evaluate("""() => document.querySelectorAll('.rule .note').forEach((note) => {
+      note.value = '好'.repeat(900);
+      note.dispatchEvent(new Event('input'));
+    })""")
+    page.locator(".rule").first.focus()
+    for _ in range(23):
+        page.keyboard.press("3")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    expect(page.locator(".toast")).to_be_hidden()
+    number = labeler(server, "noter")
+    with server.database.read() as session:
+        mine = session.scalars(select(Assignment).where(Assignment.user_id == number)).one()
+        assert len(mine.draft["state"]["verdicts"]) == 23
+        assert 3 < len(mine.draft["past"]) < 23
+    for _ in range(23):
+        page.keyboard.press("u")
+    expect(page.locator(".problem")).to_have_text("23 of 23 rules to judge")
 
 
 def test_an_answer_that_is_late_does_not_disturb_the_next_task(server, browser):

@@ -77,6 +77,16 @@ def test_texts_and_layout(server, browser):
         each.context.close()
 
 
+def test_a_long_status_makes_no_second_line(server, browser):
+    server.add_batch(1)
+    page = open_rank(server, browser, "a-name-of-some-length", viewport={"width": 1366, "height": 768})
+    height = page.locator(".top").bounding_box()["height"]
+    page.evaluate("document.querySelector('.saved').textContent = 'The server cannot answer, trying again…'.repeat(3)")
+    assert page.locator(".top").bounding_box()["height"] == height
+    expect(page.locator(".menu summary")).to_be_in_viewport(ratio=1)
+    assert page.evaluate("document.querySelector('.workbench').scrollWidth") <= 1366
+
+
 def test_every_digit_of_a_lists_numbers_is_seen(server, browser):
     lists = ["9. a\n10. b\n11. c", "100. a", "2024. a", "123456789) a"]
     server.add_batch([("t", {"prompt": "Q", "responses": lists})])

@@ -108,6 +108,29 @@ def test_skip_help_and_keys_that_move(server, browser):
     expect(page.locator(".conversation")).not_to_have_text(first)
 
 
+def test_what_a_key_acts_on_and_what_is_dragged_come_into_view(server, browser):
+    long = [f"{k} " + "long text " * 150 for k in range(9)]
+    server.add_batch([("t", {"prompt": "Q", "responses": long})])
+    page = open_rank(server, browser, "scroller", viewport={"width": 1100, "height": 520})
+    first = page.locator('[data-card="0"]')
+    for keys in ("f", ("q", "5"), "ArrowUp"):
+        page.mouse.move(400, 300)
+        page.mouse.wheel(0, 4000)
+        expect(first).not_to_be_in_viewport()
+        for key in keys if isinstance(keys, tuple) else (keys,):
+            page.keyboard.press(key)
+        expect(first).to_be_in_viewport()
+    side = page.locator(".side")
+    side.evaluate("(each) => each.scrollTo(0, 0)")
+    box, chip = side.bounding_box(), page.locator('.board .chip[data-response="0"]').bounding_box()
+    page.mouse.move(chip["x"] + 10, chip["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 60, box["y"] + box["height"] - 20)
+    page.mouse.move(box["x"] + 60, box["y"] + box["height"] - 10)  # and rest there
+    page.wait_for_function("() => document.querySelector('.side').scrollTop > 60")
+    page.mouse.up()
+
+
 def test_models_and_ids_never_reach_a_labeler(server, browser):
     server.add_batch(1)
     page = server.page(browser, "blind")
