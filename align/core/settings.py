@@ -102,7 +102,7 @@ class Settings:
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in (blocks := block_paths(type(self))):  # type: ignore[arg-type]
+        if name in (blocks := block_paths(type(self))):
             value = _as_block(name, value, blocks[name])
         elif name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
             hint, limits = declared[name]
@@ -115,7 +115,6 @@ class Settings:
         """Check settings that depend on each other; a subclass extends this and calls `super()`."""
 
 
-@cache
 def block_paths(settings: type[Any]) -> dict[str, str]:
     """The blocks of a settings dataclass: the "module:Class" of each by the name of its field."""
     return {item.name: item.metadata["block"] for item in fields(settings) if "block" in item.metadata}

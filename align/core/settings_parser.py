@@ -32,7 +32,7 @@ class _Parser(HfArgumentParser):
     """
 
     def __init__(self, config_class: type[Any], program: str | None, blocks: Sequence[str]) -> None:
-        super().__init__(config_class, prog=program, allow_abbrev=False)
+        super().__init__(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
         self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse itself takes -1e-5 for an option
         for action in self._actions:
             if action.dest == "resume":
