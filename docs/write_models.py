@@ -19,19 +19,19 @@ from tests.models.encoders import CONFIGS, EXAMPLES  # noqa: E402
 PAGE = ROOT / "docs" / "models.md"
 HEAD = """# Architectures
 
-Which models can play which role. `docs/write_models.py` writes this page from the list of tiny random models that
-`tests/models/test_architectures.py` and `tests/models/test_encoders.py` run. The models have the shape of the published ones
-and random weights. No published weights were loaded, except those of the built-in models.
+This page lists the supported architectures and the roles that they can have. `docs/write_models.py` generates it from the
+list of tiny random models in `tests/models/test_architectures.py` and `tests/models/test_encoders.py`. These models have the
+structure of the published ones and random weights. No published weights were loaded, except those of the built-in models.
 
-Every model on this page passed these checks, with all weights and with LoRA on every linear layer:
+Every model on this page passes the following checks, with all weights and with LoRA on every linear layer:
 
 | check | content |
 | --- | --- |
-| reading | states of a text alone, in a batch, packed and step by step with a cache agree within 1e-5 |
-| causality | a later token changes no earlier state; logits are the model's |
-| costs | FLOPs equal torch's count (for experts, of those that a token uses); size of the cache |
+| hidden states | states of a text alone, in a batch, packed and token by token with a cache agree within 1e-5 |
+| causality | a later token changes no earlier state; the logits equal those of transformers |
+| costs | FLOPs equal torch's count (for experts, only those that a token uses); the size of the cache is correct |
 | stages | an update of SFT, reward model and PPO with that reward model; for one architecture of each code path (`PATHS`) |
-| export | a decoder's reward model has the score that transformers computes from its folder |
+| export | transformers computes the same score from the saved folder of a decoder's reward model |
 | ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_every_stage.py`, float32, CPU) |
 
 [1]: {registry}
@@ -39,33 +39,34 @@ Every model on this page passed these checks, with all weights and with LoRA on 
 DECODER_HEAD = """
 ## Decoders
 
-Each can be trained by SFT, as a policy and as a reward model, shares a prompt among responses in a row, and can be a [prefix
-language model](howto/own-model.md#a-prefix-language-model). vLLM gets weights with the names, shapes and values of a plain
-checkpoint (`tests/sampling/test_served_weights.py`). Exceptions:
+Each decoder supports SFT and can be a policy and a reward model. Several responses can share one row with their prompt. Each
+decoder can be trained as a [prefix language model](howto/own-model.md#a-prefix-language-model). vLLM receives weights with
+the names, shapes and values of a plain checkpoint (`tests/sampling/test_served_weights.py`). The exceptions are:
 
 - refused as reward model, because transformers has no classifier: {unclassified}
-- a row for each response: {unpacked}
+- one row per response: {unpacked}
 - refused with `prefix_lm`: {causal}
 - not in vLLM's [list][1]: {unlisted}
 
-Models with LongRoPE (Phi-3.5, Phi-4-mini) read every row of a batch with other frequencies if one row exceeds the original
-context; a run prints a line about it.
+In models with LongRoPE (Phi-3.5, Phi-4-mini), one row that exceeds the original context changes the frequencies of every row
+in its batch. A run prints a warning.
 
 """
 ENCODER_DECODER_HEAD = """
 ## Encoder-decoders
 
-The encoder reads a prompt once for all of its responses. Each can be trained by SFT, as a policy and as a reward model,
-which is saved as the language model with its head beside it, because transformers' T5 classifier reads one text with
-both halves. Switch ignores `expert_capacity`: sampling reads token by token, where nothing is dropped. vLLM is refused.
+The encoder processes a prompt once for all of its responses. Each model supports SFT and can be a policy and a reward model.
+A reward model is saved as the language model with a separate head, because the T5 classifier of transformers feeds one text
+to both encoder and decoder. Switch ignores `expert_capacity`, because sampling token by token never drops a token. vLLM is
+not supported.
 
 """
 ENCODER_HEAD = """
 ## Encoders
 
-Encoders read prompt and response as a pair in both directions. Each is a reward model, rule model, attribute model
-(form heads) and a judge of answers, also for a policy with another tokenizer, and is refused as a policy. A rule model
-reads prompt and response as the first text and the rule as the second. See [Use your own
+Encoders process prompt and response as a text pair with bidirectional attention. Each can be a reward model, a rule model,
+an attribute model (`--form heads`) and a judge of answers, but not a policy. The policy may have another tokenizer. A rule
+model takes prompt and response as the first text and the rule as the second. See [Use your own
 model](howto/own-model.md#an-encoder-as-reward-model).
 
 """
@@ -74,47 +75,54 @@ TAIL = """
 
 | check | if it fails |
 | --- | --- |
-| the config can be used; weights are complete and finite | refused |
-| weights that the model has no place for, such as `v_head` | left out, with one line |
-| causality, padding, and the model's own logits on a few tokens | refused |
-| reading token by token equals reading at once; rows can leave the cache | refused |
-| responses can share one reading of their prompt | separate rows, with one line |
-| dropout in modules, functions, layers and routers | set to 0 |
+| the config is valid; weights are complete and finite | refused |
+| the model has no unexpected weights, such as `v_head` | they are ignored with a warning |
+| causality, padding, and agreement with the logits of transformers on a few tokens | refused |
+| token-by-token and full-sequence computation agree; rows can be removed from the cache | refused |
+| responses can share one forward pass of their prompt | separate rows, with a warning |
+| dropout in modules, functions, layers and routers is 0 | set to 0 |
 | with `gradient_checkpointing`, two passes in training mode are equal | refused |
-| the tokenizer has no token without a row in the embedding matrix | refused |
+| every token of the tokenizer has a row in the embedding matrix | refused |
 | the tokenizer has an end token | refused |
-| the chat template writes the turns of user and assistant | refused |
+| the chat template writes user and assistant turns | refused |
 | the chat template writes every turn of a row, such as a system turn | the row is refused |
-| an answer has the same token ids behind a prompt as alone | it is cut from the rendering |
-| the current date in a template (`strftime_now`) | becomes a constant |
-| start token (decoders), closing token (T5) of a tokenizer | the saved template writes them |
-| end ids of `generation_config.json` | end responses too |
-| an adapter's kind (biases, PiSSA, embeddings) can be continued or merged | refused |
-| LongRoPE | one line with the context that short rows keep |
-| config, generation config, tokenizer and card can be saved | refused before the first update |
+| an answer has the same token ids after a prompt as alone | the ids are taken from the rendering of both |
+| the template does not contain the current date (`strftime_now`) | the date becomes a constant |
+| the template writes the tokenizer's start token (decoders) or closing token (T5) | the saved template adds it |
+| `generation_config.json` has no further end ids | these ids end responses too |
+| an adapter of this type (biases, PiSSA, embeddings) can be trained further or merged | refused |
+| the model has no LongRoPE | a warning states the context length that short rows keep |
+| config, generation config, tokenizer and model card can be saved | refused before the first update |
 
-`tests/badly_behaved/` has a tiny model for each of these problems and runs every stage, export and evaluation over all.
+`tests/badly_behaved/` contains a tiny model for each of these problems and runs every stage, export and evaluation on them.
 
-## Refused
+## Unsupported models
 
-Other models are refused if they read padding, if their logits are not a plain function of the last state, if a later token
-changes an earlier state, or if reading token by token gives other states than reading at once. Known to be refused:
+A model is refused for any of these reasons:
 
-| model | why |
+- its states depend on padding
+- its logits are not a plain function of the last state
+- a later token changes an earlier state
+- token-by-token computation gives other states than full-sequence computation.
+
+The following models are known to be refused:
+
+| model | reason |
 | --- | --- |
-| Mamba and other recurrent models | their cache cannot drop rows that ended |
-| GPT-1, RWKV | transformers keeps no cache of keys and values for them |
-| models of images or sound and text (Gemma 3 from 4B on) | a config of several models; use the text model in them |
+| Mamba and other recurrent models | finished rows cannot be removed from their cache |
+| GPT-1, RWKV | transformers has no key-value cache for them |
+| multimodal models (Gemma 3 from 4B) | their config contains several models; use the text model |
 | an encoder-decoder whose config has no `decoder_start_token_id` | the start of a response is undefined |
 | a classifier with several labels, as a reward model | the reward is undefined |
-| a reward model whose class comes with its weights | no code of a model's folder is run |
+| another reward model that requires custom code | code from a model's folder is never run |
 
 ## Reward models from other libraries
 
-- A classifier with one label is read with its tokenizer and chat template, to the last token of the turn.
-- A decoder without a chat template reads the policy's token ids, else the text of `chat_template`.
+- A classifier with one label uses its own tokenizer and chat template. The score is read at the last token of the turn.
+- A decoder without a chat template reads the policy's token ids, or the text of `chat_template` if the vocabularies differ.
+- ArmoRM (`LlamaForRewardModelWithGating`) is computed as in its published code (`align/extras/armo_rm.py`).
 
-Tests use random weights; no published reward model was available.
+The tests use random weights; no published reward model was available.
 """
 
 
