@@ -119,10 +119,10 @@ def _text_routes(services: Services) -> APIRouter:
         return {"html": await to_thread.run_sync(to_html, body.text, limiter=previews)}
 
     @router.post("/assignments/{number}/say")
-    def say(request: Request, number: AssignmentId, body: Text) -> StreamingResponse:
+    async def say(request: Request, number: AssignmentId, body: Text) -> StreamingResponse:
         """Send a message to the probed model; its reply streams back as plain text."""
         user_id = request.state.user.id
-        checkpoint, messages = services.probing.add_message(user_id, number, body.text)
+        checkpoint, messages = await to_thread.run_sync(services.probing.add_message, user_id, number, body.text)
         reply = services.probing.stream_reply(user_id, number, checkpoint, messages)
         return StreamingResponse(reply, media_type="text/plain; charset=utf-8")
 

@@ -64,10 +64,8 @@ class Probing:
             raise
         return str(context.batch.settings.get("checkpoint", "")), messages
 
-    async def stream_reply(
-        self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages
-    ) -> AsyncIterator[str]:
-        """Yield the reply in pieces; it is completed and stored even if the browser has disconnected."""
+    def stream_reply(self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages) -> AsyncIterator[str]:
+        """Start the reply and return its pieces; it is completed and stored even if nobody reads them."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None | Exception]()
 
         def put_piece(piece: str | Exception | None) -> None:
@@ -87,13 +85,16 @@ class Probing:
             finally:
                 self._end_reply(assignment_id)
 
+        async def read_pieces() -> AsyncIterator[str]:
+            while (piece := await pieces.get()) is not None:
+                if isinstance(piece, Exception):
+                    reason = str(piece) if isinstance(piece, UserError) else f"{type(piece).__name__}: {piece}"
+                    yield f"\n\n[no reply: {reason}]"
+                    return
+                yield piece
+
         threading.Thread(target=generate_reply, daemon=True).start()
-        while (piece := await pieces.get()) is not None:
-            if isinstance(piece, Exception):
-                reason = str(piece) if isinstance(piece, UserError) else f"{type(piece).__name__}: {piece}"
-                yield f"\n\n[no reply: {reason}]"
-                return
-            yield piece
+        return read_pieces()
 
     def _end_reply(self, assignment_id: int) -> None:
         with self._lock:

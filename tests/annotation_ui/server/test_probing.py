@@ -57,6 +57,24 @@ def test_an_item_that_is_skipped_while_the_model_answers_stays_skipped(database,
     assert [row["reason"] for row in rows_to_export(database, Selection("skips"))] == ["no more of this"]
 
 
+def test_a_reply_that_nobody_reads_is_stored(judgments, opened):
+    """The browser went away before the reply began, and the labeler goes on in another one."""
+    ann, number = opened
+    probing = Probing(judgments, lambda checkpoint, messages: iter([("model", "Hello")]))
+
+    async def leave_at_once():
+        checkpoint, messages = probing.add_message(ann, number, "Hi")
+        probing.stream_reply(ann, number, checkpoint, messages)
+        for _ in range(200):
+            if not probing._busy:
+                return
+            await asyncio.sleep(0.05)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, leave_at_once()).result()
+    assert probing.add_message(ann, number, "More?")[1][1]["content"] == "Hello"
+
+
 def test_a_message_that_could_not_be_stored_can_be_sent_again(judgments, opened, monkeypatch):
     ann, number = opened
     probing = Probing(judgments, lambda checkpoint, messages: iter(()))
