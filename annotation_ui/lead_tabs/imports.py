@@ -30,7 +30,7 @@ def import_tab(services: Services) -> None:
     gr.Markdown(_ABOUT)
     file = file_field("import-file", "JSON Lines", (".jsonl",), MAX_BYTES)
     with gr.Row():
-        name = gr.Textbox(label="Name of the batch", placeholder="the file's", max_length=128)
+        name = gr.Textbox(label="Name of the batch", placeholder="the file's name", max_length=128)
         task = task_list()
         rules = gr.Dropdown([], label="Rule set", visible=False)
     with gr.Row():
