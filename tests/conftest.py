@@ -35,9 +35,6 @@ TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# ------------------------------------------------------------------------------------------ a skipped test is a failure
-
-
 def _fail_if_skipped(report):
     """With ALIGN_NO_SKIP=1 whatever was skipped has failed: on a CI machine every test must run."""
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("ALIGN_NO_SKIP") == "1":
@@ -55,8 +52,6 @@ def pytest_runtest_makereport(item, call):
 def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
 
-
-# ---------------------------------------------------------------------------------------------------------- collection
 
 LONGEST = (
     *("test_resume", "test_algorithm", "test_browser_tasks", "test_checkpoints", "test_gradio_files", "test_launch"),
@@ -76,9 +71,6 @@ def pytest_collection_finish(session):
     """Collecting garbage skips what the imports made: every run of a stage collects, and would look through all of it."""
     gc.collect()
     gc.freeze()
-
-
-# ---------------------------------------------------------------------------------------------------------- the cache
 
 
 def _cache_of_these_sources() -> Path:
@@ -116,9 +108,6 @@ def align_cache() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALIGN_CACHE", str(folder))
         yield folder
-
-
-# ------------------------------------------------------------------------------------------------- sharpened tiny models
 
 
 def _sharpen(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
@@ -217,9 +206,6 @@ def sharp_backbones(load_sharp) -> dict[str, Backbone]:
 def backbone(sharp_backbones, tiny_name) -> Backbone:
     """Each of the three sharpened backbones in turn: do not change it."""
     return sharp_backbones[tiny_name]
-
-
-# ------------------------------------------------------------------------------------------------------ a stage by hand
 
 
 @pytest.fixture

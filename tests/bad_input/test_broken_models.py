@@ -111,9 +111,6 @@ def test_an_index_without_rows(model):
     assert "its weights cannot be loaded" in refused(model)
 
 
-# ------------------------------------------------------------------------------------------------------------------- NaN
-
-
 def spoil(path, part, value):
     """Write `value` into one number of the weight whose name ends in `part`."""
     weights = load_file(path)

@@ -6,8 +6,6 @@ from align import cli
 from benchmarks.fuzz import fuzz_rows, fuzz_settings
 from tests.bad_input.conftest import TINY, write_rows
 
-# ----------------------------------------------------------------------------------------------------------------- data
-
 
 @pytest.mark.parametrize(
     ("stage", "key"), [("sft", "train_data"), ("reward", "train_data"), ("ppo", "prompts"), ("sft", "validation_data")]
@@ -36,9 +34,6 @@ def test_a_prompt_beyond_the_model(stage, tmp_path, refused):
     # "yes" and its end token are 4 tokens, as many as PPO may draw; tiny-gpt2 reads 1024.
     assert line.startswith(f"error: {path}: record row-7: 1518 prompt and 4 response tokens do not fit the model's context")
     assert "1024" in line
-
-
-# ------------------------------------------------------------------------------------------------------------- settings
 
 
 def test_no_such_model(refused, demonstrations):

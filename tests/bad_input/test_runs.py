@@ -105,9 +105,6 @@ def test_a_reward_head_of_another_width(reward_model, prompts, refused, tmp_path
     assert line == f"error: {folder}: its head is made for states of width 32, the model's have 64"
 
 
-# ----------------------------------------------------------------------------------------------------- reward functions
-
-
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     """A module `wrong_rewards` that Python finds."""

@@ -137,8 +137,6 @@ def test_memory_does_not_grow_with_the_file(write):
     assert peaks[1] < 5_000 * 500 / 4  # a quarter of the file
 
 
-# ---------------------------------------------------------------------------------------------------------------- in SFT
-
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(30)]
 
 

@@ -58,9 +58,6 @@ def leftovers(cache):
     return sorted(path.name for path in (cache / "models").iterdir() if not path.name.endswith(".lock"))
 
 
-# ---------------------------------------------------------------------------------------------------- names
-
-
 @pytest.mark.parametrize("name", ["gpt2", "google/flan-t5-small", "HuggingFaceTB/SmolLM2-135M-Instruct"])
 def test_hub_names_pass_unchanged(name, cache):
     assert zoo.resolve_model(name) == name
@@ -97,9 +94,6 @@ def test_a_builtin_name_wins_over_a_folder_of_the_same_name(tmp_path, cache, mon
     assert cache in zoo.resolve_model("tiny-gpt2").parents
     with pytest.raises(UserError, match="neither"):
         zoo.resolve_model("./tiny-gpt2")
-
-
-# ---------------------------------------------------------------------------------------------------- tiny models
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -196,9 +190,6 @@ def test_tiny_chat_template_text():
     assert prompt == "User: Hi, wer bist du?\n\nAssistant: "
     with pytest.raises(Exception, match="unknown role: tool"):
         tokenizer.apply_chat_template([{"role": "tool", "content": "4"}], tokenize=False)
-
-
-# ---------------------------------------------------------------------------------------------------- cache
 
 
 def resolve_slowly(log, number):

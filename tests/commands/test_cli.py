@@ -23,9 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ALIGN = [sys.executable, "-m", "align.cli"]
 
 
-# ------------------------------------------------------------------------------------------------------------ the words
-
-
 def test_the_installed_command_is_this_one():
     (found,) = entry_points(group="console_scripts", name="align")
     assert found.value == "align.cli:main"
@@ -109,9 +106,6 @@ def test_annotate_without_its_packages_names_the_extra(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("install the extra: pip install 'align-rlhf[ui]'\n")
 
 
-# ------------------------------------------------------------------------------------------------------------ run_stage
-
-
 @dataclass(kw_only=True)
 class Two:
     """Settings of a stage that does nothing."""
@@ -159,9 +153,6 @@ def test_run_stage_hides_no_fault_of_the_program():
 
     with pytest.raises(ZeroDivisionError):
         cli.run_stage(Two, stage, [])
-
-
-# ----------------------------------------------------------------------------------------------------- real processes
 
 
 SMALL = words_of(

@@ -34,9 +34,6 @@ def run(code, folder):
     )
 
 
-# ---------------------------------------------------------------------------------------------------- folders
-
-
 def test_new_folder_appears_whole_with_what_lies_deep_in_it(tmp_path):
     target = tmp_path / "deep" / "er" / "model"
     with new_folder(target) as folder:
@@ -182,9 +179,6 @@ def test_a_path_through_a_file_is_one_line(tmp_path, write):
         write(tmp_path / "file" / "x" / "model")
     assert "\n" not in str(caught.value)
     assert tree(tmp_path) == {"file": "kept"}
-
-
-# ---------------------------------------------------------------------------------------------------- files
 
 
 def test_write_text_makes_folders_replaces_and_leaves_nothing_beside(tmp_path):

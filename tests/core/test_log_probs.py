@@ -115,9 +115,6 @@ def test_log_probs_and_entropy_against_softmax_in_float64(seed, temperature):
     )
 
 
-# ------------------------------------------------------------------------------------------------- log-probs in chunks
-
-
 def test_log_probs_and_entropy_over_several_chunks_are_those_of_one_row_each():
     rows, vocabulary = 5, 2**20  # two rows fill a chunk
     logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(2), requires_grad=True)

@@ -28,9 +28,6 @@ def from_yaml(tmp_path):
     return run
 
 
-# ---------------------------------------------------------------------------------------------------- what is read
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_without_words_all_defaults_hold(stage):
     defaults = stage(reward_functions=["a:f"]) if stage is PPOConfig else stage()
@@ -119,9 +116,6 @@ def test_every_option_is_known_with_hyphens_too(stage):
             assert asdict(read(stage, f"--{spell(name)}", *map(str, values))) == defaults
 
 
-# ---------------------------------------------------------------------------------------------------- wrong names
-
-
 @pytest.mark.parametrize(
     ("wrong", "near"),
     [("lerning_rate", "learning_rate"), ("epoch", "epochs"), ("batchsize", "batch_size"), ("warm_up", "warmup")],
@@ -157,8 +151,6 @@ def test_a_list_where_one_value_belongs(from_yaml):
 def test_a_key_that_is_there_twice(from_yaml):
     refused(lambda: from_yaml("seed: 1\nepochs: 2\nseed: 1\n"), "a.yaml:3: key 'seed' occurs twice; remove one")
 
-
-# ---------------------------------------------------------------------------------------------------- wrong values
 
 WRONG = [
     ("seed", "1.5", "invalid int value: '1.5'"),
@@ -212,9 +204,6 @@ def test_a_file_that_is_not_there_not_a_file_or_not_text(tmp_path):
     for data in (b"model: \xff", b"model: a\nseed: \x15 1\n"):
         (tmp_path / "b.yaml").write_bytes(data)
         refused(lambda: read(SFTConfig, "--config", str(tmp_path / "b.yaml")), "b.yaml:", "not valid YAML")
-
-
-# ---------------------------------------------------------------------------------------------------- secrets
 
 
 def test_a_password_in_an_address_is_not_saved():

@@ -35,9 +35,6 @@ def make(stage, **values):
     return stage(**(needed | values))
 
 
-# ---------------------------------------------------------------------------------------------------- types and paths
-
-
 @pytest.fixture
 def home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -105,9 +102,6 @@ def test_one_value_of_a_list_may_stand_alone():
 def test_a_value_of_another_type_is_one_line(settings, message):
     with pytest.raises(UserError, match=message):
         PPOConfig(**settings)
-
-
-# ---------------------------------------------------------------------------------------------------- limits
 
 
 @pytest.mark.parametrize(
@@ -222,9 +216,6 @@ def test_ppo_needs_a_reward(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- dump, help
-
-
 @pytest.mark.parametrize(
     "config", [*map(make, STAGES), PPOConfig(reward_model="runs/rm")], ids=lambda one: type(one).__name__
 )
@@ -268,9 +259,6 @@ def test_help_explains_every_field_with_its_default(stage, capsys):
         plain = shown.replace(" ", "").replace("-", "")  # lines may be broken at a hyphen
         assert text.replace(" ", "").replace("-", "") in plain, item.name
         assert len(text) > 10
-
-
-# ---------------------------------------------------------------------------------------------------- the launcher
 
 
 @pytest.mark.parametrize("left", [{"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])

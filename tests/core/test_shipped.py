@@ -52,9 +52,6 @@ def test_which_files_are_the_projects_own(tmp_path, monkeypatch):
     assert not is_shipped("none.jsonl")
 
 
-# ---------------------------------------------------------------------------------------------------- an installed wheel
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
     """A folder with the installed wheel, built from a copy so that no build/ is left in the checkout."""

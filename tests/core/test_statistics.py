@@ -59,9 +59,6 @@ def test_a_group_weighs_as_much_as_it_holds():
     assert mean_interval(values, 4001, group, level=0.0) == pytest.approx((0.9, 0.9))
 
 
-# -------------------------------------------------------------------------------------------------------------- shares
-
-
 @pytest.mark.parametrize(
     ("yes", "n", "low", "high"),
     [

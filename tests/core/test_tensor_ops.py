@@ -27,9 +27,6 @@ def doubles(rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-# ---------------------------------------------------------------------------------------------------- padded rows
-
-
 def test_padded_from_lists_pads_on_the_right():
     padded = Padded.from_lists([[7, 8, 9], [], [5]], pad_id=4)
     assert padded.ids.tolist() == [[7, 8, 9], [4, 4, 4], [5, 4, 4]]
@@ -59,8 +56,6 @@ def test_length_mask():
     assert length_mask(torch.tensor([0, 2, 3]), 3).int().tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
-# ---------------------------------------------------------------------------------------------------- masked sums
-
 VALUES = [[1.0, 2.0, NAN], [6.0, INF, -INF]]
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
@@ -81,8 +76,6 @@ def test_gradient_of_a_masked_mean_is_zero_in_the_padding_whatever_stands_there(
     third = 1 / 3
     assert values.grad.tolist() == [[third, third, 0.0], [third, 0.0, 0.0]]
 
-
-# ---------------------------------------------------------------------------------------------------- whitening
 
 # The masked values are 1, 3, 5: mean 3, biased variance (4 + 0 + 4) / 3 = 8/3, so 5 becomes 2 / sqrt(8/3) = sqrt(3/2).
 SPREAD = [[1.0, 3.0, NAN], [5.0, 77.0, INF]]
@@ -120,9 +113,6 @@ def test_whiten_epsilon_is_added_to_the_variance():
     assert found[0, 1].item() == pytest.approx(1 / math.sqrt(2), rel=1e-9)
 
 
-# ---------------------------------------------------------------------------------------------------- batches by tokens
-
-
 def test_cut_by_tokens_by_hand():
     # Sorted: 10, 5, 4, 3. The 10 fills the budget; 5 and 4 make 2 x 5 = 10; a third would make 3 x 5 = 15.
     assert list(cut_by_tokens([3, 10, 5, 4], budget=10)) == [[1], [2, 3], [0]]
@@ -141,9 +131,6 @@ def test_cut_by_tokens_properties(lengths, budget, largest):
     for before, after in pairwise(batches):  # no batch was closed early
         fits = (len(before) + 1) * lengths[before[0]] <= budget and (largest is None or len(before) < largest)
         assert not fits, (before, after)
-
-
-# ---------------------------------------------------------------------------------------------- batches without padding
 
 
 def test_a_batch_ends_where_padding_would_cost_more_than_a_batch():

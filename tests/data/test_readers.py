@@ -13,7 +13,7 @@ from align.data import Demonstration, Prompt, Ranking, check_data, read_records,
 from tests.data.rows import RECORDS, ROWS, error_of, lines, write_parquet
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-# --- Bad rows ---
+
 
 BAD_LINES = [
     (b'{"prompt": "Hi"', "broken JSON (Expecting ',' delimiter, column 16); write one JSON object per line"),
@@ -61,9 +61,6 @@ def test_rows_that_give_nothing_are_an_error(tmp_path):
     path = tmp_path / "trees.jsonl"
     path.write_bytes(lines([{"prompt": {"text": "q", "role": "prompter", "replies": []}}]))
     assert error_of(path, Ranking) == f"{path}: no usable ranking; its 1 rows are readable but contain none"
-
-
-# --- Writing ---
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "new/folder/out.jsonl"])
@@ -138,9 +135,6 @@ def test_a_link_goes_on_pointing_at_the_file(tmp_path):
 def test_only_json_lines_are_written(tmp_path):
     with pytest.raises(UserError, match=r"use a name that ends in \.jsonl or \.jsonl\.gz"):
         write_records(tmp_path / "out.parquet", RECORDS)
-
-
-# --- Real rows ---
 
 
 @pytest.fixture(scope="module")

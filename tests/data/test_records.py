@@ -22,9 +22,6 @@ def judgment(**changes):
     return RuleJudgment.from_row({**row, **changes})
 
 
-# --- What is read ---
-
-
 def test_prompt_completion_learns_the_completion_alone():
     record = Demonstration.from_row({"prompt": "Hi", "completion": " Hello.", "id": 7, "category": "chat"})
     assert record == Demonstration(prompt=(user("Hi"),), continuation=(assistant(" Hello."),), id="7", category="chat")
@@ -74,8 +71,6 @@ def test_absent_and_null_fields_are_the_same_and_are_not_written():
     row = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "ratings": None, "margin": None, "flags": None}
     assert Ranking.from_row(row).to_row() == {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2]}
 
-
-# --- What is refused, in the words the user sees ---
 
 RANKING_ERRORS = [
     ({"prompt": None}, "field 'prompt': is missing; write the text that the responses answer"),

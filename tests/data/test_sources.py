@@ -22,9 +22,6 @@ def gz(data):
     return gzip.compress(data, mtime=0)
 
 
-# --- Ways in ---
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -112,9 +109,6 @@ def test_hub_rows_are_numbered(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     hub(monkeypatch, lambda name, split: [*ROWS, {"prompt": ""}])
     assert error_of("a/b") == "a/b: row 4: field 'prompt': is empty; write the text, or remove the row"
-
-
-# --- Broken files ---
 
 
 def test_missing_path_is_not_looked_up_on_the_hub(monkeypatch, tmp_path):

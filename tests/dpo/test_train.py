@@ -136,9 +136,6 @@ def test_validation_sees_the_policy_as_a_reward_model(load_sharp, make_stage):
     assert load(ModelConfig(model=str(folder / "model"), dtype="float32"), torch.float32).adapter is None
 
 
-# ------------------------------------------------------------------------------------------------------- against TRL
-
-
 @pytest.mark.parametrize("kind", ["dpo", "ipo"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
 def test_loss_and_gradient_are_those_of_trl(load_sharp, sharp_folders, make_stage, tmp_path, name, kind):

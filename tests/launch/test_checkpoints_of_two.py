@@ -94,9 +94,6 @@ def test_offload_steps_by_the_gradients_of_weights_that_the_last_loss_leaves_out
     assert all(torch.allclose(ours[key], theirs[key], atol=1e-5) for key in ours)
 
 
-# ------------------------------------------------------------------------------- a weight that never gets a gradient
-
-
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two updates of one process, whose checkpoint has no moments of the spare weight: as earlier versions wrote it."""

@@ -58,9 +58,6 @@ def test_several_processes_train_what_one_trains(settings, processes, cases, tra
     assert not {case: found for case, found in apart.items() if found.largest > TOLERANCE}
 
 
-# ----------------------------------------------------------------------------------------------------- architectures
-
-
 def written(folder, name, processes):
     """What all processes wrote of an architecture."""
     files = [load_file(folder / f"{name}.{rank}.safetensors") for rank in range(processes)]

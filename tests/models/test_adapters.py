@@ -17,8 +17,6 @@ from align.ppo.train import update_policy
 from tests.models.adapters import CARD, IDS, PROMPT, RESPONSE, adapter_weights, response_logits, states, trainable
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
-# -------------------------------------------------------------------------------------------------------------- switching
-
 
 def test_without_its_adapters_the_backbone_is_the_base_to_the_bit(lora, backbone):
     bare = states(lora.backbone, None)
@@ -61,9 +59,6 @@ def test_only_the_trained_adapter_requires_gradients(lora):
     assert trainable(lora.backbone) == set(adapter_weights(lora.backbone, "policy"))
 
 
-# ---------------------------------------------------------------------------------------------------------------- copying
-
-
 def test_a_copied_adapter_is_equal_at_the_start_and_independent_later(lora):
     backbone = lora.backbone
     copy_adapter(backbone.peft, "policy", "value")
@@ -96,9 +91,6 @@ def test_a_critic_of_its_own_leaves_the_policys_adapter_trainable(lora, make_ppo
         after = module(Role.POLICY, PROMPT, RESPONSE)
     assert torch.equal(before.values, after.values)
     assert (before.log_probs - after.log_probs).abs().max() > 0.1
-
-
-# --------------------------------------------------------------------------- PPO begins at its reference, with a ratio of 1
 
 
 @pytest.fixture(params=["lora", "lora from an adapter", "full"])
@@ -145,9 +137,6 @@ def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, ha
     after = role_outputs(trainer, hand_rollout)
     assert torch.equal(after.ref_log_probs, before.ref_log_probs)
     assert (after.log_probs - before.log_probs).abs().max() > 1e-2
-
-
-# ------------------------------------------------------------------------------------------------- gradient checkpointing
 
 
 def policy_gradients(beginning, make_ppo, checkpointing, **settings):
@@ -231,9 +220,6 @@ def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypa
     assert base_of("runs/reward/model") == ("runs/sft/model", True)
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert base_of("../here/runs/reward/model") == (str(base), True)
-
-
-# ------------------------------------------------------------------------------------------------- settings of an adapter
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,6 @@ def sharp(name, sharpen):
     return wrap(sharpen(make_model(name)))
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 def test_a_text_is_read_alike_in_every_way(name, sharp):
     assert sharp.shares_prompts == ARCHITECTURES[name].packed
     assert_reads_alike(sharp)
@@ -100,9 +97,6 @@ def test_the_ranking_loss_of_a_shared_row_equals_separate_rows_in_loss_and_gradi
         torch.testing.assert_close(gradient, theirs[name], atol=bound, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-# --------------------------------------------------------------------------------------------------------------- costs
-
-
 @torch.no_grad()
 def test_the_cache_holds_as_many_numbers_as_are_counted(name, sharp):
     state, _ = sharp.prefill(Padded.from_lists([[5, 6, 7, 8, 9]]))
@@ -123,8 +117,6 @@ def test_torch_counts_the_same_flops(name):
     expected = forward_flops(flops_profile(backbone, None), 20, [12], 12)
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.05 if "LongT5" not in name else 0.2)
 
-
-# -------------------------------------------------------------------------------------------------------------- stages
 
 COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64}
 TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
@@ -190,9 +182,6 @@ def assert_transformers_agrees(found, folder, rank):
     torch.testing.assert_close(
         foreign.model(Padded.from_lists([ids[0]]), Padded.from_lists([ids[1]])), expected, atol=1e-6, rtol=0
     )
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_cannot_be_read_is_refused_in_one_line():

@@ -51,9 +51,6 @@ def test_a_text_beyond_the_sliding_window_gets_a_row_of_its_own(backbones):
     assert whole.tokens_in_memory(6, [7, 1]) == 6 + 7 + 1
 
 
-# ------------------------------------------------------------------------------------------------------------------ checks
-
-
 def test_an_architecture_with_logits_of_its_own_kind_is_refused(sharpen):
     """They need more than the last hidden state and the vocabulary matrix."""
     model = sharpen(GPT2LMHeadModel(SHORT_GPT2))
@@ -78,9 +75,6 @@ def test_select_can_also_reorder_rows(backbone):
     for place, row in enumerate((2, 0)):
         expected = backbone.hidden(Padded.from_lists([prompts[row]]), Padded.from_lists([[33]]))[0, 1]
         torch.testing.assert_close(hidden[place], expected, atol=1e-5, rtol=0)
-
-
-# ------------------------------------------------------------------------------------------------- what fits a context
 
 
 def test_fits_counts_prompt_and_response_where_one_row_holds_both(backbones):

@@ -67,9 +67,6 @@ def one_line(error):
     return text
 
 
-# ------------------------------------------------------------------------------------------------------------ the policy
-
-
 def test_a_saved_policy_loads_in_transformers_with_equal_logits(tiny_name, load_sharp, sharp_backbones, tmp_path):
     loaded = changed(load_sharp(tiny_name))
     # Out of a larger module's state, as an optimization hands it over.
@@ -126,9 +123,6 @@ def test_an_adapter_is_merged_where_all_weights_are_to_be_trained(tiny_name, loa
     save_model(tmp_path / "whole", merged, weights_of(merged.backbone), CARD)
     theirs = auto(tiny_name).from_pretrained(tmp_path / "whole").eval()
     assert_same_logits(theirs, tiny_name, our_logits(merged))
-
-
-# -------------------------------------------------------------------------------------- what cannot be loaded is refused
 
 
 @pytest.fixture

@@ -81,9 +81,6 @@ def plain_scores(classifier, folder, texts=TEXTS):
     return classifier.eval()(**rows).logits[:, 0]
 
 
-# ------------------------------------------------------------------------------------------------------------- on disk
-
-
 def test_a_saved_reward_model_is_a_classifier_of_plain_transformers(family, load_encoder, tmp_path):
     loaded = load_encoder(family)
     model = changed(loaded)
@@ -140,9 +137,6 @@ def test_a_classifier_that_lacks_its_pooler_is_refused(sharpen, tmp_path):
         load_reward_model(folder, "float32")
 
 
-# ------------------------------------------------------------------------------------------------------ alone and in a batch
-
-
 def some_rows():
     return Padded.from_lists([[2, 50, 51, 1], [2, 60, 61, 62, 63, 64, 65, 1]]), Padded.from_lists([[70, 1], [80, 81, 82, 1]])
 
@@ -179,9 +173,6 @@ def test_prompt_and_response_are_told_apart_where_a_model_has_token_types(load_e
         assert bool((early - late).abs().max() > 1e-4) == differs
 
 
-# ------------------------------------------------------------------------------------------------------- what is no policy
-
-
 def test_an_encoder_is_no_policy(family, sharpen, tmp_path):
     folder = write_encoder(family, tmp_path / family, sharpen)
     with pytest.raises(UserError) as caught:
@@ -200,9 +191,6 @@ def test_an_encoder_in_memory_needs_the_class_of_a_classifier():
     assert loaded.adapter == "reward"
     with pytest.raises(UserError, match="not a language model"):
         loaded.backbone.prefill(Padded.from_lists([[5]]))
-
-
-# -------------------------------------------------------------------------------------------------------- texts and limits
 
 
 def test_a_text_is_shortened_inside_its_marks(load_encoder):
@@ -231,9 +219,6 @@ def test_roberta_counts_positions_from_behind_its_padding_id(load_encoder):
     assert roberta.summary(prompt, response).shape == (1, 32)
     with pytest.raises((IndexError, RuntimeError)):
         roberta.summary(prompt, Padded.from_lists([[2] * 56]))
-
-
-# ----------------------------------------------------------------------------------------------------------------- FLOPs
 
 
 def test_the_matrices_of_an_encoder_by_hand(load_encoder):

@@ -109,9 +109,6 @@ def test_routers_multiply_in_float32(name):
     assert router.weight.grad.abs().max() > 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     found = {}

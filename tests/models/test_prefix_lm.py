@@ -63,8 +63,6 @@ def test_a_text_is_read_otherwise_than_causally(loaded, load_sharp):
     assert (alone - plain.hidden(prompt, response)).abs().max() > 0.1
 
 
-# ---------------------------------------------------------------------------------------------------------------- stages
-
 COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64}
 TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
 
@@ -109,9 +107,6 @@ def test_a_conversation_is_an_example_of_each_turn(load_sharp, tmp_path):
     limits = Limits(64, 64, "error")
     assert len(encode_demonstrations(data, load_sharp("tiny-llama"), limits, False)) == 1
     assert len(encode_demonstrations(data, load_sharp("tiny-llama", prefix_lm=True), limits, False)) == 2
-
-
-# -------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_reads_a_prompt_whole_as_it_is_needs_no_setting(sharp_folders):

@@ -56,9 +56,6 @@ def saved_reward(load_sharp, tmp_path):
     return save
 
 
-# ---------------------------------------------------------------------------------- in transformers, whatever the padding
-
-
 @pytest.fixture
 def padded_by(sharp_folders, tmp_path):
     """`padded_by("end", "tiny-llama")`: a tiny model whose padding token is its own, the end token, or that has none."""
@@ -186,8 +183,6 @@ def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, saved_rewa
     again = load_reward_model(str(tmp_path / "further"), "float32")
     torch.testing.assert_close(again.model(PROMPT, RESPONSE), expected, atol=1e-4, rtol=0)
 
-
-# ------------------------------------------------------------------------------------------ classifiers of other libraries
 
 # What most templates of the ecosystem do: a token ends the turn, and a line break follows it.
 CHATML = (

@@ -40,8 +40,6 @@ def settings_of(tmp_path, **more):
     return {"output_dir": str(tmp_path / "run"), "dtype": "float32", "log_to": ["none"], **more}
 
 
-# ------------------------------------------------------------------------- settings that transformers refuses to save
-
 WITHOUT_EFFECT = {
     "Vicuna": {"temperature": 0.9, "top_p": 0.6},
     "top_k": {"top_k": 0},
@@ -89,9 +87,6 @@ def test_what_cannot_be_saved_is_refused_before_training(part, sharp_folders, tm
     assert not (tmp_path / "run").exists()
 
 
-# ------------------------------------------------------------------------------------- tokens without a row
-
-
 def test_a_token_without_a_row_in_the_embedding_matrix_is_refused(folder_with):
     """By every stage: see tests/badly_behaved."""
     base = folder_with({})
@@ -132,9 +127,6 @@ def test_special_tokens_that_no_text_becomes_may_lack_a_row(chat_template, folde
     assert max(written) < 264
     save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
     assert GenerationConfig.from_pretrained(tmp_path / "saved").pad_token_id == 1
-
-
-# ---------------------------------------------------------------------------------------- where a response ends
 
 
 def always_says(folder, token):
@@ -209,9 +201,6 @@ def test_a_broken_generation_config_is_refused(text, folder_with):
     (Path(base) / "generation_config.json").write_text(text)
     with pytest.raises(UserError, match=r"generation_config\.json: (eos_token_id must be an id|it cannot be read)"):
         load(ModelConfig(model=base), torch.float32)
-
-
-# --------------------------------------------------------------------------------------- weights without a place
 
 
 def test_weights_that_a_model_has_no_place_for_are_named(folder_with, capsys):

@@ -68,9 +68,6 @@ def test_a_decoder_with_a_score_head_is_still_read():
     assert wrap(GPT2ForSequenceClassification(config).eval()).shares_prompts
 
 
-# ------------------------------------------------------------------------------------------------------------- sampling
-
-
 def test_a_model_whose_sampling_reads_otherwise_than_training_is_refused(sharpen):
     sizes = {"vocab_size": 64, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}
     recurrent = sharpen(RwkvForCausalLM(RwkvConfig(**sizes, intermediate_size=48)))  # it keeps a state, and no cache
@@ -78,9 +75,6 @@ def test_a_model_whose_sampling_reads_otherwise_than_training_is_refused(sharpen
     for model in (recurrent, forgetful):
         with pytest.raises(UserError, match=r"a text that is read token by token, as in sampling, has other states"):
             wrap(model)
-
-
-# --------------------------------------------------------------------------------------------- what fails in its own way
 
 
 def test_an_architecture_that_fails_on_the_way_is_one_line():

@@ -118,8 +118,6 @@ def test_the_shipped_attributes_are_what_the_app_makes_of_the_rankings(name, sou
     assert read(name) == [row for judgment in read(source)[:rows] for row in ranking_attributes([judgment])]
 
 
-# ------------------------------------------------------------------------------------------------------------ launchers
-
 LAUNCHED = [  # file, processes, machines, processor, stage of ZeRO, several processes without it
     ("one-process", 1, 1, False, None, False),
     ("cpu2", 2, 1, True, None, True),

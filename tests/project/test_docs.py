@@ -19,8 +19,6 @@ from align.data import FORMATS, KINDS, Ranking, check_data, read_records
 from align.data.formats import find_format
 from tests.project.markdown import DOCS, ROOT, code_in, page, section
 
-# ------------------------------------------------------------------------------------------------------ docs/details.md
-
 
 def names_in(path):
     """Functions, classes, `Class.method`s and constants of a Python file."""
@@ -50,9 +48,6 @@ def test_each_setting_that_is_named_has_that_default():
         documented = yaml.safe_load(value)
         # YAML reads 1e-05 as text.
         assert (float(documented) if isinstance(default, float) else documented) == default, f"{stage}.{key}"
-
-
-# --------------------------------------------------------------------------------------------------------- docs/data.md
 
 
 def examples():
@@ -98,9 +93,6 @@ def test_data_check_says_what_the_pages_show(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     source, shown = re.search(r"align data check (\S+)\n```\n\n```text\n(.*?)\n```", page("tutorial"), re.S).groups()
     assert shown == "\n".join(line.rstrip() for line in check_data(source).splitlines())
-
-
-# ------------------------------------------------------------------------------------------------------- other pages
 
 
 def test_the_launch_commands_are_taken():

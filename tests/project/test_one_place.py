@@ -97,8 +97,6 @@ def test_no_stages_file_is_named_like_a_package():
     assert not found & (taken | set(sys.stdlib_module_names))
 
 
-# --------------------------------------------------------------------------------------------------- skips under CI's switch
-
 SKIPS = """
 import pytest
 

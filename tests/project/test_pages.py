@@ -188,9 +188,6 @@ def test_links_and_files_that_are_named_exist(path):
             assert anchor in {re.sub(r"[\s-]+", "-", title.lower()) for title in titles}, link
 
 
-# ----------------------------------------------------------------------------------------------------------- README.md
-
-
 def test_readme_names_commands_targets_and_folders_that_are_there():
     text, makefile = text_of(README), text_of(ROOT / "Makefile")
     assert {"sft", "reward", "ppo", "dpo"} <= set(re.findall(r"align(?:/| )([a-z]+)(?:/train\.py)? --config", text))

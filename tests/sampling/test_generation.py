@@ -34,9 +34,6 @@ def distributions(backbone, prompt, response, temperature=1.0):
     return torch.log_softmax(backbone.logits(hidden[0, :-1]).float() / temperature, -1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- draws
-
-
 @pytest.mark.parametrize("every", [2, 5, 100])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypatch, every, temperature):
@@ -46,9 +43,6 @@ def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypa
     assert len({len(ids) for ids in expected.ids}) > 1 or temperature == 0, "rows end at different times"
     monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
     assert draws(backbone, sampling) == expected
-
-
-# ------------------------------------------------------------------------------------------ sampled and scored are the same
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
@@ -66,9 +60,6 @@ def test_every_token_is_what_its_noise_draws_from_the_scored_distribution(backbo
     assert log_likelihood < -20.0  # nothing was certain
 
 
-# ---------------------------------------------------------------------------------------------------------------- greedy
-
-
 @pytest.mark.parametrize("ends", [frozenset({1}), ENDS], ids=["one end", "many ends"])
 def test_temperature_0_is_transformers_greedy_generation(tiny_name, backbone, sharp_folders, ends):
     auto = AutoModelForSeq2SeqLM if tiny_name == "tiny-t5" else AutoModelForCausalLM
@@ -80,9 +71,6 @@ def test_temperature_0_is_transformers_greedy_generation(tiny_name, backbone, sh
         )
         # A decoder repeats the prompt, an encoder-decoder the start token.
         assert ids == rows[0, 1 if tiny_name == "tiny-t5" else len(prompt) :].tolist()
-
-
-# -------------------------------------------------------------------------------------------------------- rows and ends
 
 
 def test_a_rows_text_does_not_depend_on_its_batch(backbone):
@@ -138,9 +126,6 @@ def test_finished_rows_are_counted_for_a_progress_bar(backbone):
     assert len(counted) > 1
 
 
-# ------------------------------------------------------------------------------------------------------------ truncation
-
-
 def test_top_k_keeps_the_likeliest_tokens(backbone):
     found = draws(backbone, Sampling(max_new_tokens=10, top_k=3))
     used = set()
@@ -166,9 +151,6 @@ def test_top_p_keeps_the_smallest_set_of_that_mass_after_the_temperature(backbon
     assert beyond_first > 5
 
 
-# --------------------------------------------------------------------------------------------------- gradient checkpointing
-
-
 def test_a_model_in_training_mode_samples_the_same(tiny_name, backbone, sharp_folders):
     """transformers drops the cache while it recomputes blocks: sampling must not notice."""
     config = ModelConfig(model=sharp_folders[tiny_name], gradient_checkpointing=True)
@@ -189,9 +171,6 @@ def drawn(logits, uniforms):
     """Draws of one distribution at many uniform numbers."""
     uniforms = torch.as_tensor(uniforms, dtype=torch.float64)
     return draw(torch.as_tensor(logits, dtype=torch.float32).expand(len(uniforms), -1), uniforms)
-
-
-# ---------------------------------------------------------------------------------------------------- draw
 
 
 def test_draw_inverts_the_cumulative_distribution():
@@ -241,9 +220,6 @@ def test_a_row_is_drawn_alike_alone_and_in_a_batch(seed, uniforms):
         cumulative = torch.cumsum(torch.softmax(row.double(), -1), 0)
         assert cumulative[token].item() >= uniform - 1e-6
         assert token == 0 or cumulative[token - 1].item() <= uniform + 1e-6
-
-
-# ---------------------------------------------------------------------------------------------------- noise
 
 
 def test_noise_is_uniform_float64_below_1():

@@ -158,9 +158,6 @@ def test_a_server_that_stays_away_leaves_what_it_gave(serve, settings, tmp_path)
     assert all(row["update"] == 1 and any(text in row["prompt"] for text in PROMPTS) for row in rows)
 
 
-# ------------------------------------------------------------------------------------------------------ lengths and ends
-
-
 def test_responses_end_where_an_end_token_stands_or_at_the_limit(serve, settings, make_engine_of):
     engine = make_engine_of(serve(settings["model"]).url)
     tokenization = engine.loaded.tokenization

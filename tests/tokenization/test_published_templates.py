@@ -100,8 +100,6 @@ def shown(tokenization, ids):
     return tokenization.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-# -------------------------------------------------------------------------------------- what is written before an answer
-
 CASES = {
     "deepseek-r1": (DEEPSEEK_R1, "<|end|>", "<|User|>What is 2 + 2?<|Assistant|>", "It is 4.<|end|>"),
     "qwen-3": (QWEN_3, "<|im_end|>", "<|im_start|>assistant\n", "<think>\n\n</think>\n\nIt is 4.<|im_end|>"),
@@ -217,9 +215,6 @@ def test_sentencepiece_puts_no_space_before_an_answer_behind_a_line_break(scheme
     )
 
 
-# ------------------------------------------------------------------------------------------ start and end of a prompt
-
-
 @pytest.mark.parametrize("template", ["auto", "plain", "raw"])
 def test_a_decoder_reads_no_end_token_behind_its_prompt(template):
     """Tutorials for Llama and Mistral set add_eos_token, and it is saved with the model."""
@@ -286,9 +281,6 @@ def test_truncation_keeps_the_start_token_and_the_system_turn(load_sharp):
         encode_prompts([{"prompt": prompt}], loaded, Limits(10, 5, "truncate"), False)
 
 
-# ------------------------------------------------------------------------------------------------ turns that are left out
-
-
 def test_a_system_turn_that_the_template_leaves_out_is_refused(load_sharp):
     found = Tokenization(published(PHI_3))  # many models never see a system turn
     assert shown(found, found.prompt_ids((USER,))).endswith("<|Assistant|>\n")
@@ -321,9 +313,6 @@ def test_a_template_of_the_last_turn_alone_is_refused_for_conversations():
         found.prompt_ids((USER, *MORE))
 
 
-# -------------------------------------------------------------------------------------------------------- current date
-
-
 @pytest.fixture
 def on_the_day():
     set_template_date("2026-07-04")
@@ -351,9 +340,6 @@ def test_the_date_is_a_constant_that_is_saved(tmp_path, on_the_day, call):
 def test_a_format_that_is_computed_is_refused():
     with pytest.raises(UserError, match="strftime_now with a computed format"):
         Tokenization(published("{% set f = '%Y' %}{{ strftime_now(f) }}" + LLAMA_3))
-
-
-# ------------------------------------------------------------------------------------------- texts rendered before
 
 
 def test_rows_that_spell_special_tokens_are_counted_once_with_an_example(load_sharp, caplog):

@@ -30,9 +30,6 @@ def tokenization(template="auto", own=True, append_eos=False, **settings):
     return Tokenization(tokenizer, template, **settings)
 
 
-# -------------------------------------------------------------------------------------------------------------- templates
-
-
 def test_auto_takes_the_tokenizers_own_template():
     found = tokenization()
     text = "System: Be kind.\nUser: Hi\nAssistant: Hello<eos>\nUser: And?\nAssistant: "
@@ -71,9 +68,6 @@ def test_a_tokenizer_without_an_end_is_refused():
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="no end-of-sequence token"):
         Tokenization(tokenizer)
-
-
-# --------------------------------------------------------------------------------------------------- the end of a response
 
 
 def test_the_end_of_a_turn_is_what_the_template_puts_behind_it(tmp_path):
@@ -119,8 +113,6 @@ def test_text_leaves_out_special_tokens_and_outer_space():
     found = tokenization()
     assert found.text([0, BOS, *found.response_ids("  Hello \n"), 0, 0]) == "Hello"
 
-
-# ------------------------------------------------------------------------------------------------------- what is learned
 
 CONVERSATION = Demonstration(
     prompt=TALK[:2],

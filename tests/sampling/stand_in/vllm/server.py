@@ -48,8 +48,6 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, request, client_address) -> None:
         """Nobody reads a traceback of a client that left."""
 
-    # ------------------------------------------------------------------------------------------------------- answers
-
     def model_info(self) -> dict:
         config = {"model": self.folder, "max_model_len": self.model.model.config.max_position_embeddings}
         info = {"model_config": config, "weight_transfer_config": {"backend": "nccl"}, "instance_id": self.instance}
