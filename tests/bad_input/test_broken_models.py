@@ -16,6 +16,7 @@ from align.models.loading import load
 from align.reward.checkpoint import load_head
 from align.training.memory import Memory
 from tests.conftest import ROOT
+from tests.refusals import refusal
 
 TEMPLATES = {
     "syntax": "{% for m in messages %}{{ m.content }",
@@ -68,11 +69,7 @@ def adapter(model, tmp_path):
 
 def refused(folder, **settings):
     """The line that loading a folder ends with."""
-    config = ModelConfig(model=str(folder), **settings)
-    with pytest.raises(UserError) as caught:
-        load(config, torch.float32)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
+    return refusal(load, ModelConfig(model=str(folder), **settings), torch.float32)
 
 
 def change(path, changes):

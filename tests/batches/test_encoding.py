@@ -10,6 +10,7 @@ from align.batches.encoding import encode_demonstration_row, encode_demonstratio
 from align.batches.limits import Limits
 from align.batches.streams import ExampleStream
 from align.core.errors import UserError
+from tests.refusals import refusal
 
 LIMITS = Limits(3, 2)
 
@@ -19,9 +20,7 @@ def test_what_fits_is_returned_as_it_is():
 
 
 def test_too_long_is_an_error_that_names_record_length_limit_and_remedy():
-    with pytest.raises(UserError) as error:
-        LIMITS.apply([1, 2, 3, 4], [5], "data.jsonl: record 7")
-    assert str(error.value) == (
+    assert refusal(LIMITS.apply, [1, 2, 3, 4], [5], "data.jsonl: record 7") == (
         "data.jsonl: record 7: the prompt has 4 tokens, max_prompt_tokens is 3; "
         "raise the limit, or set overlong to drop or truncate"
     )
@@ -107,9 +106,7 @@ def test_nothing_is_reported_where_all_records_fit(load_sharp, caplog):
 def test_drop_that_leaves_less_than_a_tenth_is_an_error(load_sharp):
     loaded, limits = load_sharp("tiny-gpt2"), Limits(80, 9, "drop")
     assert len(encode_prompts(prompts_of([1] + [90] * 9), loaded, limits, False)) == 1
-    with pytest.raises(UserError) as error:
-        encode_prompts(prompts_of([1] + [90] * 10), loaded, limits, False)
-    assert str(error.value) == (
+    assert refusal(encode_prompts, prompts_of([1] + [90] * 10), loaded, limits, False) == (
         "prompts in memory: overlong drop leaves 1 of 11 prompts (10 over max_prompt_tokens 80), less than 10%; "
         "raise the limit, set overlong to truncate, or remove the long rows"
     )

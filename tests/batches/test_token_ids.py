@@ -13,6 +13,7 @@ from align.core.errors import UserError
 from align.data import Prompt, Ranking, check_data, read_records
 from align.data.formats import convert_row
 from align.ppo import PPOConfig, PPOTrainer
+from tests.refusals import refusal
 
 TEXTS = ["Name a moon.", "Hi", "Why is the sky blue?"]
 LIMITS = Limits(40, 8)
@@ -91,9 +92,7 @@ def test_ids_outside_the_vocabulary_are_refused_with_the_record(load_sharp, tmp_
     size = len(loaded.tokenization.tokenizer)
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"input_ids": [size - 1]}) + "\n" + json.dumps({"input_ids": [1, size]}) + "\n")
-    with pytest.raises(UserError) as error:
-        encode_prompts(str(path), loaded, LIMITS, False)
-    assert str(error.value) == (
+    assert refusal(encode_prompts, str(path), loaded, LIMITS, False) == (
         f"{path}: record 2: field 'input_ids': has the id {size}, but the model's tokenizer has {size} tokens; "
         "tokenize the prompts with the model's own tokenizer"
     )

@@ -70,22 +70,16 @@ def test_a_saved_folder_is_returned_as_it_is(tmp_path, marker):
     assert zoo.resolve_model(str(tmp_path)) == tmp_path
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"neither config\.json nor adapter_config\.json"):
-        zoo.resolve_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["", "/no/such/folder", "./outputs/sft", "~nobody-here/model", "a/b/c", "some name"])
-def test_what_can_be_neither_folder_nor_hub_name_is_refused(name):
-    with pytest.raises(UserError, match="no folder, no hub name"):
-        zoo.resolve_model(name)
-
-
-def test_a_file_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "name", ["", "/no/such/folder", "./outputs/sft", "~nobody-here/model", "a/b/c", "some name", "model.gguf"]
+)
+def test_what_is_no_model_and_no_hub_name_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UserError, match="no folder"):
-        zoo.resolve_model("model.gguf")
+    with pytest.raises(UserError, match="no folder, no hub name"):
+        zoo.resolve_model(name)
+    with pytest.raises(UserError, match=r"neither config\.json nor adapter_config\.json"):
+        zoo.resolve_model(str(tmp_path))
 
 
 def test_a_builtin_name_wins_over_a_folder_of_the_same_name(tmp_path, cache, monkeypatch):
@@ -112,13 +106,17 @@ def test_tiny_model_starts_near_uniform_without_dropout(name, tiny_folders):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_tiny_model_and_tokenizer_agree(name, tiny_folders):
+def test_tiny_model_and_tokenizer_agree_and_text_and_special_tokens_come_back(name, tiny_folders):
     config, tokenizer = load(tiny_folders[name]).config, AutoTokenizer.from_pretrained(tiny_folders[name])
     assert tokenizer.is_fast
     assert len(tokenizer) == config.vocab_size == 264
-    assert config.pad_token_id == tokenizer.pad_token_id
-    assert config.eos_token_id == tokenizer.eos_token_id
+    assert (config.pad_token_id, config.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
     assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}) == 3
+    text = "  A <pad> 'b ' n't \t\r\n <eos>  \x00\x04 é ﬁ 你好 🤖‍ \u2028<bos>."
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert [i for i in ids if i < len(tiny.SPECIAL_TOKENS)] == [tiny.PAD, tiny.EOS, tiny.BOS]
+    assert tokenizer("x").input_ids[1:] == ([tiny.EOS] if name == "tiny-t5" else [])
 
 
 def test_tiny_architectures(tiny_folders):
@@ -154,16 +152,6 @@ def test_byte_tokenizer_round_trip(text, append_eos):
     if not any(token in text for token in tiny.SPECIAL_TOKENS):
         assert len(ids) == len(text.encode())
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_saved_tokenizer_keeps_text_and_special_tokens(name, tiny_folders):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_folders[name])
-    text = "  A <pad> 'b ' n't \t\r\n <eos>  \x00\x04 é ﬁ 你好 🤖‍ \u2028<bos>."
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
-    assert [i for i in ids if i < len(tiny.SPECIAL_TOKENS)] == [tiny.PAD, tiny.EOS, tiny.BOS]
-    assert tokenizer("x").input_ids[1:] == ([tiny.EOS] if name == "tiny-t5" else [])
 
 
 @pytest.mark.parametrize("name", TINY)

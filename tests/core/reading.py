@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pytest
-
-from align.core.errors import UserError
 from align.core.settings import RunConfig, Settings, block, option, require_setting
 from align.core.settings_parser import parse
 from align.dpo import DPOConfig
 from align.ppo.config import PPOConfig
 from align.reward import RewardConfig
 from align.sft import SFTConfig
+from tests.refusals import refusal
 
 STAGES = [SFTConfig, RewardConfig, PPOConfig, DPOConfig]
 NEEDED = {PPOConfig: ["--reward_functions", "a:f"]}
@@ -54,10 +52,7 @@ def read(stage, *words):
 
 def refused(call, *parts):
     """The message of a refusal: one line with all `parts` in it."""
-    with pytest.raises(UserError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
+    message = refusal(call)
     for part in parts:
         assert part in message
     return message

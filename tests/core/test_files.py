@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -9,12 +10,15 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from align.core.errors import UserError
 from align.core.files import new_folder, numbered_paths, read_json, write_json, write_text
+from tests.refusals import refusal
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -88,36 +92,36 @@ def test_an_error_on_the_way_leaves_the_old_folder_and_nothing_else(tmp_path, ra
     assert names(tmp_path) == ["model"]
 
 
-FULL_DISK = """
-    import resource
-    from pathlib import Path
-    import torch
-    from safetensors.torch import save_file
-    from align.core.errors import UserError
-    from align.core.files import new_folder, write_text
-    with new_folder(Path("model")) as folder:
-        (folder / "weights").write_text("old")
-    write_text(Path("a.txt"), "old")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    try:
-        WRITE
-    except UserError as error:
-        print("told:", error)
-"""
+@pytest.fixture
+def files_of_1000_bytes():
+    """A limit on the size of a file stands for a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def write_bytes(target):
+    with new_folder(target) as folder:
+        (folder / "weights").write_bytes(b"x" * 5000)
+
+
+def write_tensors(target):
+    with new_folder(target) as folder:
+        save_file({"w": torch.zeros(5000)}, folder / "weights")
 
 
 @pytest.mark.parametrize(
     ("name", "write"),
-    [
-        ("model", 'with new_folder(Path("model")) as folder: (folder / "weights").write_bytes(b"x" * 5000)'),
-        ("model", 'with new_folder(Path("model")) as folder: save_file({"w": torch.zeros(5000)}, folder / "weights")'),
-        ("a.txt", 'write_text(Path("a.txt"), "x" * 5000)'),
-    ],
+    [("model", write_bytes), ("model", write_tensors), ("a.txt", lambda target: write_text(target, "x" * 5000))],
 )
-def test_a_full_disk_leaves_the_old_folder_and_the_old_file(tmp_path, name, write):
-    result = run(FULL_DISK.replace("WRITE", write), tmp_path)
-    assert result.stdout.startswith(f"told: {name}: cannot be written"), result.stderr
-    assert "nothing was changed there" in result.stdout or name == "a.txt"
+def test_a_full_disk_leaves_the_old_folder_and_the_old_file(tmp_path, files_of_1000_bytes, name, write):
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "weights").write_text("old")
+    write_text(tmp_path / "a.txt", "old")
+    files_of_1000_bytes()
+    message = refusal(write, tmp_path / name)
+    assert message.startswith(f"{tmp_path / name}: cannot be written")
+    assert "nothing was changed there" in message or name == "a.txt"
     assert tree(tmp_path) == {"model/weights": "old", "a.txt": "old"}
     assert names(tmp_path) == ["a.txt", "model"]
 

@@ -9,6 +9,7 @@ import torch
 
 from align.core.errors import UserError
 from align.core.plugins import checked_scores
+from tests.refusals import refusal
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,8 @@ def test_every_real_number_is_a_score(given):
     ],
 )
 def test_anything_else_is_one_clear_line(given, complaint):
-    with pytest.raises(UserError) as caught:
-        checked_scores(given, 2, "j", low=0, high=1, describe=lambda index: f"item {index}", advice="go on")
-    assert str(caught.value) == complaint
+    more = {"low": 0, "high": 1, "describe": lambda index: f"item {index}", "advice": "go on"}
+    assert refusal(checked_scores, given, 2, "j", **more) == complaint
 
 
 def test_without_a_range_any_finite_number_will_do():

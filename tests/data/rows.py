@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
-
-from align.core.errors import UserError
 from align.data import Prompt, read_records
+from tests.refusals import refusal
 
 
 def user(text):
@@ -37,12 +35,8 @@ def write_parquet(path, rows):
 
 
 def error_of(source, kind=Prompt, **options):
-    """The message of the refusal to read a source: one line."""
-    with pytest.raises(UserError) as caught:
-        read_records(str(source), kind, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    """The message of the refusal to read a source."""
+    return refusal(read_records, str(source), kind, **options)
 
 
 HI = (user("Hi"),)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from align.core.errors import UserError
 from align.data.formats import FORMATS, KINDS, convert_row
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, evenly_spaced
 from tests.data.rows import (
@@ -21,6 +20,7 @@ from tests.data.rows import (
     system,
     user,
 )
+from tests.refusals import refusal
 
 
 def pair(prompt, best, worst, **fields):
@@ -264,6 +264,4 @@ ERRORS = [
 
 @pytest.mark.parametrize(("kind", "row", "message"), ERRORS, ids=range(len(ERRORS)))
 def test_errors_name_the_field_of_the_row(kind, row, message):
-    with pytest.raises(UserError) as caught:
-        convert_row(row, kind)
-    assert str(caught.value) == message
+    assert refusal(convert_row, row, kind) == message

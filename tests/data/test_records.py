@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from align.core.errors import UserError
 from align.data.records import Demonstration, Prompt, Ranking, RuleJudgment
 from tests.data.rows import assistant, system, user
+from tests.refusals import refusal
 
 
 def ranking(**changes):
@@ -22,24 +23,13 @@ def judgment(**changes):
     return RuleJudgment.from_row({**row, **changes})
 
 
-def test_prompt_completion_learns_the_completion_alone():
-    record = Demonstration.from_row({"prompt": "Hi", "completion": " Hello.", "id": 7, "category": "chat"})
-    assert record == Demonstration(prompt=(user("Hi"),), continuation=(assistant(" Hello."),), id="7", category="chat")
-
-
 def test_messages_are_split_before_the_first_assistant_turn():
     turns = [system(""), user("1"), assistant("2"), user("3"), assistant("4")]
     record = Demonstration.from_row({"messages": turns})
-    assert record.prompt == (system(""), user("1"))
-    assert record.continuation == (assistant("2"), user("3"), assistant("4"))
+    assert (record.prompt, record.continuation) == ((system(""), user("1")), (assistant("2"), user("3"), assistant("4")))
     assert record.to_row() == {"messages": turns}
-
-
-def test_a_conversational_prompt_excepts_its_assistant_turns_from_learning():
     row = {"prompt": [user("1"), assistant("2"), user("3")], "completion": [assistant("4")]}
-    record = Demonstration.from_row(row)
-    assert record.continuation == (assistant("4"),)
-    assert record.to_row() == {**row, "completion": "4"}
+    assert Demonstration.from_row(row).to_row() == {**row, "completion": "4"}
 
 
 def test_ranks_lose_their_gaps_and_keep_their_ties():
@@ -157,16 +147,13 @@ RANKING_ERRORS = [
 
 @pytest.mark.parametrize(("changes", "message"), RANKING_ERRORS, ids=[str(i) for i in range(len(RANKING_ERRORS))])
 def test_ranking_errors(changes, message):
-    with pytest.raises(UserError) as caught:
-        ranking(**changes)
-    assert str(caught.value) == message
+    assert refusal(ranking, **changes) == message
 
 
 @pytest.mark.parametrize("margin", [-1, float("nan"), float("inf"), "1", True])
 def test_a_margin_is_finite_and_not_negative(margin):
-    with pytest.raises(UserError) as caught:
-        ranking(responses=["a", "b"], ranks=[1, 2], margin=margin)
-    assert str(caught.value) == f"field 'margin': is {margin!r}; use a finite number that is 0 or more, or leave it out"
+    message = refusal(ranking, responses=["a", "b"], ranks=[1, 2], margin=margin)
+    assert message == f"field 'margin': is {margin!r}; use a finite number that is 0 or more, or leave it out"
 
 
 DEMONSTRATION_ERRORS = [
@@ -199,9 +186,7 @@ DEMONSTRATION_ERRORS = [
 
 @pytest.mark.parametrize(("row", "message"), DEMONSTRATION_ERRORS, ids=[m[:45] for _, m in DEMONSTRATION_ERRORS])
 def test_demonstration_errors(row, message):
-    with pytest.raises(UserError) as caught:
-        Demonstration.from_row(row)
-    assert str(caught.value) == message
+    assert refusal(Demonstration.from_row, row) == message
 
 
 @pytest.mark.parametrize(
@@ -215,23 +200,16 @@ def test_demonstration_errors(row, message):
     ],
 )
 def test_rule_judgment_errors(changes, message):
-    with pytest.raises(UserError) as caught:
-        judgment(**changes)
-    assert str(caught.value) == message
+    assert refusal(judgment, **changes) == message
 
 
 @pytest.mark.parametrize("kind", [Demonstration, Ranking, RuleJudgment, Prompt])
 def test_a_row_is_an_object(kind):
-    with pytest.raises(UserError) as caught:
-        kind.from_row(["Hi"])
-    assert str(caught.value) == "the row is ['Hi'], not a JSON object; write one {...} per line"
+    assert refusal(kind.from_row, ["Hi"]) == "the row is ['Hi'], not a JSON object; write one {...} per line"
 
 
 def test_a_long_value_does_not_flood_the_message():
-    with pytest.raises(UserError) as caught:
-        ranking(flags="line\n" * 1000)
-    assert len(str(caught.value)) < 150
-    assert "\n" not in str(caught.value)
+    assert len(refusal(ranking, flags="line\n" * 1000)) < 150
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(lambda text: text.strip() != "")

@@ -20,6 +20,7 @@ from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
 from tests.models.adapters import save_reward
 from tests.models.encoders import CONFIGS, pair_tokenizer, write_encoder
+from tests.refusals import refusal
 
 ROWS = [
     {"prompt": "What is it?", "responses": ["A cat, I think, and not a dog.", "No"], "ranks": [1, 2]},
@@ -175,9 +176,7 @@ def test_prompt_and_response_are_told_apart_where_a_model_has_token_types(load_e
 
 def test_an_encoder_is_no_policy(family, sharpen, tmp_path):
     folder = write_encoder(family, tmp_path / family, sharpen)
-    with pytest.raises(UserError) as caught:
-        load(ModelConfig(model=folder), torch.float32)
-    assert str(caught.value) == (
+    assert refusal(load, ModelConfig(model=folder), torch.float32) == (
         f"model '{folder}': model type '{family}' reads text in both directions (an encoder): it can be a reward model or a "
         "judge, not a language model; choose a decoder (GPT style) or an encoder-decoder (T5 style)"
     )

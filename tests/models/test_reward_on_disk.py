@@ -38,6 +38,7 @@ from align.reward.scoring import RewardModelScorer, RewardService
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
 from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, save_reward
+from tests.refusals import refusal
 
 TEXTS = ("Hello there.", "No", "Louÿs, perhaps?")
 
@@ -305,15 +306,12 @@ def test_a_classifier_with_code_of_its_own_is_refused_and_its_code_is_not_run(tm
 
 def test_a_reward_model_is_no_policy(saved_reward, tmp_path):
     saved_reward("tiny-gpt2")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="is a reward model"):
         load(ModelConfig(model=str(tmp_path / "reward")), torch.float32).backbone.logits(torch.zeros(1, 64))
-    assert "is a reward model" in str(error.value)
 
 
 def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, saved_reward):
-    with pytest.raises(UserError) as error:
-        load_reward_model(sharp_folders["tiny-gpt2"], "float32")
-    assert "neither a reward model of this package" in str(error.value)
+    assert "neither a reward model of this package" in refusal(load_reward_model, sharp_folders["tiny-gpt2"], "float32")
     saved_reward("tiny-gpt2")
     save_file({"weight": torch.ones(1, 63)}, tmp_path / "reward" / "reward_head.safetensors")
     with pytest.raises(UserError, match="its head is made for states of width 63, the model's have 64"):

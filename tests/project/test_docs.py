@@ -8,7 +8,6 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
 import yaml
 
 from align.cli import stage_configs
@@ -18,6 +17,7 @@ from align.core.settings import block_paths
 from align.data import FORMATS, KINDS, Ranking, check_data, read_records
 from align.data.formats import find_format
 from tests.project.markdown import DOCS, ROOT, code_in, page, section
+from tests.refusals import refusal
 
 
 def names_in(path):
@@ -78,9 +78,7 @@ def test_each_error_is_the_one_that_its_row_causes(tmp_path):
     path = tmp_path / "rows.jsonl"
     for row, message in zip(lines[::2], lines[1::2], strict=True):
         path.write_text(row + "\n", encoding="utf-8")
-        with pytest.raises(UserError) as error:
-            read_records(path, Ranking)
-        assert str(error.value).replace(str(path), "FILE") == message
+        assert refusal(read_records, path, Ranking).replace(str(path), "FILE") == message
 
 
 def test_data_check_says_what_the_pages_show(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """JSON over HTTP against a real server: a body that breaks off, pauses, redirects, answers that are not JSON."""
 
-import json
 import threading
 import time
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ def serving(*behavior):
             sent = self.rfile.read(int(self.headers["Content-Length"]))
             number = len(self.server.times)
             self.server.times.append(time.monotonic())
+            self.server.headers = dict(self.headers)
             how = behavior[number] if number < len(behavior) else "echo"
             self.send_response(how if isinstance(how, int) else 200)
             if how == 307:
@@ -103,20 +103,6 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch):
 
 
 def test_headers_and_content_type_are_sent():
-    seen = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            seen.update(self.headers)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(None).encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.handle_request, daemon=True).start()
-    assert post_json(f"http://127.0.0.1:{server.server_port}/", {}, headers={"Authorization": "Bearer k"}) is None
-    assert (seen["Authorization"], seen["Content-Type"]) == ("Bearer k", "application/json")
-    server.server_close()
+    with serving() as server:
+        assert post_json(server.url, None, headers={"Authorization": "Bearer k"}) is None
+    assert (server.headers["Authorization"], server.headers["Content-Type"]) == ("Bearer k", "application/json")
