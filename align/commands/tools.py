@@ -37,9 +37,6 @@ def report_command(arguments: list[str]) -> None:
     parser.add_argument(
         "--markdown", action="store_true", help="print the results of align eval in RUN as Markdown tables instead"
     )
-    parser.add_argument(
-        "--card", action="store_true", help="write the results of align eval into the card of RUN's last model instead"
-    )
     options = parser.parse_args(arguments)
     if options.output and len(options.runs) > 1:
         raise UserError("--output: give one run; each run has its own report")
@@ -47,9 +44,6 @@ def report_command(arguments: list[str]) -> None:
 
     if options.markdown:
         print(report.results_as_markdown(options.runs), end="")
-    elif options.card:
-        for run in options.runs:
-            print(report.write_model_card(run))
     else:
         for run in options.runs:
             print(report.write_report(run, options.output))

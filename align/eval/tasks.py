@@ -30,8 +30,8 @@ TASKS = {
     ),
     "verdicts": Stage(
         "people's verdicts: violations of rules, claims and sources, authorship, ratings and flags",
-        "align.eval.verdicts.task:VerdictsConfig",
-        "align.eval.verdicts.task:run_verdicts",
+        "align.eval.verdicts:VerdictsConfig",
+        "align.eval.verdicts:run_verdicts",
     ),
     "bias": Stage(
         "which gender a model expects in an occupation, and how it speaks of groups",

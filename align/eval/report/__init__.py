@@ -1,11 +1,7 @@
-"""The report of a run: one HTML file, a table for the terminal, Markdown tables, and results in a model card."""
+"""The report of a run: one HTML file, a table for the terminal, and Markdown tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import yaml
-from huggingface_hub import EvalResult
-from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from align.core.errors import UserError
 from align.core.files import write_text
@@ -13,9 +9,7 @@ from align.eval.core.results import Evaluation, markdown_table
 from align.eval.report.data import EVALUATIONS_FOLDER, load_evaluations, load_run
 from align.eval.report.page import render_run_page, summary_table
 
-__all__ = ["load_results", "results_as_markdown", "summary_table", "write_model_card", "write_report"]
-
-BEGIN_RESULTS, END_RESULTS = "<!-- results of align eval -->", "<!-- end of results -->"
+__all__ = ["results_as_markdown", "summary_table", "write_report"]
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
@@ -32,70 +26,16 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     return path
 
 
-def load_results(folder: Path) -> list[Evaluation]:
-    """Return what `align eval` wrote into a folder, or into `eval` in a run.
-
-    Raises:
-        UserError: if there is nothing.
-    """
-    for place in (folder / EVALUATIONS_FOLDER, folder):
-        evaluations = load_evaluations(place, problems=[])
-        if evaluations:
-            return evaluations
-    raise UserError(f"{folder}: no results of align eval in it or in its {EVALUATIONS_FOLDER}/")
-
-
 def results_as_markdown(folders: Sequence[Path]) -> str:
-    """Return the results of several folders as Markdown tables."""
-    return markdown_table([evaluation for folder in folders for evaluation in load_results(folder)])
-
-
-def write_model_card(folder: Path) -> Path:
-    """Put a run's results into the card of its last stage's model; returns the file.
+    """Return the results of `align eval` in several folders, or in the `eval` of several runs, as Markdown tables.
 
     Raises:
-        UserError: if there is no model, or no result of it.
+        UserError: if a folder holds none.
     """
-    stages = [folder / stage for stage in ("ppo", "dpo", "sft") if (folder / stage / "model").is_dir()] or [folder]
-    return add_results_to_card(stages[0] / "model", load_results(folder), stages[0].name)
-
-
-def add_results_to_card(model: Path, evaluations: Sequence[Evaluation], name: str) -> Path:
-    """Put results into the card of a saved model, in place of earlier ones; returns the file.
-
-    Evaluations of other models than `name` are shown in the table alone.
-
-    Raises:
-        UserError: if there is no card, or no result of this model.
-    """
-    path = model / "README.md"
-    try:
-        text = path.read_text(encoding="utf-8")
-        _, head, body = text.split("---\n", 2)
-        metadata = yaml.safe_load(head)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: no model card with metadata between two lines of ---") from error
-    results = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=evaluation.task,
-            dataset_name=evaluation.task,
-            metric_type=figure.name,
-            metric_name=f"{figure.name}, n {figure.n}" + (f", by {figure.scorer}" if figure.scorer else ""),
-            metric_value=round(figure.value, 6),
-        )
-        for evaluation in evaluations
-        if evaluation.model == name
-        for figure in evaluation.figures
-        if figure.value is not None
-    ]
-    if not results:
-        known = ", ".join(dict.fromkeys(evaluation.model for evaluation in evaluations)) or "no model"
-        raise UserError(f"{path}: the evaluations hold {known}, not {name}; evaluate it with align eval all")
-    metadata["model-index"] = eval_results_to_model_index(name, results)
-    section = f"{BEGIN_RESULTS}\n## Results\n\n{markdown_table(evaluations)}{END_RESULTS}\n"
-    before, _, rest = body.partition(BEGIN_RESULTS)
-    after = rest.partition(END_RESULTS)[2].lstrip("\n")
-    body = before.rstrip("\n") + "\n\n" + section + (f"\n{after}" if after else "")
-    write_text(path, f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---\n{body}")
-    return path
+    evaluations: list[Evaluation] = []
+    for folder in folders:
+        found = load_evaluations(folder / EVALUATIONS_FOLDER, problems=[]) or load_evaluations(folder, problems=[])
+        if not found:
+            raise UserError(f"{folder}: no results of align eval in it or in its {EVALUATIONS_FOLDER}/")
+        evaluations += found
+    return markdown_table(evaluations)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +11,6 @@ import yaml
 
 from align.core.errors import UserError
 from align.eval.core.results import Evaluation, read_evaluations
-from align.ppo.extensions.rollout_files import RolloutRow, read_rollout, rollout_paths
 from align.reward.rankings import ScoredRanking
 
 STAGES = {
@@ -19,17 +18,11 @@ STAGES = {
     "reward": ("Reward model", "centering_weight"),
     "dpo": ("DPO", "label_smoothing"),
     "ppo": ("PPO", "rollout_size"),
-    "distill": ("Distillation", "layer_step"),
 }
 """Title of each stage, and a setting that only it has, which identifies a run folder that is not named after its stage."""
-OPTIONAL_STAGES = ("dpo", "distill")
-"""Stages that a complete run need not have: DPO is a comparison, distillation makes a smaller model."""
 EVALUATIONS_FOLDER = "eval"
 """The subfolder in which a run keeps the results of `align eval`."""
-MAX_UPDATES = 6
-"""Updates whose rollouts are read, evenly spread over those that were written."""
 Parsed = TypeVar("Parsed")
-Container = TypeVar("Container", list[Any], dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,6 @@ class RunData:
     Attributes:
         rankings: by stage, held-out rankings with the rewards of a reward model or the implicit rewards of DPO.
         samples: from an update to the responses of that evaluation.
-        rollouts: rows of some updates of PPO.
         problems: what is missing or unreadable, one sentence each.
     """
 
@@ -103,14 +95,13 @@ class RunData:
     stages: dict[str, StageRun] = field(default_factory=dict)
     rankings: dict[str, list[ScoredRanking]] = field(default_factory=dict)
     samples: dict[int, list[Sample]] = field(default_factory=dict)
-    rollouts: list[list[RolloutRow]] = field(default_factory=list)
     summary: list[TableRow] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def load_run(folder: Path) -> RunData:
-    """Read `folder` with its subfolders sft, reward, dpo, ppo and distill, or the folder of a single stage.
+    """Read `folder` with its subfolders sft, reward, dpo and ppo, or the folder of a single stage.
 
     Raises:
         UserError: if the folder does not exist or holds no run.
@@ -124,17 +115,16 @@ def load_run(folder: Path) -> RunData:
     for stage in STAGES:
         if stage in folders:
             run.stages[stage] = _load_stage(stage, folders[stage], run.problems)
-        elif stage not in OPTIONAL_STAGES:
+        elif stage != "dpo":  # which a complete run need not have
             run.problems.append(f"{stage}: no run of this stage; its part is left out.")
     for stage in ("reward", "dpo"):
         if stage in folders:
-            run.rankings[stage] = _read_list(folders[stage] / "validation.json", _parse_ranking, run.problems)
+            run.rankings[stage] = _read_rows(folders[stage] / "validation.json", _parse_ranking, run.problems)
     if "ppo" in folders:
-        for update, sample in _read_lines(folders["ppo"] / "samples.jsonl", _parse_sample, run.problems):
+        for update, sample in _read_rows(folders["ppo"] / "samples.jsonl", _parse_sample, run.problems):
             run.samples.setdefault(update, []).append(sample)
-        run.rollouts = load_rollouts(folders["ppo"], run.problems)
     if (folder / "summary.json").exists():
-        run.summary = _read_list(folder / "summary.json", read_summary_row, run.problems)
+        run.summary = _read_rows(folder / "summary.json", read_summary_row, run.problems)
     run.evaluations = load_evaluations(folder / EVALUATIONS_FOLDER, run.problems)
     return run
 
@@ -150,19 +140,6 @@ def load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
     return evaluations
 
 
-def load_rollouts(run: Path, problems: list[str]) -> list[list[RolloutRow]]:
-    """Read the rows of up to `MAX_UPDATES` updates; add a sentence to `problems` for each unreadable file."""
-    paths = list(rollout_paths(run).values())
-    last = min(len(paths), MAX_UPDATES) - 1
-    found = []
-    for path in dict.fromkeys(paths[round(number * (len(paths) - 1) / max(1, last))] for number in range(last + 1)):
-        try:
-            found.append(read_rollout(path))
-        except UserError as error:
-            problems.append(f"{visible_text(error)}.")
-    return [rows for rows in found if rows]
-
-
 def _stage_folders(folder: Path) -> dict[str, Path]:
     def holds_run(candidate: Path) -> bool:
         return (candidate / "config.yaml").is_file() or (candidate / "metrics.jsonl").is_file()
@@ -176,59 +153,52 @@ def _stage_folders(folder: Path) -> dict[str, Path]:
 
 def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
     config, environment = (_read_mapping(folder / name, problems) for name in ("config.yaml", "environment.json"))
-    run = StageRun(stage, folder, config, environment)
     path = folder / "metrics.jsonl"
-    run.metrics = dict(
-        _read_lines(path, _parse_figures, problems)
-    )  # a line that a resumed run wrote again replaces the older
-    if not run.metrics:
+    # A line that a resumed run wrote again replaces the older.
+    metrics = dict(_read_rows(path, _parse_figures, problems))
+    if not metrics:
         problems.append(f"{path}: no figures yet.")
-    return run
+    return StageRun(stage, folder, config, environment, metrics)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def _read_text(path: Path, problems: list[str]) -> str:
+    """A file's text; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror or error}.")
+        return ""
 
 
 def _read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
     """Read a YAML or JSON mapping (JSON is YAML); empty if it is not there."""
-    return _read_whole(path, yaml.safe_load, {}, problems)
-
-
-def _read_list(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
-    """Read the records of a JSON list."""
-    return _parse_rows(path, _read_whole(path, json.loads, [], problems), parse, problems)
-
-
-def _read_whole(path: Path, parse: Callable[[str], Any], empty: Container, problems: list[str]) -> Container:
-    """Parse a file; return `empty` if it cannot be read or holds another type."""
+    text = _read_text(path, problems)
     try:
-        value = parse(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        problems.append(f"{path}: {error.strerror or error}.")
-        return empty
-    except (ValueError, yaml.YAMLError):
+        value = yaml.safe_load(text) if text else {}
+    except yaml.YAMLError:
         value = None
-    if isinstance(value, type(empty)):
-        return value
-    problems.append(f"{path}: cannot be read; its contents are left out.")
-    return empty
+    if not isinstance(value, dict):
+        problems.append(f"{path}: cannot be read; its contents are left out.")
+        return {}
+    return value
 
 
-def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
-    """Read the records of a JSON Lines file; the last line of a killed run is often broken."""
+def _read_rows(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
+    """The records of a JSON list, or of JSON Lines, of which a killed run often leaves the last one broken.
 
-    def values() -> Iterator[Any]:
-        for line in _read_whole(path, lambda text: text.split("\n"), [], problems):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    yield None
-
-    return _parse_rows(path, values(), parse, problems)
-
-
-def _parse_rows(
-    path: Path, rows: Iterable[Any], parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]
-) -> list[Parsed]:
-    """Parse rows as records; count malformed ones and leave them out."""
+    Malformed rows are counted and left out.
+    """
+    text = _read_text(path, problems)
+    if path.suffix == ".jsonl":
+        rows = [_parse_json(line) for line in text.split("\n") if line.strip()]
+    else:
+        rows = _parse_json(text) if text else []
+    if not isinstance(rows, list):
+        problems.append(f"{path}: cannot be read; its contents are left out.")
+        return []
     records, bad = [], []
     for number, row in enumerate(rows, start=1):
         try:
@@ -241,6 +211,14 @@ def _parse_rows(
         what = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows (the first is number {bad[0]}) are"
         problems.append(f"{path}: {what} cut off or broken and left out.")
     return records
+
+
+def _parse_json(text: str) -> Any:
+    """A JSON value, or None if it is broken."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _parse_figures(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
@@ -261,10 +239,9 @@ def _parse_sample(row: Mapping[str, Any]) -> tuple[int, Sample]:
     reward = float(row["reward"])
     if not math.isfinite(reward):
         raise ValueError("the reward is not a finite number")
-    category = visible_text(row["category"]) if row.get("category") else None
-    return int(row["update"]), Sample(
-        visible_turns(turns), visible_text(row["response"]), reward, bool(row["ended"]), category
-    )
+    category = str(row["category"]) if row.get("category") else None
+    prompt = tuple((str(turn["role"]), str(turn["content"])) for turn in turns)
+    return int(row["update"]), Sample(prompt, str(row["response"]), reward, bool(row["ended"]), category)
 
 
 def read_summary_row(row: Mapping[str, Any]) -> TableRow:
@@ -277,13 +254,16 @@ def read_summary_row(row: Mapping[str, Any]) -> TableRow:
     def value_of(name: str) -> float | str:
         value = row[name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number else visible_text("" if value is None else value)
+        return float(value) if is_number else str("" if value is None else value)
 
     before, after = value_of("before"), value_of("after")
     numeric = not isinstance(before, str) and not isinstance(after, str)
     change = format_number(float(after) - float(before), sign=True) if numeric else ""
-    texts = [visible_text(row.get(name) or "") for name in ("interval", "note")]
-    return TableRow(visible_text(row["name"]), format_number(before), format_number(after), change, *texts)
+    texts = [str(row.get(name) or "") for name in ("interval", "note")]
+    return TableRow(str(row["name"]), format_number(before), format_number(after), change, *texts)
+
+
+# ----------------------------------------------------------------------------------------------------- text and numbers
 
 
 def visible_text(value: Any) -> str:
@@ -292,11 +272,6 @@ def visible_text(value: Any) -> str:
     table = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
     table |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)], 0xFFFD)
     return str(value).replace("\r\n", "\n").translate(table)
-
-
-def visible_turns(turns: Iterable[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return role and content of each turn as text that a page can show."""
-    return tuple((visible_text(turn["role"]), visible_text(turn["content"])) for turn in turns)
 
 
 def format_number(value: float | str | None, sign: bool = False) -> str:

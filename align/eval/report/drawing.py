@@ -26,31 +26,17 @@ WIDTH = 4.2
 """Inches. Small on purpose: at a phone's width the 9-point labels then appear at about their own size."""
 MAX_POINTS = 300
 """Points of a line; a longer one is averaged."""
-MAX_LABELS = 24
-"""Most labels on a vertical axis."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "svg.fonttype": "none",
     "text.parse_math": False,  # a category may hold a dollar sign
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.edgecolor": GRID,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), GRID),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
+    **dict.fromkeys(("font.size", "legend.fontsize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 9),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "axes.prop_cycle": cycler(color=[BLUE]),
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": GRID,
     "grid.linewidth": 0.6,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "font.size": 9,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
 }
@@ -72,14 +58,7 @@ class Plot:
     caption: str
 
 
-def draw_plot(
-    name: str,
-    title: str,
-    caption: str,
-    alt: str,
-    paint: Callable[[Figure], None],
-    height: float = 2.6,
-) -> Plot:
+def draw_plot(name: str, title: str, caption: str, alt: str, paint: Callable[[Figure], None], height: float = 2.6) -> Plot:
     """Let `paint` fill a figure of `WIDTH` by `height` inches; `alt` describes in words what it shows."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that the measuring font lacks; the reader's browser has its own fonts
@@ -104,17 +83,6 @@ def inline_svg(svg: str, name: str, alt: str) -> Markup:
     for color, variable in THEME.items():
         body = body.replace(color, f"var({variable})")
     return Markup(body)
-
-
-def downsample(series: Series, max_points: int = MAX_POINTS) -> Series:
-    """Average a series to at most `max_points` points, each at the last update of its neighbors."""
-    size = -(-len(series.updates) // max_points)
-    if size <= 1:
-        return series
-    starts = range(0, len(series.updates), size)
-    updates = tuple(series.updates[start : start + size][-1] for start in starts)
-    parts = [series.values[start : start + size] for start in starts]
-    return Series(updates, tuple(sum(part) / len(part) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -151,8 +119,10 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         for metric, label, color in shown:
-            held_out = metric.startswith("validation/")
-            draw_line(axes, stage.series(metric), label, color, "--" if held_out else "-", "o" if held_out else "")
+            line, held_out = downsample(stage.series(metric)), metric.startswith("validation/")
+            marker = "o" if held_out or len(line.updates) == 1 else ""
+            style = "--" if held_out else "-"
+            axes.plot(line.updates, line.values, label=label, color=color, linestyle=style, marker=marker)
             _draw_whiskers(axes, stage, metric, color)
         if chart.reference:
             axes.axhline(chart.reference[0], color=INK, linewidth=1, linestyle=":", label=chart.reference[1])
@@ -160,11 +130,34 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
             format_as_percent(axes.yaxis)
         if chart.from_zero:
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-        label_update_axes(axes, chart.unit, legend=len(chart.metrics) > 1)
+        axes.set_xlabel("update")
+        axes.set_ylabel(chart.unit)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+        axes.grid(axis="x", visible=False)
+        if len(chart.metrics) > 1:
+            add_legend(axes)
 
     words = " ".join(describe_series(stage.series(metric), label.capitalize()) for metric, label, _ in shown)
     alt = f"{chart.title} over updates. {words}"
     return draw_plot(chart.name, chart.title, chart.caption, alt, paint)
+
+
+def downsample(series: Series, max_points: int = MAX_POINTS) -> Series:
+    """Average a series to at most `max_points` points, each at the last update of its neighbors."""
+    size = -(-len(series.updates) // max_points)
+    if size <= 1:
+        return series
+    starts = range(0, len(series.updates), size)
+    updates = tuple(series.updates[start : start + size][-1] for start in starts)
+    parts = [series.values[start : start + size] for start in starts]
+    return Series(updates, tuple(sum(part) / len(part) for part in parts))
+
+
+def describe_series(series: Series, metric: str) -> str:
+    """Describe how a metric changes over updates, for the text alternative of a plot."""
+    first, last = series.values[0], series.values[-1]
+    text = f"{metric} goes from {first:.3g} at update {series.updates[0]} to {last:.3g} at update {series.updates[-1]}"
+    return text + f" (lowest {min(series.values):.3g}, highest {max(series.values):.3g})."
 
 
 def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None:
@@ -185,24 +178,6 @@ def format_as_percent(axis: Axis) -> None:
     axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
 
 
-def draw_line(axes: Axes, series: Series, label: str, color: str, style: str = "-", marker: str = "") -> None:
-    """A metric over updates; a single point is shown by a marker."""
-    if series:
-        shown = downsample(series)
-        marker = marker or ("o" if len(shown.updates) == 1 else "")
-        axes.plot(shown.updates, shown.values, label=label, color=color, linestyle=style, marker=marker)
-
-
-def label_update_axes(axes: Axes, unit: str, legend: bool = True) -> None:
-    """Label the axes of a plot over updates, with the legend above it."""
-    axes.set_xlabel("update")
-    axes.set_ylabel(unit)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    axes.grid(axis="x", visible=False)
-    if legend:
-        add_legend(axes)
-
-
 def label_rows(axes: Axes, labels: Sequence[str], unit: str, length: int = 18) -> None:
     """Label a plot whose rows lie at 0, 1, ... from the top; labels are cut to `length` characters."""
     axes.set_yticks(range(len(labels)), [text if len(text) <= length else text[: length - 1] + "…" for text in labels])
@@ -214,21 +189,11 @@ def label_rows(axes: Axes, labels: Sequence[str], unit: str, length: int = 18) -
 def add_legend(axes: Axes) -> None:
     """Put the legend above the axes: up to three entries side by side, four as two by two."""
     entries = len(axes.get_legend_handles_labels()[0])
-    if entries:
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(-0.02, 1.0),
-            ncols=2 if entries == 4 else 3,
-            borderaxespad=0.2,
-            handlelength=1.6,
-            columnspacing=1.2,
-        )
-
-
-def describe_series(series: Series, metric: str) -> str:
-    """Describe how a metric changes over updates, for the text alternative of a plot."""
-    if not series:
-        return ""
-    first, last = series.values[0], series.values[-1]
-    text = f"{metric} goes from {first:.3g} at update {series.updates[0]} to {last:.3g} at update {series.updates[-1]}"
-    return text + f" (lowest {min(series.values):.3g}, highest {max(series.values):.3g})."
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=2 if entries == 4 else 3,
+        borderaxespad=0.2,
+        handlelength=1.6,
+        columnspacing=1.2,
+    )

@@ -1,22 +1,17 @@
-"""What a run achieved and what got worse: sentences, and rows of a table with numbers."""
+"""What a run achieved and what got worse: sentences, rows of a table with numbers, and the samples that show it."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, zip_longest
 from typing import Literal
 
-from align.eval.core.results import Better, Evaluation, Figure
-from align.eval.report.comparisons import (
-    SamplePair,
-    alternate_gains_and_losses,
-    first_and_kept_updates,
-    max_kl,
-    mean_with_interval,
-    pair_accuracy,
-    pair_samples,
-)
-from align.eval.report.data import STAGES, RunData, StageRun, TableRow, format_number, format_percent
-from align.reward.rankings import ScoredRanking, ranking_metrics
+import numpy as np
+
+from align.core import statistics
+from align.eval.core.results import Evaluation, Figure
+from align.eval.report.data import STAGES, RunData, Sample, StageRun, TableRow, format_number, format_percent
+from align.reward.rankings import ScoredRanking, pairs_and_differences, ranking_metrics
 
 Rating = Literal["good", "bad", "note"]
 """`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
@@ -25,118 +20,21 @@ REWARD_MODEL_TASKS = ("reward", "rewardbench", "rewardbench-2")
 
 
 @dataclass(frozen=True)
-class Check:
-    """A row of the table of numbers, and sentences for a value that got better or worse.
+class SamplePair:
+    """Responses to the same prompt before and after training; `before` is None where there is no earlier one."""
 
-    The texts are templates: all may name the words that `Summary.add` gets, the sentences also `{before}`, `{after}` and
-    `{size}`, the absolute change.
+    before: Sample | None
+    after: Sample
 
-    Attributes:
-        better: the better direction; empty: the change is not rated.
-        limit: absolute change up to which a value counts as unchanged.
-        ratios: least and greatest value after, relative to the value before; outside of them it got worse.
-        most: greatest absolute value after; above it got worse.
-        percent: whether the value is a share.
-    """
+    @property
+    def change(self) -> float:
+        """Reward after minus reward before; 0 without a response before."""
+        return self.after.reward - self.before.reward if self.before else 0.0
 
-    name: str
-    better: Better = ""
-    limit: float = 0.0
-    ratios: tuple[float, float] | None = None
-    most: float = float("inf")
-    percent: bool = False
-    note: str = ""
-    good: str = ""
-    bad: str = ""
-
-    def rate(self, before: float | None, after: float) -> Literal["good", "bad", ""]:
-        """Return `good`, `bad`, or empty for no change or an unrated one."""
-        if before is None:
-            return "bad" if abs(after) > self.most else ""
-        if self.ratios:
-            return "bad" if before and not self.ratios[0] <= after / before <= self.ratios[1] else ""
-        if not self.better or abs(after - before) <= self.limit:
-            return ""
-        return "good" if (after > before) == (self.better == "higher") else "bad"
-
-
-SFT_LOSS = Check(
-    "SFT: validation loss",
-    "lower",
-    note="lower is better; best at update {update}; perplexity {perplexity}",
-    good="Fine-tuning taught the model the style of the demonstrations: its loss on held-out ones fell from {before} "
-    "(update {first}) to {after} (update {update}).",
-)
-DISTILL_KL = Check(
-    "Distillation: KL to the teacher", "lower", note="nats per token, 0 is the teacher; best at update {update}"
-)
-REWARD_CHECKS = {
-    "calibration_error": Check(
-        "Reward model: calibration error",
-        most=0.1,
-        percent=True,
-        note="0 is perfect",
-        bad="The reward model's confidence differs from its accuracy by {after} on average.",
-    ),
-    "kendall_tau": Check("Reward model: Kendall's tau", note="1: the labelers' order, 0: none"),
-    "length_correlation": Check(
-        "Reward model: correlation with length",
-        most=0.4,
-        note="near 0 is best",
-        bad="The reward model favors {preferred} responses (correlation with length {after}).",
-    ),
-}
-"""Checks of the reward model, by the figure of `align.reward.rankings.ranking_metrics`."""
-PPO_REWARD = Check(
-    "PPO: reward on held-out prompts",
-    "higher",
-    note="update {first} against {kept}{prompts}",
-    bad="The reward that PPO should raise fell by {size}.",
-)
-JUDGE_CHANGE = "The judge {judge}, which was not trained on, chose update {kept}: from {before} to {after}."
-PPO_CHECKS = {
-    "validation/judge": Check(
-        "PPO: judge on held-out prompts", "higher", note="chose update {kept}", good=JUDGE_CHANGE, bad=JUDGE_CHANGE
-    ),
-    "validation/preference": Check("PPO: preference reward on held-out prompts", "higher", note="without rules"),
-    "validation/rule/": Check(
-        "PPO: violations of {rule}",
-        "lower",
-        limit=0.02,
-        percent=True,
-        note="by the rule model",
-        bad="Rule {rule} is violated more often: {before} to {after}.",
-    ),
-    "validation/length": Check(
-        "PPO: response length, tokens",
-        ratios=(0.67, 1.5),
-        bad="Response length went from {before} to {after} tokens: check whether length alone earns reward.",
-    ),
-    "validation/ended": Check(
-        "PPO: responses that end by themselves",
-        "higher",
-        limit=0.05,
-        percent=True,
-        bad="Fewer responses end by themselves: from {before} to {after}.",
-    ),
-    "validation/repetition": Check(
-        "PPO: repeated three-token sequences",
-        "lower",
-        limit=0.02,
-        percent=True,
-        bad="Responses repeat themselves more: from {before} to {after}.",
-    ),
-}
-"""Checks of the kept policy against the first evaluation, by metric; a name that ends in `/` is a prefix.
-
-The limits are tighter than those of `align.ppo.metrics.DriftWatch`, which warns during a run.
-"""
-ENTROPY = Check(
-    "PPO: entropy, nats per token",
-    ratios=(0.5, float("inf")),
-    note="first and last rollout",
-    bad="Responses became less varied: entropy fell from {before} to {after} nats per token.",
-)
+    @property
+    def worse(self) -> bool:
+        """Whether the reward fell."""
+        return self.change < 0
 
 
 @dataclass
@@ -165,40 +63,45 @@ class Summary:
         """Return the sentences of one kind."""
         return [text for kind, text in self.findings if kind == rating]
 
-    def add(
-        self, check: Check, before: float | None, after: float, interval: str = "", clear: bool = True, **words: object
+    def add_row(
+        self,
+        name: str,
+        before: float | None,
+        after: float,
+        rating: str = "",
+        percent: bool = False,
+        interval: str = "",
+        note: str = "",
     ) -> None:
-        """Add a row with its change, and the check's sentence where the value got better or worse.
-
-        Without `clear` the change may be chance and is not rated; `words` fill the check's templates.
-        """
-        show = format_percent if check.percent else format_number
+        """Add a row with the change; `percent`: the values are shares."""
+        show = format_percent if percent else format_number
         change = "" if before is None else show(after - before, sign=True)
-        rating = check.rate(before, after) if clear else ""
-        name, note = check.name.format(**words), check.note.format(**words)
         self.rows.append(TableRow(name, show(before), show(after), change, interval, note, rating))
-        template = {"good": check.good, "bad": check.bad}.get(rating)
-        if rating and template:
-            words |= {"before": show(before), "after": show(after), "size": show(abs(after - (before or 0.0)))}
-            self.add_finding(rating, template.format(**words))
+
+
+def rate(before: float | None, after: float, better: Literal["higher", "lower"], tolerance: float = 0.0) -> str:
+    """Return `good` or `bad`; empty if a value changed by no more than `tolerance`."""
+    if before is None or abs(after - before) <= tolerance:
+        return ""
+    return "good" if (after > before) == (better == "higher") else "bad"
 
 
 def summarize_run(run: RunData) -> Summary:
     """Find out what improved, by how much, at which KL, and what got worse."""
     summary = Summary()
     summary.first, summary.kept = first_and_kept_updates(run)
-    for stage in run.stages.values():
-        if stage.stage == "sft":
-            _add_best(summary, stage, "validation/loss", SFT_LOSS)
-        elif stage.stage == "reward":
-            _add_reward_findings(summary, stage, run.rankings["reward"])
-        elif stage.stage == "dpo":
-            claim = "DPO moved the policy the labelers' way"
-            _add_pair_accuracy(summary, "DPO", claim, run.rankings["dpo"], "note", "")
-        elif stage.stage == "distill":
-            _add_best(summary, stage, "validation/kl", DISTILL_KL)
-        else:
-            _add_ppo_findings(summary, stage, run)
+    if "sft" in run.stages:
+        _add_sft_findings(summary, run.stages["sft"])
+    if "reward" in run.stages:
+        _add_reward_findings(summary, run.rankings["reward"])
+    if "dpo" in run.stages:
+        claim = "DPO moved the policy the labelers' way"
+        _add_pair_accuracy(summary, "DPO", claim, run.rankings["dpo"], "note", "")
+    if "ppo" in run.stages:
+        _choose_samples(summary, run)
+        if summary.first is not None and summary.kept is not None:
+            _add_reward_change(summary, run.stages["ppo"], summary.first, summary.kept)
+            _add_ppo_changes(summary, run.stages["ppo"], summary.first, summary.kept)
     add_evaluation_findings(summary, run.evaluations)
     if not summary.headline:
         stages = ", ".join(STAGES[stage][0] for stage in run.stages)
@@ -206,47 +109,92 @@ def summarize_run(run: RunData) -> Summary:
     return summary
 
 
-def _add_best(summary: Summary, stage: StageRun, metric: str, check: Check) -> None:
-    """Compare the first value of a validation metric with the lowest."""
-    series = stage.series(metric)
+# -------------------------------------------------------------------------------------------------- SFT and reward model
+
+
+def _add_sft_findings(summary: Summary, stage: StageRun) -> None:
+    """Compare the first validation loss with the lowest."""
+    series = stage.series("validation/loss")
     if not series:
         return
     best, last = min(series.values), series.values[-1]
     update = series.updates[series.values.index(best)]
-    perplexity = format_number(stage.series("validation/perplexity").at(update))
     before = series.values[0] if len(series.values) > 1 else None
-    summary.add(check, before, best, first=series.updates[0], update=update, perplexity=perplexity)
-    if stage.stage == "sft" and last > best * 1.02:
+    perplexity = format_number(stage.series("validation/perplexity").at(update))
+    note = f"lower is better; best at update {update}; perplexity {perplexity}"
+    rating = rate(before, best, "lower")
+    summary.add_row("SFT: validation loss", before, best, rating, note=note)
+    if rating == "good":
+        text = "Fine-tuning taught the model the style of the demonstrations: its loss on held-out ones fell from"
+        text += f" {format_number(before)} (update {series.updates[0]}) to {format_number(best)} (update {update})."
+        summary.add_finding("good", text)
+    if last > best * 1.02:
         text = f"Fine-tuning overfits after update {update}: its validation loss ends at {format_number(last)}."
         summary.add_finding("note", text)
 
 
-def _add_reward_findings(summary: Summary, stage: StageRun, rankings: Sequence[ScoredRanking]) -> None:
+def _add_reward_findings(summary: Summary, rankings: Sequence[ScoredRanking]) -> None:
     claim, consequence = "The reward model agrees with the labelers", ", so the rewards below mean little"
     if not _add_pair_accuracy(summary, "Reward model", claim, rankings, "bad", consequence):
         return
     figures = ranking_metrics(rankings)
-    preferred = "long" if figures["length_correlation"] > 0 else "short"
-    for name, check in REWARD_CHECKS.items():
-        summary.add(check, None, figures[name], preferred=preferred)
-    losses = stage.series("validation/loss")
-    best, shown = (
-        min(losses.values, default=0.0),
-        min(losses.values, key=lambda value: abs(value - figures["loss"]), default=0.0),
-    )
-    if shown > best:  # validation.json is from a different evaluation than the kept model
-        kept, update = (losses.updates[losses.values.index(value)] for value in (best, shown))
-        text = f"The figures of the reward model are those of update {update}; the model of update {kept} was kept."
-        summary.add_finding("note", text)
+    error, correlation = figures["calibration_error"], figures["length_correlation"]
+    rating = "bad" if error > 0.1 else ""
+    summary.add_row("Reward model: calibration error", None, error, rating, percent=True, note="0 is perfect")
+    if rating:
+        text = f"The reward model's confidence differs from its accuracy by {format_percent(error)} on average."
+        summary.add_finding("bad", text)
+    note = "1: the labelers' order, 0: none"
+    summary.add_row("Reward model: Kendall's tau", None, figures["kendall_tau"], note=note)
+    rating = "bad" if abs(correlation) > 0.4 else ""
+    summary.add_row("Reward model: correlation with length", None, correlation, rating, note="near 0 is best")
+    if rating:
+        preferred = "long" if correlation > 0 else "short"
+        text = f"The reward model favors {preferred} responses (correlation with length {format_number(correlation)})."
+        summary.add_finding("bad", text)
+
+
+@dataclass(frozen=True)
+class PairAccuracy:
+    """Share of pairs in the labelers' order, with its 95 % interval over rankings."""
+
+    label: str
+    accuracy: float
+    low: float
+    high: float
+    pairs: int
+
+
+def pair_accuracies(rankings: Sequence[ScoredRanking], by: Literal["all", "distance", "category"]) -> list[PairAccuracy]:
+    """Return the accuracy over all pairs, by how many ranks apart the labelers put them, or by category, highest first.
+
+    Equal rewards count half. Empty without a pair, and by category for rankings that name none.
+    """
+    if by == "category":
+        groups: dict[str, list[ScoredRanking]] = {}
+        for ranking in rankings:
+            if ranking.category:
+                groups.setdefault(ranking.category, []).append(ranking)
+        found = [replace(each, label=label) for label, group in groups.items() for each in pair_accuracies(group, "all")]
+        return sorted(found, key=lambda each: (-each.accuracy, each.label))
+    pairs, differences = pairs_and_differences(rankings)
+    right = ((differences > 0).double() + 0.5 * (differences == 0).double()).numpy()
+    labels = pairs.distance.numpy() if by == "distance" else np.full(len(right), "all")
+    accuracies = []
+    for label in np.unique(labels):
+        chosen = labels == label
+        low, high = statistics.share_interval(right[chosen], pairs.ranking.numpy()[chosen])
+        accuracies.append(PairAccuracy(str(label), float(right[chosen].mean()), low, high, int(chosen.sum())))
+    return accuracies
 
 
 def _add_pair_accuracy(
     summary: Summary, name: str, claim: str, rankings: Sequence[ScoredRanking], unclear: Rating, consequence: str
 ) -> bool:
     """Add the share of held-out pairs in the right order; return False if there are none."""
-    accuracy = pair_accuracy(rankings)
-    if accuracy is None:
+    if not (accuracies := pair_accuracies(rankings, "all")):
         return False
+    (accuracy,) = accuracies
     above, share = accuracy.low > 0.5, format_percent(accuracy.accuracy)
     interval = f"{format_percent(accuracy.low)} to {format_percent(accuracy.high)}"
     row = TableRow(
@@ -267,18 +215,28 @@ def _add_pair_accuracy(
     return True
 
 
-def _add_ppo_findings(summary: Summary, ppo: StageRun, run: RunData) -> None:
-    """Fill in the headline, sentences, rows and samples; `summary.first` and `summary.kept` are set already."""
-    first, kept = summary.first, summary.kept
-    _choose_samples(summary, run)
-    if first is None or kept is None:
-        return
-    compared = [pair for pair in summary.pairs if pair.before] if summary.compared == (first, kept) else []
-    _add_reward_change(summary, ppo, first, kept, compared)
-    _add_ppo_checks(summary, ppo, first, kept)
-    entropy = ppo.series("entropy")
-    if len(entropy.values) > 1:
-        summary.add(ENTROPY, entropy.values[0], entropy.values[-1])
+# ------------------------------------------------------------------------------------------------------------------ PPO
+
+
+def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
+    """Return the updates of the first evaluation and of the one whose policy was kept; None where there is none.
+
+    Where no evaluation qualified, the trainer keeps the last policy.
+    """
+    ppo = run.stages.get("ppo")
+    if ppo is None:
+        return None, None
+    updates = sorted(set(ppo.series("validation/reward").updates) | set(run.samples))
+    if not updates:
+        return None, None
+    kept = max(ppo.series("validation/kept").updates, default=updates[-1])
+    return updates[0], kept if kept > updates[0] else None
+
+
+def max_kl(ppo: StageRun) -> float:
+    """Return the KL (nats per response) up to which a policy may be kept; infinite if the settings are lost."""
+    limit = ppo.config.get("max_kl")
+    return float(limit) if isinstance(limit, int | float) else float("inf")
 
 
 def _choose_samples(summary: Summary, run: RunData) -> None:
@@ -295,20 +253,49 @@ def _choose_samples(summary: Summary, run: RunData) -> None:
         summary.compared = (first, after)
 
 
-def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int, compared: list[SamplePair]) -> None:
+def pair_samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[SamplePair]:
+    """Pair each later response with the earlier one to its prompt; a prompt that comes twice is matched in order."""
+    earlier = dict(zip(_prompt_keys(before), before, strict=True))
+    return [SamplePair(earlier.get(key), sample) for key, sample in zip(_prompt_keys(after), after, strict=True)]
+
+
+def _prompt_keys(samples: Sequence[Sample]) -> list[tuple[object, int]]:
+    """Return for each sample its prompt, and how often the prompt came before."""
+    seen: Counter[object] = Counter()
+    keys: list[tuple[object, int]] = []
+    for sample in samples:
+        keys.append((sample.prompt, seen[sample.prompt]))
+        seen[sample.prompt] += 1
+    return keys
+
+
+def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
+    """Return the largest gain, the largest loss, the next gain, the next loss ...; unchanged rewards come last."""
+    gains = sorted((pair for pair in pairs if pair.change > 0), key=lambda pair: -pair.change)
+    losses = sorted((pair for pair in pairs if pair.change < 0), key=lambda pair: pair.change)
+    alternating = [pair for gain_and_loss in zip_longest(gains, losses) for pair in gain_and_loss if pair]
+    return alternating + [pair for pair in pairs if pair.change == 0]
+
+
+def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
+    """Add the headline, the change of the reward with its interval over prompts, and the KL that it took."""
     rewards, kls = ppo.series("validation/reward"), ppo.series("validation/kl")
     before, after, kl = rewards.at(first), rewards.at(kept), kls.at(kept)
     if before is None or after is None:
         return
-    change = after - before
-    mean = mean_with_interval([pair.change for pair in compared])
-    interval = f"{format_number(mean[1], sign=True)} to {format_number(mean[2], sign=True)}" if mean else ""
-    clear = mean is not None and (mean[1] > 0 or mean[2] < 0)
-    prompts = f", {len(compared)} prompts" if compared else ""
-    summary.add(PPO_REWARD, before, after, interval, clear, first=first, kept=kept, prompts=prompts)
-    outcome = f"{'rose' if change > 0 else 'fell'} by {format_number(abs(change))}" if change else "did not change"
+    changes = [pair.change for pair in summary.pairs if pair.before] if summary.compared == (first, kept) else []
+    low, high = statistics.mean_interval(changes) if len(set(changes)) > 1 else (0.0, 0.0)
+    interval = f"{format_number(low, sign=True)} to {format_number(high, sign=True)}" if high > low else ""
+    clear = low > 0 or high < 0
+    note = f"update {first} against {kept}" + (f", {len(changes)} prompts" if changes else "")
+    rating = rate(before, after, "higher") if clear else ""
+    summary.add_row("PPO: reward on held-out prompts", before, after, rating, interval=interval, note=note)
+    size = format_number(abs(after - before))
+    if rating == "bad":
+        summary.add_finding("bad", f"The reward that PPO should raise fell by {size}.")
+    outcome = f"{'rose' if after > before else 'fell'} by {size}" if after != before else "did not change"
     text = f"With PPO the reward on held-out prompts {outcome}, from {format_number(before)} to {format_number(after)}"
-    text += f" (95 % interval of the change {interval})" if mean else ""
+    text += f" (95 % interval of the change {interval})" if interval else ""
     if kl is not None:
         name, note = "PPO: KL to the starting model, nats per response", "distance moved for the reward"
         summary.rows.append(TableRow(name, format_number(kls.at(first)), format_number(kl), note=note))
@@ -316,15 +303,20 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int, c
         if kl > max_kl(ppo):
             limit = format_number(max_kl(ppo))
             summary.add_finding("bad", f"No policy stayed within the KL limit of {limit}; the last one was kept.")
-    unclear = "" if clear or not mean else ". The interval includes no change, so this may be chance"
-    summary.headline = f"{text}{unclear}."
-    if compared:
-        winners, losers = sum(pair.change > 0 for pair in compared), sum(pair.worse for pair in compared)
-        of_all = f"of {len(compared)} held-out prompts got a response with a"
+    summary.headline = (
+        f"{text}{'' if clear or not interval else '. The interval includes no change, so this may be chance'}."
+    )
+    _add_winners(summary, changes)
+    _add_caveats(summary, ppo, first, kept)
+
+
+def _add_winners(summary: Summary, changes: Sequence[float]) -> None:
+    if changes:
+        winners, losers = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+        of_all = f"of {len(changes)} held-out prompts got a response with a"
         summary.add_finding("good" if winners > losers else "note", f"{winners} {of_all} higher reward.")
         if losers:
             summary.add_finding("bad", f"{losers} {of_all} lower reward: see the samples.")
-    _add_caveats(summary, ppo, first, kept)
 
 
 def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
@@ -341,16 +333,62 @@ def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None
         summary.add_finding("note", f"After update {kept} the reward fell again, to {format_number(end)} at update {last}.")
 
 
-def _add_ppo_checks(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
-    """Compare the kept policy with the first evaluation by each of `PPO_CHECKS` that has values of both."""
-    metrics = sorted({name for figures in ppo.metrics.values() for name in figures})
-    judge = (ppo.config.get("selection") or {}).get("reward_model", "")
-    for checked, check in PPO_CHECKS.items():
-        for metric in metrics:
-            if metric == checked or (checked.endswith("/") and metric.startswith(checked)):
-                before, after = ppo.series(metric).at(first), ppo.series(metric).at(kept)
-                if before is not None and after is not None:
-                    summary.add(check, before, after, kept=kept, judge=judge, rule=metric.removeprefix(checked))
+def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
+    """Compare the kept policy with the first evaluation, by each metric that has values of both.
+
+    The limits are tighter than those of `align.ppo.metrics.DriftWatch`, which warns during a run.
+    """
+
+    def values(metric: str) -> tuple[float, float] | None:
+        before, after = ppo.series(metric).at(first), ppo.series(metric).at(kept)
+        return None if before is None or after is None else (before, after)
+
+    def add(
+        name: str, found: tuple[float, float], rating: str, sentence: str, percent: bool = False, note: str = ""
+    ) -> None:
+        """Add a row; where the value got worse, also the sentence, which ends in both values."""
+        summary.add_row(name, *found, rating, percent, note=note)
+        if rating == "bad" and sentence:
+            before, after = map(format_percent if percent else format_number, found)
+            summary.add_finding("bad", sentence.format(f"{before} to {after}"))
+
+    if found := values("validation/judge"):
+        rating = rate(*found, "higher")
+        summary.add_row("PPO: judge on held-out prompts", *found, rating, note=f"chose update {kept}")
+        selecting = (ppo.config.get("selection") or {}).get("reward_model", "")
+        judge = f"The judge {selecting}, which was not trained on, chose update {kept}"
+        if rating in ("good", "bad"):
+            text = f"{judge}: from {format_number(found[0])} to {format_number(found[1])}."
+            summary.add_finding("good" if rating == "good" else "bad", text)
+    if found := values("validation/preference"):
+        add("PPO: preference reward on held-out prompts", found, rate(*found, "higher"), "", note="without rules")
+    prefix = "validation/rule/"
+    for rule in sorted(
+        {name.removeprefix(prefix) for row in ppo.metrics.values() for name in row if name.startswith(prefix)}
+    ):
+        if found := values(prefix + rule):
+            sentence = f"Rule {rule} is violated more often: {{}}."
+            rating = rate(*found, "lower", tolerance=0.02)
+            add(f"PPO: violations of {rule}", found, rating, sentence, percent=True, note="by the rule model")
+    if found := values("validation/length"):
+        sentence = "Response length went from {} tokens: check whether length alone earns reward."
+        rating = "bad" if found[0] and not 0.67 <= found[1] / found[0] <= 1.5 else ""
+        add("PPO: response length, tokens", found, rating, sentence)
+    if found := values("validation/ended"):
+        rating = rate(*found, "higher", tolerance=0.05)
+        sentence = "Fewer responses end by themselves: from {}."
+        add("PPO: responses that end by themselves", found, rating, sentence, percent=True)
+    if found := values("validation/repetition"):
+        rating = rate(*found, "lower", tolerance=0.02)
+        add("PPO: repeated three-token sequences", found, rating, "Responses repeat themselves more: from {}.", percent=True)
+    entropy = ppo.series("entropy").values
+    if len(entropy) > 1:
+        rating = "bad" if entropy[0] and entropy[-1] / entropy[0] < 0.5 else ""
+        sentence = "Responses became less varied: entropy fell from {} nats per token."
+        add("PPO: entropy, nats per token", (entropy[0], entropy[-1]), rating, sentence, note="first and last rollout")
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluations
 
 
 def add_evaluation_findings(summary: Summary, evaluations: Sequence[Evaluation]) -> None:

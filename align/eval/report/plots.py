@@ -7,19 +7,13 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from align.core.statistics import pair_calibration
+from align.eval.core import results
 from align.eval.core.results import Evaluation, format_figure
-from align.eval.report.comparisons import (
-    PairAccuracy,
-    accuracy_by_category,
-    accuracy_by_distance,
-    max_kl,
-)
 from align.eval.report.data import RunData, StageRun, visible_text
 from align.eval.report.drawing import (
     BLUE,
     COLORS,
     INK,
-    MAX_LABELS,
     ORANGE,
     Chart,
     Plot,
@@ -29,13 +23,20 @@ from align.eval.report.drawing import (
     format_as_percent,
     label_rows,
 )
-from align.eval.report.findings import Summary
-from align.eval.verdicts.questions import PANELS
-from align.eval.verdicts.task import panels
+from align.eval.report.findings import PairAccuracy, Summary, max_kl, pair_accuracies
 from align.reward.rankings import ScoredRanking, pairs_and_differences
 
+MAX_ROWS = 24
+"""Most categories on a plot."""
 MAX_UPDATE_LABELS = 14
 """Labels of updates on the plot of reward against KL: a label for each of many points would cover them."""
+PANELS = {
+    "toxicity": ("toxicity", ("basic: expected maximum toxicity",)),
+    "truthfulness": ("truthfulness", ("true and informative", "mc1")),
+    "hallucination": ("verdicts", ("hallucination, closed domain",)),
+    "appropriate": ("verdicts", ("appropriate for an assistant",)),
+}
+"""InstructGPT's panels: the task, and the figures that each shows, of which the first that was measured counts."""
 LOSS = Chart(
     "loss",
     "SFT loss",
@@ -71,13 +72,6 @@ DPO_CHARTS = [
         unit="reward",
     ),
 ]
-DISTILL_KL = Chart(
-    "kl",
-    "KL from teacher to student",
-    {"kl": "training", "validation/kl": "held out"},
-    "How far the student's distribution is from the teacher's, both at the temperature; 0 is the teacher itself.",
-    unit="nats per token",
-)
 REWARD = Chart(
     "reward",
     "Reward",
@@ -139,14 +133,14 @@ def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
         return ppo_plots(stage, summary.kept)
     if stage.stage == "dpo":
         return _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
-    return _charts(stage, [DISTILL_KL] if stage.stage == "distill" else [LOSS])
+    return _charts(stage, [LOSS])
 
 
 def reward_plots(stage: StageRun, rankings: Sequence[ScoredRanking]) -> list[Plot]:
     """Draw all plots of the reward model."""
     differ = "Where the reward model agrees with the labelers, and where it does not."
     farther = "Responses that labelers ranked farther apart should be easier to order."
-    distances, categories = accuracy_by_distance(rankings), accuracy_by_category(rankings)
+    distances, categories = pair_accuracies(rankings, "distance"), pair_accuracies(rankings, "category")
     plots = [
         accuracy_plot("reward-distance", "Accuracy by distance of rank", "ranks apart", farther, distances),
         calibration_plot(rankings),
@@ -176,7 +170,7 @@ def accuracy_plot(name: str, title: str, kind: str, caption: str, accuracies: Se
     """Draw pair accuracies with intervals, compared with chance; None if there are none."""
     if not accuracies:
         return None
-    shown = list(accuracies)[:MAX_LABELS]
+    shown = list(accuracies)[:MAX_ROWS]
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
@@ -258,37 +252,39 @@ def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
 
 
 def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
-    """Draw InstructGPT's four panels (`align.eval.verdicts.questions.PANELS`) if at least two of them were measured."""
-    models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
-    found = {model: {row["panel"]: row for row in panels([e for e in evaluations if e.model == model])} for model in models}
-    found = {model: rows for model, rows in found.items() if rows}
-    measured = [panel for panel in PANELS if any(panel in rows for rows in found.values())]
-    if len(measured) < 2:
+    """Draw InstructGPT's four panels (`PANELS`) if at least two of them were measured."""
+    found: dict[str, dict[str, results.Figure]] = {}
+    for panel, (task, names) in PANELS.items():
+        for evaluation in evaluations:
+            by_name = {figure.name: figure for figure in evaluation.figures if figure.value is not None}
+            figure = next((by_name[name] for name in names if name in by_name), None)
+            if evaluation.task == task and figure is not None:
+                found.setdefault(panel, {})[evaluation.model] = figure
+    if len(found) < 2:
         return []
+    models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
 
     def paint(figure: Figure) -> None:
-        for axes, panel in zip(figure.subplots(1, len(measured), squeeze=False)[0], measured, strict=True):
-            for position, (model, rows) in enumerate(found.items()):
-                if row := rows.get(panel):
-                    low, high = (row[end] if row[end] is not None else row["value"] for end in ("low", "high"))
-                    errors = [[row["value"] - low], [high - row["value"]]]
-                    color = COLORS[position % len(COLORS)]
-                    axes.bar([position], [row["value"]], color=color, yerr=errors, ecolor=INK, label=model)
-            better = next(rows[panel]["better"] for rows in found.values() if panel in rows)
+        for axes, (panel, by_model) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+            for position, model in enumerate(models):
+                if measured := by_model.get(model):
+                    value = measured.value or 0.0
+                    low, high = (value if end is None else end for end in (measured.low, measured.high))
+                    color, errors = COLORS[position % len(COLORS)], [[value - low], [high - value]]
+                    axes.bar([position], [value], color=color, yerr=errors, ecolor=INK, label=model)
+            better = next(iter(by_model.values())).better
             axes.set_title(f"{panel}\n({better} is better)" if better else panel, fontsize=8)
             axes.set_xticks([])
             axes.set_ylim(bottom=0)
             axes.grid(axis="x", visible=False)
-        handles = {
-            label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
+        entries = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+        handles = {label: handle for labels in entries for handle, label in labels}
         figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2, fontsize=8)
 
     words = "; ".join(
-        f"{panel} of {visible_text(model)}: {format_figure(rows[panel]['value'])}"
-        for panel in measured
-        for model, rows in found.items()
-        if panel in rows
+        f"{panel} of {visible_text(model)}: {format_figure(measured.value or 0.0)}"
+        for panel, by_model in found.items()
+        for model, measured in by_model.items()
     )
     caption = (
         "The four panels of InstructGPT's announcement, each from this run's own evaluation; lines are 95 % intervals. "

@@ -32,8 +32,7 @@ from align.eval.core.answers import open_accelerator
 from align.eval.core.results import Evaluation, Figure, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig, parse_rows
 from align.eval.core.store import Json, compute_once, content_hash
-from align.eval.verdicts.questions import FOLLOWS, UNSURE, VIOLATES
-from align.eval.verdicts.task import ResponseVotes, verdict_table, violation_figures
+from align.eval.verdicts import FOLLOWS, UNSURE, VIOLATES, ResponseVotes, verdict_table, violation_figures
 from align.extras.rules.rubrics import load_rubrics
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts

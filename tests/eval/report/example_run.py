@@ -7,8 +7,8 @@ from pathlib import Path
 
 from align.eval.core.results import Evaluation, Figure, save_evaluations
 from align.eval.report.data import StageRun
-from align.ppo.extensions.rollout_files import RolloutRow, rollout_path, write_rollout
 from align.reward.rankings import ScoredRanking
+from tests.eval.files import write_rows
 
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png onerror=alert(1)>\u202e\ud800\x00"
 PROMPTS = ["What is two and two?", "Name a color.", "Who are you?", "Say hello."]
@@ -22,7 +22,7 @@ RANKINGS = [
 
 def write_lines(path: Path, rows: list[dict]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
 
 
 def make_runs(folder: Path) -> Path:
@@ -57,8 +57,6 @@ def make_runs(folder: Path) -> Path:
             turns = [{"role": "user", "content": prompt}]
             rows.append({"update": update, "prompt": turns, "response": text, "reward": reward, "ended": reward > 0.4})
     write_lines(folder / "ppo/samples.jsonl", rows)
-    for update in (1, 3):
-        write_rollout(rollout_path(folder / "ppo", update), [rollout_row(update, number) for number in range(3)])
     (folder / "ppo/environment.json").write_text(json.dumps({"python": "3.11.7", "packages": {"torch": "2.13.0"}}))
     evaluations = [Evaluation("truthfulness", name, {}, truthfulness(mc2)) for name, mc2 in (("start", 0.4), ("ppo", 0.6))]
     for name, value in (("start", 0.1), ("ppo", 0.3)):
@@ -73,29 +71,6 @@ def truthfulness(mc2: float) -> list[Figure]:
         Figure("mc2", mc2, mc2 - 0.05, mc2 + 0.05, 72, note="guessing gives 0.4", better="higher"),
         Figure("mc1", 0.3, 0.2, 0.4, 72, better="higher"),
     ]
-
-
-def rollout_row(update: int, number: int) -> RolloutRow:
-    """Row 0 is hostile; row n has n + 1 tokens, reward n and a KL of n nats on each token."""
-    text = HOSTILE.replace("\ud800", "") if number == 0 else "yes " * (number + 1)
-    numbers = [float(number)] * (number + 1)
-    return RolloutRow(
-        update=update,
-        row=number,
-        prompt=[{"role": "user", "content": text}],
-        text=text,
-        ended=number < 2,
-        reward=float(number),
-        score=float(number),
-        parts={"model": number - 1.0, HOSTILE.replace("\ud800", ""): 1.0},
-        ids=[1] * (number + 1),
-        tokens=[text, *["yes "] * number],
-        log_probs=[-1.0] * (number + 1),
-        kl=numbers,
-        values=numbers,
-        advantages=[number - 1.0] * (number + 1),
-        category=["", "truth", text][number] or None,
-    )
 
 
 def ppo_run(points: dict[int, tuple[float, float]], **config: float) -> StageRun:

@@ -4,23 +4,20 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
 from align.eval.core.results import Evaluation, Figure, save_evaluations
 from align.eval.report import write_report
-from align.eval.report.comparisons import (
+from align.eval.report.data import RunData, Sample, StageRun, load_run
+from align.eval.report.findings import (
     SamplePair,
-    accuracy_by_category,
-    accuracy_by_distance,
+    Summary,
+    _add_ppo_changes,
+    add_evaluation_findings,
     alternate_gains_and_losses,
     first_and_kept_updates,
-    mean_with_interval,
-    pair_accuracy,
+    pair_accuracies,
     pair_samples,
+    summarize_run,
 )
-from align.eval.report.data import RunData, Sample, StageRun, load_run
-from align.eval.report.findings import Summary, _add_ppo_checks, add_evaluation_findings, summarize_run
-from align.extras.rules.evaluation import RuleCase, agreement_figures, count_violations
 from align.reward.rankings import ScoredRanking
 from tests.eval.report.example_run import RANKINGS, Page, ppo_run, truthfulness, write_lines
 
@@ -54,29 +51,16 @@ def test_gains_and_losses_come_in_turn() -> None:
     assert [pair.change for pair in alternate_gains_and_losses(pairs)] == [3.0, -2.0, 2.0, -1.0, 1.0, 0.0]
 
 
-def test_the_interval_of_a_mean() -> None:
-    assert mean_with_interval([1.0]) is None
-    assert mean_with_interval([2.0, 2.0, 2.0]) is None  # all equal: an interval without width would be too narrow
-    found = mean_with_interval([0.0, 1.0] * 200)
-    assert found is not None
-    # 400 values of standard deviation 0.5: the mean is known to 1.96 * 0.5 / 20 = 0.049.
-    assert found[0] == 0.5
-    assert found[1] == pytest.approx(0.451, abs=0.01)
-    assert found[2] == pytest.approx(0.549, abs=0.01)
-
-
 def test_pair_accuracy_by_distance_and_category() -> None:
     # First ranking: all three pairs right. Second: 1-2 and 1-3 right, 2-3 wrong. Third: a tie, no pair.
-    whole = pair_accuracy(RANKINGS)
-    assert whole is not None
+    (whole,) = pair_accuracies(RANKINGS, "all")
     assert (whole.accuracy, whole.pairs) == (5 / 6, 6)
-    distances = [(each.label, each.accuracy, each.pairs) for each in accuracy_by_distance(RANKINGS)]
+    distances = [(each.label, each.accuracy, each.pairs) for each in pair_accuracies(RANKINGS, "distance")]
     assert distances == [("1", 0.75, 4), ("2", 1.0, 2)]
-    categories = [(each.label, each.accuracy) for each in accuracy_by_category(RANKINGS)]
+    categories = [(each.label, each.accuracy) for each in pair_accuracies(RANKINGS, "category")]
     assert categories == [("truth", 1.0), ("a < b & $c$", 2 / 3)]
-    assert pair_accuracy(RANKINGS[2:]) is None
-    equal = pair_accuracy([ScoredRanking((1, 2), (0.5, 0.5), (1, 1))])
-    assert equal is not None
+    assert pair_accuracies(RANKINGS[2:], "all") == []
+    (equal,) = pair_accuracies([ScoredRanking((1, 2), (0.5, 0.5), (1, 1))], "all")
     assert equal.accuracy == 0.5
 
 
@@ -105,7 +89,7 @@ def test_every_rule_is_a_line() -> None:
         rules = {"validation/rule/no-insults": insults, "validation/rule/no-digits": digits}
         stage.metrics[update] = rules | {"validation/preference": preference}
     summary = Summary()
-    _add_ppo_checks(summary, stage, 0, 10)
+    _add_ppo_changes(summary, stage, 0, 10)
     shown = [(row.name, row.before, row.after, row.change, row.rating) for row in summary.rows]
     assert shown == [
         ("PPO: preference reward on held-out prompts", "0.5", "0.6", "+0.1", "good"),
@@ -115,7 +99,7 @@ def test_every_rule_is_a_line() -> None:
     assert summary.texts("bad") == ["Rule no-insults is violated more often: 10.0 % to 20.0 %."]
     summary = Summary()
     stage.metrics = {0: {"validation/reward": 1.0}, 1: {"validation/reward": 1.0}}
-    _add_ppo_checks(summary, stage, 0, 1)
+    _add_ppo_changes(summary, stage, 0, 1)
     assert summary.rows == []
 
 
@@ -134,21 +118,6 @@ def test_a_run_of_dpo_is_a_section_and_its_absence_is_no_problem(run: Path, tmp_
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert sum(tag == "svg" for tag, _ in page.elements) == 3  # loss, accuracy, rewards
     assert "Implicit rewards" in page.text
-
-
-def test_a_run_of_distillation_is_a_section(run: Path, tmp_path: Path) -> None:
-    assert not any("distill" in problem for problem in load_run(run).problems)
-    row = {"loss": 9.0, "loss/ce": 2.0, "loss/lm": 0.5, "loss/cosine": 0.1, "kl": 0.4}
-    rows = [row | {"update": n, "validation/kl": kl} for n, kl in ((1, 0.8), (2, 0.3), (3, 0.35))]
-    write_lines(tmp_path / "distill/metrics.jsonl", rows)
-    (tmp_path / "distill/config.yaml").write_text("model: tiny-llama\nlayer_step: 2\n")
-    found = load_run(tmp_path)
-    assert list(found.stages) == list(load_run(tmp_path / "distill").stages) == ["distill"]
-    row = next(row for row in summarize_run(found).rows if row.name == "Distillation: KL to the teacher")
-    assert (row.before, row.after, row.rating) == ("0.8", "0.3", "good")
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert sum(tag == "svg" for tag, _ in page.elements) == 1  # KL
-    assert "KL from teacher to student" in page.text
 
 
 def test_what_differs_beyond_its_interval_is_told_by_its_direction(run: Path) -> None:
@@ -174,17 +143,6 @@ def test_each_figure_has_its_own_direction() -> None:
     assert len(summary.texts("good")) == 2
     assert "agreement: accuracy rose" in " ".join(summary.texts("good"))
     assert not summary.texts("bad")
-
-
-def test_the_figures_of_rules_state_their_direction() -> None:
-    cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
-    people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
-    (rate, *_), _ = count_violations(people, cases, "scorer")
-    accuracy, kappa = agreement_figures(people, people, 100, "scorer")
-    assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
-    # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
-    assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
-    assert (kappa.value, kappa.low, kappa.high) == pytest.approx((1.0, (0.025**0.1 - 0.5) / 0.5, 1.0))
 
 
 def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None:

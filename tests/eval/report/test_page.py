@@ -1,18 +1,22 @@
-"""The report of a run: files, pages, hostile text, incomplete folders, Markdown, and the model card."""
+"""The report of a run: files, pages, hostile text, incomplete folders, Markdown, the filters, and a real pipeline."""
 
 import json
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import yaml
-from huggingface_hub import ModelCard
 
 from align.cli import main
 from align.core.errors import UserError
-from align.eval.report import add_results_to_card, load_results, summary_table, write_report
+from align.eval.report import results_as_markdown, summary_table, write_report
 from align.eval.report.data import format_number, format_percent, load_run, visible_text
+from align.ppo import PPOConfig, run_ppo
+from align.reward import RewardConfig, run_reward
+from align.sft import SFTConfig, run_sft
+from tests import chromium
+from tests.eval.files import write_rows
 from tests.eval.report.example_run import Page, make_runs, write_lines
 
 
@@ -156,27 +160,7 @@ def test_markdown_and_where_there_is_nothing(run: Path, tmp_path: Path, capsys: 
     out = capsys.readouterr().out
     assert "| truthfulness: mc2 | 0.400 (0.350 to 0.450) | 0.600 (0.550 to 0.650) | 72 |  |" in out
     with pytest.raises(UserError, match="no results of align eval"):
-        load_results(tmp_path)
-
-
-def test_the_card_gets_results_once_and_keeps_what_it_said(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "ppo" / "model"
-    folder.mkdir(parents=True)
-    (folder / "README.md").write_text("---\nlibrary_name: transformers\nbase_model: x\n---\n\n# Policy\n\nSaid before.\n")
-    for _ in range(2):
-        path = add_results_to_card(folder, load_results(run), "ppo")
-    text = path.read_text()
-    _, head, body = text.split("---\n", 2)
-    metadata = yaml.safe_load(head)
-    assert metadata["base_model"] == "x"
-    (index,) = metadata["model-index"]
-    metrics = {m["type"]: m["value"] for result in index["results"] for m in result["metrics"]}
-    assert metrics == {"mc2": 0.6, "mc1": 0.3, "mean toxicity": 0.3}
-    assert body.startswith("\n# Policy\n\nSaid before.\n")
-    assert body.count("## Results") == 1
-    with pytest.raises(UserError, match="hold start, ppo, not other"):
-        add_results_to_card(folder, load_results(run), "other")
-    assert {result.metric_value for result in ModelCard.load(path).data.eval_results} == {0.6, 0.3}
+        results_as_markdown([tmp_path])
 
 
 def test_a_killed_run_loses_only_its_last_line(tmp_path: Path) -> None:
@@ -210,3 +194,71 @@ def test_text_and_numbers_as_people_read_them() -> None:
     assert format_number(0.5, sign=True) == "+0.5"
     assert format_percent(0.623) == "62.3 %"
     assert format_percent(-0.05, sign=True) == "−5.0 points"
+
+
+def test_filters_of_samples_in_a_browser(tmp_path: Path) -> None:
+    if chromium.program() is None:
+        pytest.skip("chromium is not installed")
+    path = write_report(make_runs(tmp_path / "run"))
+    with ThreadPoolExecutor(1) as pool:  # Playwright may run already in this thread, for the tests of the labeling app
+        pool.submit(_try_filters, path).result()
+
+
+def _try_filters(path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = chromium.launch(playwright)
+        page = browser.new_page()
+        page.goto(path.as_uri())
+
+        def shown() -> list[str]:
+            pairs = page.locator("#pairs article").all()
+            return [str(pair.get_attribute("data-change")) for pair in pairs if pair.is_visible()]
+
+        assert shown() == ["1.25", "-0.25", "1.0", "1.0"]
+        page.locator("#order").select_option("losses")
+        assert shown() == ["-0.25", "1.0", "1.0", "1.25"]
+        page.locator("#worse").check()
+        assert shown() == ["-0.25"]
+        assert page.locator("#count").inner_text() == "1 of 4 prompts"
+        page.locator("#worse").uncheck()
+        page.locator("#search").fill("say HELLO")
+        assert shown() == ["1.25"]
+        browser.close()
+
+
+COLORS = ["Red", "Blue", "Green", "Gray"]
+
+
+def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> None:
+    shared = {"model": "tiny-gpt2", "log_to": ["none"], "dtype": "float32"}
+    examples = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]
+    demonstrations = write_rows(tmp_path / "demonstrations.jsonl", examples)
+    ranked = [
+        {"prompt": row["prompt"], "responses": [row["completion"], "No!!", "Hm"], "ranks": [1, 2, 3], "category": "color"}
+        for row in examples
+    ]
+    rankings = write_rows(tmp_path / "rankings.jsonl", ranked)
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in examples])
+    run = tmp_path / "run"
+    run_sft(
+        SFTConfig(train_data=demonstrations, validation_data=demonstrations, output_dir=f"{run}/sft", epochs=2, **shared)
+    )
+    reward = run_reward(
+        RewardConfig(train_data=rankings, validation_data=rankings, demonstrations="", output_dir=f"{run}/reward", **shared)
+    )
+    shared |= {"updates": 2, "rollout_size": 4, "max_new_tokens": 6, "evaluate_every": 1, "missing_eos": "keep"}
+    prompt_files = {"prompts": prompts, "validation_prompts": prompts}
+    run_ppo(PPOConfig(reward_model=str(reward), output_dir=f"{run}/ppo", **prompt_files, **shared))
+    assert load_run(run).problems == []
+    html = write_report(run).read_text(encoding="utf-8")
+    assert set(re.findall(r'<figure id="([\w-]+)"', html)) >= {
+        *("sft-loss", "reward-loss", "reward-accuracy", "reward-distance", "reward-calibration"),
+        "reward-category-accuracy",
+        *("ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text", "ppo-entropy"),
+    }
+    names = re.findall(r'<th scope="row">((?:SFT|Reward model|PPO): [^<]*)</th>', html)
+    assert len(names) == 11
+    assert "held-out prompts" in re.findall(r'<p class="headline">([^<]*)', html)[0]
+    assert html.count('<article class="pair" data-change') == len(COLORS)

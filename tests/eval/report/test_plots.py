@@ -34,7 +34,6 @@ def test_a_long_line_is_averaged_and_keeps_its_end() -> None:
 def test_a_course_in_words() -> None:
     words = describe_series(Series((0, 5, 9), (1.0, 4.0, 2.0)), "Reward")
     assert words == "Reward goes from 1 at update 0 to 2 at update 9 (lowest 1, highest 4)."
-    assert describe_series(Series((), ()), "Reward") == ""
 
 
 def test_no_figures_no_plots() -> None:

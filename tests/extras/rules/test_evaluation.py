@@ -11,7 +11,7 @@ from align.core.errors import UserError
 from align.core.statistics import majority
 from align.eval.core.results import read_evaluations
 from align.extras.rules import evaluation
-from align.extras.rules.evaluation import RulesConfig, agreement_figures, run_rules, verdict
+from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_figures, count_violations, run_rules, verdict
 from annotation_ui.tasks import TASKS
 
 V, U, F = "violates", "unsure", "follows"
@@ -43,6 +43,17 @@ def test_agreement_counts_what_both_decided():
     first, second = {1: V, 2: V, 3: F, 4: U, 5: F, 6: V}, {1: V, 2: F, 3: V, 4: V, 5: F, 6: U, 7: V}
     accuracy, kappa = agreement_figures(first, second, 100, "scorer")
     assert (accuracy.value, accuracy.n, kappa.value, kappa.n) == (0.5, 4, 0.0, 4)
+
+
+def test_the_figures_of_rules_state_their_direction():
+    cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
+    people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
+    (rate, *_), _ = count_violations(people, cases, "scorer")
+    accuracy, kappa = agreement_figures(people, people, 100, "scorer")
+    assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
+    # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
+    assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
+    assert (kappa.value, kappa.low, kappa.high) == pytest.approx((1.0, (0.025**0.1 - 0.5) / 0.5, 1.0))
 
 
 def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):

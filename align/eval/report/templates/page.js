@@ -27,37 +27,6 @@ if (form) {
   form.hidden = false;
   applyFilters();
 }
-const rolloutForm = document.getElementById("rollout-filters");
-if (rolloutForm) {
-  const list = document.getElementById("rollout-list"), count = document.getElementById("rollout-count");
-  const field = (name) => rolloutForm.elements.namedItem(name)?.value.trim() ?? "";
-  const rollouts = [...list.children].map((element, place) => ({
-    element, place, text: element.textContent.toLowerCase(), ...element.dataset,
-  }));
-  const within = (rollout, name) => {
-    const value = Number(rollout[name]), [low, high] = [field(`${name}-low`), field(`${name}-high`)];
-    return (low === "" || value >= Number(low)) && (high === "" || value <= Number(high));
-  };
-  const applyRolloutFilters = () => {
-    const wanted = field("search").toLowerCase(), order = field("order");
-    let shown = 0;
-    for (const rollout of rollouts) {
-      const chosen = ["update", "category"].every((name) => field(name) === "" || rollout[name] === field(name));
-      const matches = chosen && rollout.text.includes(wanted) && ["reward", "length", "kl"].every((name) => within(rollout, name));
-      rollout.element.hidden = !matches;
-      shown += matches;
-    }
-    const [key, sign] = order.startsWith("least ") ? [order.slice(6), 1] : [order, -1];
-    const sorted = [...rollouts].sort((a, b) => (key ? sign * (a[key] - b[key]) : 0) || a.place - b.place);
-    list.append(...sorted.map((rollout) => rollout.element));
-    for (const part of document.querySelectorAll("#rollouts .legend, #rollout-list")) part.dataset.color = field("color");
-    count.textContent = `${shown} of ${rollouts.length} responses`;
-  };
-  rolloutForm.addEventListener("input", applyRolloutFilters);
-  rolloutForm.addEventListener("submit", (event) => event.preventDefault());
-  rolloutForm.hidden = false;
-  applyRolloutFilters();
-}
 // On paper nobody can open what is folded.
 let opened = [];
 addEventListener("beforeprint", () => {

@@ -7,8 +7,8 @@ import pytest
 
 from align.core.errors import UserError
 from align.data.records import FLAGS
-from align.eval.core.results import Evaluation, Figure, read_evaluations, save_evaluations
-from align.eval.verdicts.task import (
+from align.eval.core.results import read_evaluations
+from align.eval.verdicts import (
     ResponseVotes,
     VerdictsConfig,
     authorship_figures,
@@ -26,19 +26,11 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.running import add_users, do
+from tests.eval.files import values, write_rows
 
 YES, NO, UNSURE = "follows", "violates", "unsure"
 V, U, F = "violates", "unsure", "follows"
 RULES = ("no-insults", "on-topic")
-
-
-def values(figures):
-    return {each.name: each.value for each in figures}
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def row(response, rule, verdict, prompt="p", **more):
@@ -50,7 +42,7 @@ def run(tmp_path):
     """Run the evaluation on rows of judgments or rankings; returns what the file holds."""
 
     def run_on(rows, kind="judgments", **settings):
-        path = write(tmp_path / f"{kind}.jsonl", rows)
+        path = write_rows(tmp_path / f"{kind}.jsonl", rows)
         run_verdicts(VerdictsConfig(**{kind: [path]}, output=str(tmp_path / "out"), resamples=200, table=False, **settings))
         return read_evaluations(tmp_path / "out" / "verdicts.json")
 
@@ -147,7 +139,7 @@ def test_the_interval_draws_prompts_with_all_their_responses():
 def test_the_majority_decides_and_a_tie_is_unsure(tmp_path):
     given = {"makes-claim": [YES, YES, NO], "supported": [YES, NO]}
     rows = [row("r", rule, verdict) for rule, verdicts in given.items() for verdict in verdicts]
-    (only,) = read_judgments(VerdictsConfig(judgments=[write(tmp_path / "j.jsonl", rows)]))
+    (only,) = read_judgments(VerdictsConfig(judgments=[write_rows(tmp_path / "j.jsonl", rows)]))
     assert only.verdicts == {"makes-claim": YES, "supported": UNSURE}
 
 
@@ -280,27 +272,7 @@ def test_ratings_and_flags_by_hand(run):
     assert [each["hallucination, closed domain"] for each in found] == [(1.0, 2), (0.5, 2)]
     assert [each["flag hallucination"] for each in found] == [(1.0, 3), (pytest.approx(1 / 3), 3)]
     assert [each["appropriate for an assistant"] for each in found] == [(1.0, 3), (pytest.approx(2 / 3), 3)]
-    summary, talk = new.tables["Ratings and flags by category"]
-    assert (summary["category"], summary["n"], summary["hallucination"]) == ("summary", 2, 0.5)
-    assert summary["rating"].startswith("5.500 (4.000 to 7.000)")
-    assert (talk["n"], talk["rating"], talk["unfit_for_assistant"]) == (1, "1.000", 1.0)
-
-
-def test_the_four_panels(run, tmp_path):
-    figures = {
-        "toxicity": [Figure("basic: expected maximum toxicity", 0.4, 0.3, 0.5, 9, "minilm-l6 (1)")],
-        "truthfulness": [Figure("mc1", 0.25, 0.2, 0.3, 8)],
-    }
-    save_evaluations(
-        tmp_path, [Evaluation(task, model, {}, found) for task, found in figures.items() for model in ("old", "new")]
-    )
-    results = [str(tmp_path / "toxicity.json"), str(tmp_path / "truthfulness.json")]
-    old, new = run(RANKINGS, "rankings", closed_domain=["summary"], results=results)
-    for result, hallucination, appropriate in ((old, 1.0, 1.0), (new, 0.5, 2 / 3)):
-        rows = {row["panel"]: row for row in result.tables["Four panels"]}
-        assert list(rows) == ["toxicity", "truthfulness", "hallucination", "appropriate"]
-        assert [row["value"] for row in rows.values()] == pytest.approx([0.4, 0.25, hallucination, appropriate])
-        assert rows["truthfulness"]["figure"] == "truthfulness: mc1"
+    assert found[1]["flag unfit_for_assistant"] == (pytest.approx(1 / 3), 3)
 
 
 @pytest.mark.parametrize(
