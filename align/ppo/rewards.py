@@ -1,4 +1,7 @@
-"""The rewards of a run: reward models, Python functions or both, each logged separately."""
+"""From a rollout to scores: reward models and reward functions, ensembles, and the penalty for a missing EOS.
+
+Each reward is logged separately. A reward sees prompts and responses, as texts and as token ids.
+"""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +14,6 @@ from torch import Tensor
 from align.data.records import Conversation
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction, call_reward_function
-from align.ppo.scores import combine_rewards, disagreement
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import FlopsProfile
@@ -92,3 +94,40 @@ class Rewards:
 def sum_of_rewards(rewards: Mapping[str, Tensor], count: int) -> Tensor:
     """Return the sum of rewards [B] of `count` responses; 0 without any, because rules alone may be the training signal."""
     return torch.stack([*rewards.values(), torch.zeros(count)]).sum(0)
+
+
+def apply_missing_eos(
+    scores: Tensor, ended: Tensor, missing_eos: Literal["replace", "lower", "keep"], penalty: float
+) -> Tensor:
+    """Return scores [B] with the penalty for responses that did not end; `penalty` is on the scale of the scores.
+
+    A truncated response has no EOS to be scored at; summarize_from_feedback_details replaces its score by -1.
+
+    Args:
+        ended: [B] bool.
+        missing_eos: `replace` the score by `penalty`, `lower` it by |penalty|, or `keep` it.
+    """
+    scores = scores.float()
+    if missing_eos == "keep":
+        return scores
+    replacement = torch.full_like(scores, penalty) if missing_eos == "replace" else scores - abs(penalty)
+    return torch.where(ended, scores, replacement)
+
+
+def combine_rewards(rewards: Tensor, ensemble: Literal["mean", "wco", "uwo"], uncertainty_weight: float) -> Tensor:
+    """Combine the rewards of an ensemble into one [B] (Coste et al. 2024, arXiv 2310.02743, section 3.2).
+
+    Args:
+        rewards: [M, B] of M reward models, on one scale.
+        ensemble: `mean`; `wco`: the lowest (worst-case optimization); `uwo`: the mean minus `uncertainty_weight` times the
+            variance over members (uncertainty-weighted optimization).
+    """
+    if ensemble == "wco":
+        return rewards.amin(0)
+    mean = rewards.mean(0)
+    return mean - uncertainty_weight * rewards.var(0, correction=0) if ensemble == "uwo" else mean
+
+
+def disagreement(rewards: Tensor) -> Tensor:
+    """Standard deviation [B] over the members of rewards [M, B] (biased)."""
+    return rewards.std(0, correction=0)

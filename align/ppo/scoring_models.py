@@ -7,6 +7,8 @@ from typing import NamedTuple
 from accelerate import Accelerator
 from peft import PeftConfig
 
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
@@ -23,7 +25,9 @@ from align.reward.checkpoint import (
     scorer_folder,
 )
 from align.reward.scoring import RewardModelScorer
-from align.tokenization import load_tokenization
+from align.tokenization import ConversationError, load_tokenization
+from align.tokenization.encoded import EncodedPrompt
+from align.training.run import Run
 
 
 def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
@@ -122,3 +126,48 @@ def load_source(
     if can_share_base(folder, policy, kind):
         return RewardSource(folder, mounted=load_reward_adapter(folder, policy, adapter, kind))
     return RewardSource(folder, loaded=load_reward_model(folder, dtype, chat_template, kind))
+
+
+def make_scorer(
+    source: RewardSource, run: Run, policy: LoadedModel, roles: Roles, prompts: Sequence[EncodedPrompt], max_new_tokens: int
+) -> RewardModelScorer:
+    """Return the scorer of a model that can read all prompts and responses; report if it reads other token ids."""
+    scorer = source.scorer(policy, roles, run.accelerator, run.config.micro_batch_tokens)
+    if scorer.tokenization:
+        assert isinstance(run.config, ModelConfig)
+        template = "" if source.loaded is None or source.loaded.has_template else run.config.chat_template
+        form = f", which has no chat template and reads chat_template {template}" if template else ""
+        run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
+    require_readable(source.name, scorer, prompts, max_new_tokens, policy)
+    return scorer
+
+
+def require_readable(
+    name: str,
+    scorer: RewardModelScorer,
+    prompts: Sequence[EncodedPrompt],
+    max_new_tokens: int,
+    policy: LoadedModel,
+    after: int = 0,
+) -> None:
+    """Raise a UserError before any response is sampled if a scoring model cannot read one, or its template drops a turn.
+
+    Args:
+        after: tokens that the model reads after a response.
+    """
+    if scorer.tokenization:
+        for prompt in prompts:
+            try:
+                scorer.tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
+            except ConversationError as error:
+                raise UserError(f"{name}: {error}") from error
+    scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)
+
+
+def require_patience(reward_timeout: float, collective_timeout: float) -> None:
+    """Raise a UserError if the processes that wait for the first one cannot outlast a reward function's timeout."""
+    if reward_timeout >= collective_timeout:
+        raise UserError(
+            f"reward_timeout is {reward_timeout:g}, but the other processes wait for collective_timeout "
+            f"({collective_timeout:g} s): raise that above reward_timeout"
+        )

@@ -24,12 +24,11 @@ from align.ppo.rewards import Rewards
 from align.ppo.rollout import plan_minibatch
 from align.ppo.scoring_models import RewardAdapter, RewardSource
 from align.reward.checkpoint import LoadedReward, require_reward_model
-from align.reward.scoring import RewardModelScorer, reads_ids_of
+from align.reward.scoring import reads_ids_of
 from align.runtime.distributed import largest, zero_stage
 from align.runtime.sharding import is_sharded, place_frozen_model, sharded_copies, sharded_loading, whole_count
 from align.sampling.engines import SamplingEngine, sampling_tokens
 from align.sampling.generation import Sampling
-from align.tokenization import ConversationError
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
@@ -101,55 +100,14 @@ def build_engine_and_roles(
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
     scoring: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
     scoring += [model for extension in extensions for model in extension.modules]
-    check_memory(run, policy, module, [*references, *scoring], average_decay > 0, reference_moves)
+    assert isinstance(run.config, ModelConfig)
+    trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)
+    mean = FLOAT32_BYTES * trained if average_decay else 0
+    moved = trained * policy.backbone.model.dtype.itemsize if reference_moves else 0  # the reference, in checkpoints
+    run.say(run.memory.check(run.config, module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
     reference, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
     return engine, Roles(engine.module, reference, initial, reference_moves)
-
-
-def make_scorer(
-    source: RewardSource, run: Run, policy: LoadedModel, roles: Roles, prompts: Sequence[EncodedPrompt], max_new_tokens: int
-) -> RewardModelScorer:
-    """Return the scorer of a model that can read all prompts and responses; report if it reads other token ids."""
-    scorer = source.scorer(policy, roles, run.accelerator, run.config.micro_batch_tokens)
-    if scorer.tokenization:
-        assert isinstance(run.config, ModelConfig)
-        template = "" if source.loaded is None or source.loaded.has_template else run.config.chat_template
-        form = f", which has no chat template and reads chat_template {template}" if template else ""
-        run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
-    require_readable(source.name, scorer, prompts, max_new_tokens, policy)
-    return scorer
-
-
-def require_readable(
-    name: str,
-    scorer: RewardModelScorer,
-    prompts: Sequence[EncodedPrompt],
-    max_new_tokens: int,
-    policy: LoadedModel,
-    after: int = 0,
-) -> None:
-    """Raise a UserError before any response is sampled if a scoring model cannot read one, or its template drops a turn.
-
-    Args:
-        after: tokens that the model reads after a response.
-    """
-    if scorer.tokenization:
-        for prompt in prompts:
-            try:
-                scorer.tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
-            except ConversationError as error:
-                raise UserError(f"{name}: {error}") from error
-    scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)
-
-
-def require_patience(reward_timeout: float, collective_timeout: float) -> None:
-    """Raise a UserError if the processes that wait for the first one cannot outlast a reward function's timeout."""
-    if reward_timeout >= collective_timeout:
-        raise UserError(
-            f"reward_timeout is {reward_timeout:g}, but the other processes wait for collective_timeout "
-            f"({collective_timeout:g} s): raise that above reward_timeout"
-        )
 
 
 def flops_profiles(policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_moves: bool) -> RoleFlopsProfiles:
@@ -189,23 +147,6 @@ def sampling_of(run: Run, policy: LoadedModel, longest: int, max_new_tokens: int
     """
     at_once = -largest(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
     return Sampling(max_new_tokens, temperature, batch_tokens=at_once)
-
-
-def check_memory(
-    run: Run, policy: LoadedModel, module: ActorCritic, frozen: Sequence[nn.Module], averages: bool, reference_moves: bool
-) -> None:
-    """Report the memory that the run holds whatever its batches are. Raise a UserError if it is more than there is.
-
-    Args:
-        frozen: models that are kept beside the trained `module`.
-        averages: whether a mean of the weights is kept.
-        reference_moves: whether checkpoints hold the reference.
-    """
-    assert isinstance(run.config, ModelConfig)
-    trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)
-    mean = FLOAT32_BYTES * trained if averages else 0
-    moved = trained * policy.backbone.model.dtype.itemsize if reference_moves else 0
-    run.say(run.memory.check(run.config, module, frozen, {"mean of the weights": mean}, mean + moved))
 
 
 def largest_micro_batch(

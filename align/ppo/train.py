@@ -38,7 +38,7 @@ from align.ppo.metrics import (
 )
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import WeightedFunction, load_functions
-from align.ppo.rewards import Rewards, sum_of_rewards
+from align.ppo.rewards import Rewards, apply_missing_eos, sum_of_rewards
 from align.ppo.rollout import (
     PromptIdentity,
     forward_all_roles,
@@ -49,18 +49,15 @@ from align.ppo.rollout import (
     save_if_scoring_fails,
     shuffled_minibatches,
 )
-from align.ppo.scores import apply_missing_eos
-from align.ppo.scoring_models import load_rewards
+from align.ppo.scoring_models import load_rewards, make_scorer, require_patience
 from align.ppo.setup import (
     Prepared,
     build_actor_critic,
     build_engine_and_roles,
     flops_profiles,
     largest_micro_batch,
-    make_scorer,
     rate_groups,
     report,
-    require_patience,
     require_reward,
     sampling_of,
 )

@@ -10,7 +10,7 @@ from align.data.readers import write_records
 from align.data.records import Prompt
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
 from align.ppo.records import Experience, RoleOutputs, Rollout
-from align.ppo.scores import apply_missing_eos
+from align.ppo.rewards import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
 from align.ppo.train import compute_advantages
 from align.tokenization.encoded import EncodedPrompt

@@ -12,7 +12,7 @@ from align.extras.attributes.model import heads_of
 from align.extras.attributes.scoring import AttributeScorer
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import Rollout
-from align.ppo.setup import require_readable
+from align.ppo.scoring_models import require_readable
 from align.runtime.flops import forward_flops
 
 

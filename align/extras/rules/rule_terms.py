@@ -20,9 +20,8 @@ from align.models.roles import Roles
 from align.ppo.evaluation import PolicyEvaluation
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import Experience, Rollout
-from align.ppo.scores import apply_missing_eos
-from align.ppo.scoring_models import load_source
-from align.ppo.setup import make_scorer, require_readable
+from align.ppo.rewards import apply_missing_eos
+from align.ppo.scoring_models import load_source, make_scorer, require_readable
 from align.reward.checkpoint import RULE
 from align.runtime.flops import forward_flops
 from align.training.engine import TrainEngine

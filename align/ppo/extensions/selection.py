@@ -11,8 +11,7 @@ from align.ppo.evaluation import PolicyEvaluation, mean_and_error
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
-from align.ppo.scoring_models import load_rewards
-from align.ppo.setup import make_scorer, require_patience
+from align.ppo.scoring_models import load_rewards, make_scorer, require_patience
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.training.engine import TrainEngine
 

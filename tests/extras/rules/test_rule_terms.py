@@ -24,7 +24,7 @@ from align.extras.rules.rule_terms import (
 )
 from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection
 from align.ppo.records import Rollout
-from align.ppo.scores import apply_missing_eos
+from align.ppo.rewards import apply_missing_eos
 from align.tokenization.encoded import EncodedPrompt
 
 

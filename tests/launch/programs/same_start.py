@@ -24,7 +24,7 @@ loaded = load(config, torch.float32, adapter="reward")
 model = RewardModel(loaded.backbone, ScalarHead(loaded.backbone.hidden_size), loaded.adapter)
 drawn = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 save_file(drawn, folder / f"drawn-{rank}.safetensors")
-trained = build_engine(run, model, total=1).trainable
+trained = build_engine(run, model, total_steps=1).trainable
 if run.accelerator.state.deepspeed_plugin is not None:
     from deepspeed.utils import safe_get_full_fp32_param
 

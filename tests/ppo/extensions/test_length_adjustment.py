@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.length_adjustment import LengthAdjustment, adjust_for_length, length_slope
 from align.ppo.records import Rollout
-from align.ppo.scores import apply_missing_eos
+from align.ppo.rewards import apply_missing_eos
 from align.tokenization.encoded import EncodedPrompt
 
 
