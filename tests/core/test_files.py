@@ -68,11 +68,7 @@ class BrokenError(Exception):
         (UserError("mine"), UserError, "mine"),
         (KeyboardInterrupt(), KeyboardInterrupt, None),
         (OSError(28, "No space left on device"), UserError, "model: cannot be written .No space left on device"),
-        (
-            SafetensorError("I/O error: No space left (os error 28)"),
-            UserError,
-            "model: cannot be written .*No space",
-        ),
+        (SafetensorError("I/O error: No space left (os error 28)"), UserError, "model: cannot be written .*No space"),
         (SafetensorError("incomplete metadata"), SafetensorError, "incomplete metadata"),
     ],
 )

@@ -30,8 +30,7 @@ def test_a_path_means_the_working_directory_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["data", "data/none.jsonl", "prompts.jsonl", "align/cli.py", "data/../README.md", "forms/rules", "", "/data"],
+    "path", ["data", "data/none.jsonl", "prompts.jsonl", "align/cli.py", "data/../README.md", "forms/rules", "", "/data"]
 )
 def test_other_paths_stay_as_they_are(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

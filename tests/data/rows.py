@@ -74,11 +74,7 @@ ULTRAFEEDBACK = {
     "source": "evol_instruct",
     "instruction": "Hi",
     "models": ["m1", "m2", "m3"],
-    "completions": [
-        completion("m1", "a", 9.0, 2.5),
-        completion("m2", "b", 1.0, 4.75),
-        completion("m3", "c", 7.0, 4.0),
-    ],
+    "completions": [completion("m1", "a", 9.0, 2.5), completion("m2", "b", 1.0, 4.75), completion("m3", "c", 7.0, 4.0)],
     "correct_answers": ["None"],
     "incorrect_answers": ["None"],
 }

@@ -29,11 +29,7 @@ def pair(prompt, best, worst, **fields):
 
 ROWS = [
     # This project's own rows and TRL's
-    (
-        "prompt-completion",
-        {"prompt": "Hi", "completion": "Yo"},
-        [Demonstration(prompt=HI, continuation=(assistant("Yo"),))],
-    ),
+    ("prompt-completion", {"prompt": "Hi", "completion": "Yo"}, [Demonstration(prompt=HI, continuation=(assistant("Yo"),))]),
     (
         "prompt-completion",
         {"prompt": [user("Hi")], "completion": [assistant("Yo")]},
@@ -90,11 +86,7 @@ ROWS = [
     ),
     ("pair", BINARIZED, [pair(HI, "yes", "no")]),
     ("messages", BINARIZED, [Demonstration(prompt=HI, continuation=(assistant("yes"),))]),
-    (
-        "Alpaca",
-        ALPACA,
-        [Demonstration(prompt=(user("Sort.\n\nb a"),), continuation=(assistant("a b"),))],
-    ),
+    ("Alpaca", ALPACA, [Demonstration(prompt=(user("Sort.\n\nb a"),), continuation=(assistant("a b"),))]),
     ("Alpaca", {**ALPACA, "input": ""}, [Demonstration(prompt=(user("Sort."),), continuation=(assistant("a b"),))]),
     ("Dolly", DOLLY, [Demonstration(prompt=(user("When?"),), continuation=(assistant("Now."),), category="open_qa")]),
     (
@@ -136,11 +128,7 @@ ROWS = [
         },
         [pair(HI, "yes", "no")],
     ),
-    (
-        "SHP",
-        SHP,
-        [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), id="qt3nxl", category="askculinary")],
-    ),
+    ("SHP", SHP, [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), id="qt3nxl", category="askculinary")]),
     ("SHP", {**SHP, "labels": 1, "domain": None}, [pair(HI, "a", "b", id="qt3nxl")]),
     ("scored answers", STACK, [Ranking(prompt=HI, responses=("a", "b", "c"), ranks=(2, 1, 2), id="31")]),
     (
@@ -148,11 +136,7 @@ ROWS = [
         {"question": "Hi", "answers": {"text": ["a", "b"], "score": [3, 4]}},
         [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1))],
     ),
-    (
-        "StackExchange pair",
-        {**STACK_PAIR, "response_j": "yes", "response_k": "no"},
-        [pair(HI, "yes", "no", id="31")],
-    ),
+    ("StackExchange pair", {**STACK_PAIR, "response_j": "yes", "response_k": "no"}, [pair(HI, "yes", "no", id="31")]),
 ]
 
 

@@ -82,10 +82,7 @@ RANKING_ERRORS = [
     ),
     ({"prompt": [user("1"), user("2")]}, "field 'prompt[1]': is a second user turn in a row; join the two turns"),
     ({"prompt": ["Hi"]}, "field 'prompt[0]': is 'Hi', not a turn; write {role, content}"),
-    (
-        {"prompt": [{"role": "human", "content": "Hi"}]},
-        "field 'prompt[0].role': is 'human'; use system, user or assistant",
-    ),
+    ({"prompt": [{"role": "human", "content": "Hi"}]}, "field 'prompt[0].role': is 'human'; use system, user or assistant"),
     ({"prompt": [user(None)]}, "field 'prompt[0].content': must be text, not None; write it in quotes"),
     (
         {"prompt": "half a pair \ud83d"},
@@ -101,10 +98,7 @@ RANKING_ERRORS = [
     ({"ranks": [0, 1, 2]}, "field 'ranks[0]': is 0; use a whole number of 1 or more"),
     ({"ranks": [1, 2.0, 3]}, "field 'ranks[1]': is 2.0; use a whole number of 1 or more"),
     ({"ranks": [True, 2, 3]}, "field 'ranks[0]': is True; use a whole number of 1 or more"),
-    (
-        {"ranks": [2, 2, 2]},
-        "field 'ranks': is a tie of all responses, so there is nothing to learn from it; remove the row",
-    ),
+    ({"ranks": [2, 2, 2]}, "field 'ranks': is a tie of all responses, so there is nothing to learn from it; remove the row"),
     (
         {"responses": ["a", "a", "c"]},
         "field 'ranks': gives the same response 'a' the ranks 1 and 2; give both the same rank, or remove one",
@@ -118,10 +112,7 @@ RANKING_ERRORS = [
         {"preferences": [[0, 1, 1], [0, 0], [0, 0, 0]]},
         "field 'preferences[1]': has 2 entries for 3 responses; give one for each response",
     ),
-    (
-        {"preferences": [[0, 1, 1.5], [0, 0, 1], [0, 0, 0]]},
-        "field 'preferences[0][2]': is 1.5; use a number from 0 to 1",
-    ),
+    ({"preferences": [[0, 1, 1.5], [0, 0, 1], [0, 0, 0]]}, "field 'preferences[0][2]': is 1.5; use a number from 0 to 1"),
     (
         {"preferences": [[0.5, 1, 1], [0, 0, 1], [0, 0, 0]]},
         "field 'preferences[0][0]': is 0.5; no response is better than itself: use 0",
@@ -138,10 +129,7 @@ RANKING_ERRORS = [
     ({"labeler": 5}, "field 'labeler': must be text, not 5; write it in quotes"),
     ({"id": 1.5}, "field 'id': must be text, not 1.5; write it in quotes"),
     ({"category": ""}, "field 'category': is empty; write the text, or remove the row"),
-    (
-        {"labeller": "ann"},
-        "field 'labeller': is not a known field; did you mean 'labeler'? Rename it, or remove it",
-    ),
+    ({"labeller": "ann"}, "field 'labeller': is not a known field; did you mean 'labeler'? Rename it, or remove it"),
 ]
 
 
@@ -177,10 +165,7 @@ DEMONSTRATION_ERRORS = [
         {"messages": [system("x"), assistant("y")]},
         "field 'messages': has no user turn before the first assistant turn; add what it answers",
     ),
-    (
-        {"messages": [user("x"), assistant(" ")]},
-        "field 'messages[1].content': is empty; write the text, or remove the row",
-    ),
+    ({"messages": [user("x"), assistant(" ")]}, "field 'messages[1].content': is empty; write the text, or remove the row"),
 ]
 
 

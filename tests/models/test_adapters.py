@@ -225,10 +225,7 @@ def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"lora_rank": 16},
-            "is an adapter with lora_rank 4, which .*; lora_rank is 16: set it to 4, or set",
-        ),
+        ({"lora_rank": 16}, "is an adapter with lora_rank 4, which .*; lora_rank is 16: set it to 4, or set"),
         ({"lora_rank": 4, "lora_alpha": 8.0}, "is an adapter with lora_alpha 32.0, .* lora_alpha is 8.0: set it to 32.0"),
         (
             {"lora_rank": 4, "lora_targets": "q_proj,v_proj"},

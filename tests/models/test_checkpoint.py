@@ -8,12 +8,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, AutoPeftModelForSeq2SeqLM, PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig

@@ -12,9 +12,7 @@ from align.models.heads import RewardModel
 from align.models.roles import Role, Roles
 from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
 from align.ppo.setup import build_actor_critic
-from align.reward.checkpoint import (
-    load_reward_model,
-)
+from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
 from tests.models.adapters import PROMPT, RESPONSE, adapter_weights, save_reward, states, trainable

@@ -28,12 +28,7 @@ from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
 from align.eval.reward.task import RewardEvalConfig, run_reward_eval
 from align.models.loading import load
-from align.reward.checkpoint import (
-    is_reward_model,
-    load_head,
-    load_reward_model,
-    require_reward_model,
-)
+from align.reward.checkpoint import is_reward_model, load_head, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer, RewardService
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse

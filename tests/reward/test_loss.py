@@ -10,12 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from align.core.errors import UserError
 from align.reward import RewardConfig, RewardTrainer
-from align.reward.loss import (
-    centering_loss,
-    compare_by_preference,
-    pairs_of,
-    ranking_loss,
-)
+from align.reward.loss import centering_loss, compare_by_preference, pairs_of, ranking_loss
 from align.reward.rankings import label_pairs
 from align.tokenization.encoded import EncodedRanking
 

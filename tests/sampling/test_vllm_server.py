@@ -255,10 +255,7 @@ def returning(token):
 @pytest.mark.parametrize(
     ("spoil", "part"),
     [
-        (
-            answering("/v1/completions", 400, {"error": {"message": "max_tokens"}}),
-            "sampling failed (Request failed: 400",
-        ),
+        (answering("/v1/completions", 400, {"error": {"message": "max_tokens"}}), "sampling failed (Request failed: 400"),
         (answering("/v1/completions", 200, {"choices": []}), "sampling failed ("),
         (
             answering("/update_weights", 500, {"error": {"message": "no weight x"}}),
