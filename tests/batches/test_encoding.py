@@ -15,10 +15,6 @@ from tests.refusals import refusal
 LIMITS = Limits(3, 2)
 
 
-def test_what_fits_is_returned_as_it_is():
-    assert LIMITS.apply([1, 2, 3], [4, 5], "here") == ([1, 2, 3], [4, 5])
-
-
 def test_too_long_is_an_error_that_names_record_length_limit_and_remedy():
     assert refusal(LIMITS.apply, [1, 2, 3, 4], [5], "data.jsonl: record 7") == (
         "data.jsonl: record 7: the prompt has 4 tokens, max_prompt_tokens is 3; "
@@ -30,6 +26,7 @@ def test_too_long_is_an_error_that_names_record_length_limit_and_remedy():
 
 def test_too_long_can_be_dropped_or_truncated():
     drop, truncate = Limits(3, 2, "drop"), Limits(3, 2, "truncate")
+    assert LIMITS.apply([1, 2, 3], [4, 5], "") == drop.apply([1, 2, 3], [4, 5], "") == ([1, 2, 3], [4, 5])
     assert drop.apply([1, 2, 3, 4], [5], "") is None
     assert drop.apply([1], [5, 6, 7], "") is None
     # A prompt's end is nearest to the answer; a response is learned from its beginning.
@@ -98,11 +95,6 @@ def test_what_truncate_shortens_is_counted(load_sharp, caplog):
     ]
 
 
-def test_nothing_is_reported_where_all_records_fit(load_sharp, caplog):
-    encode_prompts(prompts_of([1, 2]), load_sharp("tiny-gpt2"), Limits(80, 9, "drop"), False)
-    assert not caplog.messages
-
-
 def test_drop_that_leaves_less_than_a_tenth_is_an_error(load_sharp):
     loaded, limits = load_sharp("tiny-gpt2"), Limits(80, 9, "drop")
     assert len(encode_prompts(prompts_of([1] + [90] * 9), loaded, limits, False)) == 1
@@ -137,7 +129,8 @@ def test_what_a_stream_loses_is_counted(load_sharp, write, caplog):
         ExampleStream(source, partial(encode_demonstration_row, loaded, tight), list, 4, (0, 0), alone, limits=tight)
 
 
-def test_other_processes_report_nothing(load_sharp, caplog, monkeypatch):
+def test_nothing_is_reported_where_all_records_fit_and_by_other_processes(load_sharp, caplog, monkeypatch):
+    encode_prompts(prompts_of([1, 2]), load_sharp("tiny-gpt2"), Limits(80, 9, "drop"), False)
     monkeypatch.setenv("RANK", "1")
     encode_prompts(prompts_of([1, 90]), load_sharp("tiny-gpt2"), Limits(80, 9, "drop"), False)
     assert not caplog.messages

@@ -78,17 +78,14 @@ def test_version(capsys):
     assert version("align-rlhf") == __version__
 
 
-def test_data_check_takes_a_kind(capsys):
-    cli.main(["data", "check", str(ROOT / "data" / "demonstrations.jsonl"), "--kind", "prompt"])
-    assert "kind:                  prompt\n" in capsys.readouterr().out
-
-
 def test_data_check(capsys):
     cli.main(["data", "check", str(ROOT / "data" / "rankings.jsonl")])
     lines = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
     count = len(rows_of(ROOT / "data" / "rankings.jsonl"))
     assert lines["kind"].strip() == "ranking"
     assert lines["records"].strip() == f"{count} from {count} rows"
+    cli.main(["data", "check", str(ROOT / "data" / "demonstrations.jsonl"), "--kind", "prompt"])
+    assert "kind:                  prompt\n" in capsys.readouterr().out
 
 
 def test_model_list_and_fetch(capsys):
@@ -114,18 +111,13 @@ class Two:
     names: list[str] = field(default_factory=list)
 
 
-def test_run_stage_reads_the_file_then_the_words(tmp_path):
+def test_run_stage_reads_the_file_then_the_words_or_those_of_its_own_process(tmp_path, monkeypatch):
     (tmp_path / "two.yaml").write_text("first: 5\nnames: [a, b]\n")
-    seen = []
-    cli.run_stage(Two, seen.append, ["--config", str(tmp_path / "two.yaml"), "--first=7"])
-    assert seen == [Two(first=7, names=["a", "b"])]
-
-
-def test_run_stage_reads_its_own_process_without_arguments(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--first", "9"])
     seen = []
+    cli.run_stage(Two, seen.append, ["--config", str(tmp_path / "two.yaml"), "--first=7"])
     cli.run_stage(Two, seen.append)
-    assert seen[0].first == 9
+    assert seen == [Two(first=7, names=["a", "b"]), Two(first=9)]
 
 
 @pytest.mark.parametrize(("rank", "prefix"), [(None, ""), ("0", ""), ("3", "[process 3] ")])

@@ -77,24 +77,9 @@ def test_the_page_of_settings_has_every_setting_of_every_command():
     assert "| `clip` | number | `0.2` | epsilon of the policy's ratio clip |" in text
 
 
-def test_the_api_pages_cover_the_package():
-    from tests.project.test_layers import SOURCES, part_of
-
-    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
-    shown = re.findall(r"^::: (align\.[\w.]+)", text, re.M)
-    assert {part_of(name) for name in SOURCES} - {"", "cli", "commands"} == {part_of(name) for name in shown}
-    packages = {name for name in SOURCES if re.fullmatch(r"align\.extras\.\w+", name) and f"{name}.train" in SOURCES}
-    assert packages == {name for name in packages if any(f"{other}.".startswith(f"{name}.") for other in shown)}
-
-
 def names_of(requirements):
     """The names of packages in a list of requirements, written as pip compares them."""
     return {re.split(r"[<>=\[;]", entry)[0].strip().lower().replace("_", "-") for entry in requirements}
-
-
-def test_what_the_site_is_built_with_is_pinned():
-    pinned = names_of((ROOT / "constraints.txt").read_text().splitlines())
-    assert names_of(PROJECT["optional-dependencies"]["docs"]) <= pinned
 
 
 def imported_modules(folder):

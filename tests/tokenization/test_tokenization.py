@@ -145,19 +145,18 @@ def contexts(turns):
     ]
 
 
-@pytest.mark.parametrize("template", ["auto", "plain"])
-def test_one_row_and_split_turns_teach_the_same_tokens_in_the_same_context(template):
+@pytest.mark.parametrize(("template", "rows"), [("auto", 1), ("plain", 1), ("raw", 2)])
+def test_one_row_and_split_turns_teach_the_same_tokens_in_the_same_context(template, rows):
+    """Raw text is split too: it continues a prompt without a break."""
     found = tokenization(template)
     joined, split = (encode_demonstration(found, CONVERSATION, one_row=one_row) for one_row in (True, False))
-    assert len(joined) == 1
-    assert len(split) == 2
+    assert (len(joined), len(split)) == (rows, 2)
     assert contexts(joined) == contexts(split)
 
 
-def test_raw_text_splits_turns_for_it_continues_a_prompt_without_a_break():
+def test_raw_text_of_several_turns_by_hand():
     found = tokenization("raw")
     turns = encode_demonstration(found, CONVERSATION, one_row=True)
-    assert contexts(turns) == contexts(encode_demonstration(found, CONVERSATION, one_row=False))
     assert [shown(found, turn.prompt) for turn in turns] == ["Be kind.\nHi", "Be kind.\nHi\nHello<eos>\nAnd?"]
 
 
