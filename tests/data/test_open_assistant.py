@@ -64,12 +64,9 @@ def test_every_prompter_turn_is_a_prompt():
     assert prompts[1] == Prompt(prompt=(user("q"), assistant("worse"), user("q-lost")), id="id-q-lost")
 
 
-def test_a_tree_without_ranked_siblings_gives_no_ranking():
-    assert convert_row(tree(node("q", node("a"), node("b"))), Ranking)[1] == []
-
-
 def test_no_best_is_guessed_among_unranked_siblings():
-    assert convert_row(tree(node("q", node("a"), node("b"))), Demonstration)[1] == []
+    for kind in (Ranking, Demonstration):
+        assert convert_row(tree(node("q", node("a"), node("b"))), kind)[1] == []
 
 
 def test_a_reply_that_nobody_answered_is_not_kept():

@@ -53,15 +53,12 @@ def test_several_sources_are_read_one_after_the_other(tmp_path):
     assert error_of(f"{second},{tmp_path}/c.jsonl", Prompt).startswith(f"{tmp_path}/c.jsonl: no such file or folder")
 
 
-def test_parquet_file_fills_gaps_with_null(tmp_path):
-    write_parquet(tmp_path / "rows.parquet", [{**{"id": None, "category": None}, **row} for row in ROWS])
-    assert read_records(tmp_path / "rows.parquet", Prompt) == RECORDS
-
-
-def test_parquet_rows_of_rankings(tmp_path):
+def test_parquet_files_of_prompts_and_rankings(tmp_path):
+    write_parquet(tmp_path / "prompts.parquet", [{**{"id": None, "category": None}, **row} for row in ROWS])  # gaps are null
+    assert read_records(tmp_path / "prompts.parquet", Prompt) == RECORDS
     row = {"prompt": [{"role": "user", "content": "Hi"}], "responses": ["a", "b"], "ranks": [2, 1]}
-    write_parquet(tmp_path / "rows.parquet", [row])
-    assert read_records(tmp_path / "rows.parquet", Ranking) == [Ranking.from_row(row)]
+    write_parquet(tmp_path / "rankings.parquet", [row])
+    assert read_records(tmp_path / "rankings.parquet", Ranking) == [Ranking.from_row(row)]
 
 
 def test_folder_of_files_takes_those_of_the_split(tmp_path):
@@ -97,16 +94,12 @@ def hub(monkeypatch, load):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
 
 
-def test_hub_name(monkeypatch, tmp_path):
+def test_hub_name_and_numbers_of_its_rows(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
     hub(monkeypatch, lambda name, split: asked.append((name, split)) or ROWS)
     assert read_records("someone/some-data", Prompt, split="test") == RECORDS
     assert asked == [("someone/some-data", "test")]
-
-
-def test_hub_rows_are_numbered(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
     hub(monkeypatch, lambda name, split: [*ROWS, {"prompt": ""}])
     assert error_of("a/b") == "a/b: row 4: field 'prompt': is empty; write the text, or remove the row"
 
@@ -159,31 +152,29 @@ def test_broken_files(tmp_path, name, data, message):
     assert error_of(tmp_path / name, skip_bad_rows=True) == f"{tmp_path / name}: {message}"
 
 
-def test_gzip_with_damaged_bytes(tmp_path):
-    data = bytearray(gz(lines(ROWS * 50)))
-    data[40] ^= 0xFF
-    (tmp_path / "a.jsonl.gz").write_bytes(data)
-    assert ": broken gzip file (" in error_of(tmp_path / "a.jsonl.gz", skip_bad_rows=True)
+DAMAGED = bytearray(gz(lines(ROWS * 50)))
+DAMAGED[40] ^= 0xFF
 
 
-def test_broken_parquet(tmp_path):
-    (tmp_path / "a.parquet").write_bytes(b"PAR1 or so")
-    assert error_of(tmp_path / "a.parquet").startswith(f"{tmp_path / 'a.parquet'}: not a readable Parquet file (")
-
-
-def test_broken_datasets_folder(tmp_path):
-    (tmp_path / "state.json").write_text("{}")
-    assert error_of(tmp_path).startswith(f"{tmp_path}: not a readable `datasets` folder (")
-
-
-def test_folder_without_data(tmp_path):
-    assert error_of(tmp_path).startswith(f"{tmp_path}: the folder has no data files; it needs files ending in .jsonl")
-
-
-def test_broken_array(tmp_path):
-    (tmp_path / "a.json").write_text('\n[{"prompt": "Hi"},\n {"prompt" "Hi"}]')
-    expected = f"{tmp_path / 'a.json'}:3: broken JSON (Expecting ':' delimiter, column 12); "
-    assert error_of(tmp_path / "a.json") == expected + "write one JSON object per line"
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl.gz", bytes(DAMAGED), "/a.jsonl.gz: broken gzip file ("),
+        ("a.parquet", b"PAR1 or so", "/a.parquet: not a readable Parquet file ("),
+        (
+            "a.json",
+            b'\n[{"prompt": "Hi"},\n {"prompt" "Hi"}]',
+            "/a.json:3: broken JSON (Expecting ':' delimiter",
+        ),
+        ("state.json", b"{}", ": not a readable `datasets` folder ("),
+        ("README.md", b"# About", ": the folder has no data files; it needs files ending in .jsonl"),
+    ],
+    ids=["gzip", "parquet", "array", "datasets", "folder"],
+)
+def test_damaged_files_and_folders(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    source = tmp_path / name if message.startswith("/") else tmp_path
+    assert error_of(source, skip_bad_rows=name.endswith("gz")).startswith(f"{tmp_path}{message}")
 
 
 def test_unreadable_file():
