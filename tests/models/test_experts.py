@@ -183,7 +183,7 @@ def test_ppo_and_dpo_balance_the_policys_experts(name, folders, tmp_path):
 def test_the_metrics_are_those_of_the_page(folders, tmp_path):
     (row, *_) = balanced(run_sft, SFTConfig, folders[SWITCH], tmp_path, "names")
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-    table = page.partition("## Mixtures of experts")[2].partition("| how to read it")[0]
+    table = page.partition("## Mixtures of experts")[2].partition("| metric |")[0]
     found = {re.sub(r"/\d+$", "/<n>", name) for name in row if name.startswith("experts/")}
     assert set(re.findall(r"`(experts/[^`]+)`", table)) == found
 

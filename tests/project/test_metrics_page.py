@@ -19,7 +19,11 @@ STAGES = {
     "dpo": "DPO",
     "distill": "Distillation",
 }
-SHARED = {"All stages": set(STAGES), "All stages but PPO": set(STAGES) - {"ppo"}, "Reward model and DPO": {"reward", "dpo"}}
+SHARED = {
+    "All stages": set(STAGES),
+    "All stages except PPO": set(STAGES) - {"ppo"},
+    "Reward model and DPO": {"reward", "dpo"},
+}
 
 
 def write_data(folder):
