@@ -147,8 +147,8 @@ def demonstrations(tmp_path):
     return str(path)
 
 
-def test_fine_tuning_on_a_stream(demonstrations, tmp_path, tiny_name, capsys):
-    words = f"--model {tiny_name} --train_data {demonstrations} --stream_updates 7 --stream_block 12 --batch_size 5"
+def test_fine_tuning_on_a_stream(demonstrations, tmp_path, capsys):
+    words = f"--model tiny-t5 --train_data {demonstrations} --stream_updates 7 --stream_block 12 --batch_size 5"
     words += f" --dtype float32 --log_to none --learning_rate 1e-2 --output_dir {tmp_path / 'run'} --save_every 7"
     cli.main(["sft", *words.split()])
     assert "a stream of examples to learn from" in capsys.readouterr().err
