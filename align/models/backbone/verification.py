@@ -255,9 +255,7 @@ def require_deterministic(backbone: Backbone, adapter: str | None = None) -> Non
     """
     model = backbone.model
     was_training = model.training
-    size = model.config.vocab_size
-    prompt, response = (Padded.from_lists([[(size // 2 + token) % size for token in row]]) for row in ([5, 6, 7], [8, 9]))
-    prompt, response = prompt.to(backbone.device), response.to(backbone.device)
+    prompt, response = _rows(backbone, [5, 6, 7]), _rows(backbone, [8, 9])
     model.train()
     try:
         with backbone.adapter(adapter):
