@@ -164,7 +164,7 @@ def _open(options: argparse.Namespace, must_exist: bool = False) -> Database:
     file = _sqlite_file(options)
     is_new = file is not None and not file.exists()
     if is_new and must_exist:
-        raise UserError(f"there is no database {file}: --data-dir or --database says where it is")
+        raise UserError(f"there is no database {file}: set --data-dir or --database")
     if options.database is None:
         _make_folder(options.data_dir)
     database = Database(_database_url(options))
@@ -256,7 +256,7 @@ def _backup(options: argparse.Namespace) -> None:
     if file is None:
         raise UserError("backup: PostgreSQL has pg_dump for this")
     if not file.exists():
-        raise UserError(f"there is no database {file}: --data-dir or --database says where it is")
+        raise UserError(f"there is no database {file}: set --data-dir or --database")
     Database(_database_url(options)).backup(options.file)
     print(f"{file} copied to {options.file}")
 

@@ -47,7 +47,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         return [chosen_text, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
 
     def read_again(task: str, text: str) -> list[Any]:
-        """The same for whoever comes back to the tab; what they wrote and did not save stays in the editor."""
+        """The same after a return to the tab; an unsaved text stays in the editor."""
         with services.database.read() as session:
             known = [each.text for each in guidelines.versions(session, task)]
         is_own = bool(text) and text not in (guidelines.draft(task), *known)

@@ -51,7 +51,7 @@ def is_visible(text: str) -> bool:
 
 
 def text_view(text: str, what: str = "answer") -> dict[str, str]:
-    """A text as the page shows it: rendered, and as it was written. Where nothing could be seen, the page says so.
+    """A text as the page shows it: rendered, and as it was written. A text without a visible character gets a placeholder.
 
     Args:
         text: as it was written.

@@ -107,7 +107,7 @@ def _text_routes(services: Services) -> APIRouter:
     """Previews, and conversations with a probed model."""
     router = APIRouter()
 
-    previews = CapacityLimiter(1)  # whoever asks for many waits here, not in the threads that serve the others
+    previews = CapacityLimiter(1)  # a client that requests many waits here, not in the threads that serve others
 
     @router.post("/guidelines/{number}/read")
     def read_guidelines(request: Request, number: AssignmentId) -> Json:

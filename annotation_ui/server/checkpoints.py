@@ -23,7 +23,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Status:
-    """What the lead sees. `detail` describes the loaded model, or says why loading failed."""
+    """What the lead sees. `detail` describes the loaded model or the reason why loading failed."""
 
     state: Literal["none", "loading", "loaded", "failed"] = "none"
     name: str = ""
@@ -103,7 +103,7 @@ class Checkpoints:
             try:
                 process = self._ensure_loaded(wanted)
             except UserError:
-                raise UserError("the model cannot be loaded: the lead's page says why") from None
+                raise UserError("the model cannot be loaded: see the lead's page") from None
             _write_message(process, {"messages": messages})
             while "done" not in (message := _read_message(process)):
                 if "error" in message:

@@ -31,9 +31,9 @@ _ADVICE = {
     403: "This page is for leads. Ask one of them if you need it.",
     404: "The address may be mistyped, or what was there is gone.",
     422: "Go back, fill in every field and try again.",
-    500: "Nothing that was acknowledged is lost. Try again; if it stays, tell whoever runs this server.",
-    503: "The disk is full, or the database cannot be reached. Try again in a minute; if it stays, tell whoever runs this "
-    "server.",
+    500: "Nothing that was acknowledged is lost. Try again. If the error stays, tell the operator of this server.",
+    503: "The disk is full, or the database cannot be reached. Try again in a minute. If the error stays, tell "
+    "the operator of this server.",
 }
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -68,7 +68,7 @@ def cannot_store(error: OperationalError) -> str:
 
 
 def error_page(status: int, detail: str = "") -> str:
-    """The page of an error; `detail` says more where there is no fixed advice."""
+    """The page of an error; `detail` is shown where there is no fixed advice."""
     title = _TITLES.get(status, "This did not work")
     return _PAGE.format(title=escape(title), advice=escape(_ADVICE.get(status, detail.capitalize())))
 

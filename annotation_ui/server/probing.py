@@ -80,7 +80,7 @@ class Probing:
                 answered = [*messages, {"role": "assistant", "content": text, "model": model}]
                 self._judgments.save_transcript(user_id, assignment_id, answered)
                 put_piece(None)
-            except Exception as error:  # whatever went wrong, the labeler sees it and the thread ends
+            except Exception as error:  # the labeler sees it, and the thread ends
                 put_piece(error)
             finally:
                 self._end_reply(assignment_id)

@@ -86,7 +86,7 @@ const RAW = "align-raw-text"; // remembered in this browser
 export const isRaw = () => localStorage.getItem(RAW) === "yes";
 
 // A text of the server, {html, text}: rendered, or as it was written if the labeler wants to see that. Of a text that nobody
-// could see, `html` says so.
+// could see, `html` holds a placeholder.
 export function written({ html, text }) {
   const element = h("div", { class: "markdown", dir: "auto" });
   element.showAs = (raw) => {

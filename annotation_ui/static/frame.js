@@ -33,7 +33,7 @@ export class Frame {
     }
   }
 
-  // `counts`: what the server says of this labeler and task; `deciding`: of a lead's decisions. None leaves the place empty.
+  // `counts`: the server's counts for this labeler and task; `deciding`: of a lead's decisions. None leaves the place empty.
   showCounts(counts, deciding) {
     const total = counts && counts.left + counts.done_of_open;
     const more = counts?.more_left ? "+" : "";

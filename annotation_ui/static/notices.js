@@ -36,7 +36,7 @@ export const lostNotice = (next) => warning("Your time for this item ran out, an
 // `lead`: whether a lead looks, who gets no labelers' items.
 export function nothingToDo(lead, again, undo) {
   if (lead) return h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
-    h("p", {}, "Leads get no labelers' items: whoever does both has two names. What there is to decide is among the disagreements."),
+    h("p", {}, "Leads get no labelers' items: to do both, use two accounts. What there is to decide is among the disagreements."),
     h("a", { href: "/lead/" }, "To the lead's page"));
   return h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
     h("p", {}, "There are no items of this task left for you. Another task may have some, or the lead may add more."),

@@ -77,7 +77,7 @@ class Workbench {
     await this.next();
   }
 
-  // Whoever waited for an answer of the server goes on only if nobody has shown something else in the meantime.
+  // After a request, a method continues only if no other one has taken its turn meanwhile.
   takeTurn() {
     return (this.turn = {});
   }

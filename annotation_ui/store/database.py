@@ -82,7 +82,7 @@ class Database:
         """Copy a SQLite database as it is at one moment, while others read and write it.
 
         Raises:
-            UserError: if there is such a file, or it cannot be written.
+            UserError: if the file exists or cannot be written.
         """
         if path.exists():
             raise UserError(f"{path}: exists already")
@@ -148,12 +148,12 @@ def _keep_private(file: Path) -> None:
             if path.is_file() and path.stat().st_mode & 0o077 and path.stat().st_uid == os.geteuid():
                 path.chmod(0o600)
     except OSError:
-        pass  # SQLite says why it cannot be opened
+        pass  # SQLite reports why it cannot be opened
 
 
 def _sqlite_settings(connection: Any, _: Any) -> None:
     """WAL lets readers work during a write; synchronous=FULL puts every commit on disk before it is acknowledged."""
-    connection.isolation_level = None  # SQLAlchemy says BEGIN, not the driver
+    connection.isolation_level = None  # SQLAlchemy sends BEGIN, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")
 

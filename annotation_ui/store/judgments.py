@@ -27,7 +27,7 @@ class AssignmentNotFoundError(LookupError):
 
 
 class ConflictError(Exception):
-    """The assignment is in another state than the request assumes; the message says what to do."""
+    """The assignment is in another state than the request assumes; the message tells the labeler what to do."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Jud
 
 
 def _same_request(earlier: Judgment, assignment: Assignment, answer: Json, skip: bool = False) -> Judgment:
-    """The judgment of an earlier request, if this one says the same.
+    """The judgment of an earlier request, if this one is the same.
 
     Raises:
         BadInputError: if it is about another item, or holds another answer.

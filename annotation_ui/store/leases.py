@@ -20,7 +20,7 @@ from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Us
 from annotation_ui.tasks import TASKS
 
 GOLD_SLOTS = 1_000_000  # every labeler may get each gold item: more slots than there can be labelers
-ATTENTION_EVERY = 10  # one attention item in so many items, unless the batch says otherwise
+ATTENTION_EVERY = 10  # one attention item in so many items, unless the batch sets another number
 TRAINING_FIRST = 10**9  # training items have their place in the file minus this as position: before all others
 OUT_OF_ORDER = -(2**31)  # position of an attention item's assignment: it does not move the labeler's place in the batch
 

@@ -8,7 +8,7 @@ rules:
     text: Do not threaten anybody.
     source: optional, for one rule
 
-A set can also be a form of questions. `answers` then says what the three verdicts are called, in the order of the
+A set can also be a form of questions. `answers` then names the three verdicts, in the order of the
 buttons, for the set or for one rule; a rule with `gate: true` stands before the others, which are asked only where no
 gate is violated; `fill: url` starts the note with the addresses in the response.
 
@@ -117,7 +117,7 @@ def _rules(node: yaml.Node, file: str, common: Json) -> list[Json]:
 
 
 def _answers(node: yaml.Node, field: str, file: str) -> list[list[str]]:
-    """[[verdict, what its button says]] in the order of the buttons."""
+    """[[verdict, text of its button]] in the order of the buttons."""
     fields = _fields(node, file, required=VERDICTS, optional=())
     return [[verdict, _text(value, verdict, file)] for verdict, value in fields.items()]
 

@@ -81,7 +81,7 @@ class JudgeRules(Task):
         return {"verdicts": {rule: check_verdict(verdicts[rule]) for rule in asked}}
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
-        """How often each verdict was given; a single one by itself."""
+        """The count of each verdict; a single verdict without a count."""
         names = [verdict_name(rules, rule, judged["verdict"]) for rule, judged in answer["verdicts"].items()]
         counts = Counter(names)
         in_order = sorted(counts, key=lambda name: VERDICTS.index(name) if name in VERDICTS else -1)

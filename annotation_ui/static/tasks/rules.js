@@ -106,7 +106,7 @@ export function mount(root, view, context) {
   }
 
   show();
-  reading.scrollTop = response.offsetTop - 12; // where it scrolls by itself, what is judged is in sight
+  reading.scrollTop = response.offsetTop - 12; // in a wide window, the pane scrolls: begin at what is judged
   return {
     focus: () => lines[chosen].element.focus({ preventScroll: true }),
     restore(next) {
