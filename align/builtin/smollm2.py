@@ -57,10 +57,10 @@ def build(folder: Path, work: Path) -> None:
 
 
 def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """SmolLM2's tokenizer: byte-level BPE in which every digit is a token of its own.
+    """SmolLM2's tokenizer: byte-level BPE with one token per digit.
 
     Its vocabulary lacks 21 bytes: six control characters (04, 06, 13, 14, 16, 1D), the first bytes of U+40000 to
-    U+BFFFF, which Unicode has not assigned, and what UTF-8 never uses. BPE drops them; other text comes back unchanged.
+    U+BFFFF, which Unicode has not assigned, and bytes that UTF-8 never uses. BPE drops them; other text is unchanged.
     """
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
@@ -105,7 +105,7 @@ def _config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> Llama
 def _model(file: Path, config: LlamaConfig) -> LlamaForCausalLM:
     """The model in bfloat16, by transformers' own reader of GGUF.
 
-    What that returns counts as quantized, and cannot be saved: the weights go into a model of the same class.
+    The loaded model counts as quantized and cannot be saved: the weights are copied to a model of the same class.
     """
     weights = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16).state_dict()
     # On the meta device: drawing 135 million random numbers, only to overwrite them, would take seconds.

@@ -22,7 +22,7 @@ def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Pat
         package: its name on PyPI.
         version: the exact version.
         sha256: of the wheel as PyPI serves it; PyPI never replaces a file.
-        purpose: what it is for, for messages.
+        purpose: the purpose of the wheel, for messages.
         work: the folder to download into.
 
     Raises:

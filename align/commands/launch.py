@@ -1,8 +1,8 @@
 """`align launch`: accelerate's launcher, but signals reach every process, and failures show no launcher traceback.
 
-accelerate and torch end a failed or stopped launch with a traceback and exit code 1, and kill after 30 seconds what was
-asked to stop; a launch of one process does not pass signals on at all. Here the exit code is that of the process that failed
-first, or 75 after a request to stop, and processes have 5 seconds more than their `stop_grace` to save.
+accelerate and torch end a failed or stopped launch with a traceback and exit code 1. They kill processes 30 seconds after a
+request to stop, and a launch of one process does not forward signals. With `align launch`, the exit code is that of the
+process that failed first, or 75 after a request to stop, and processes have 5 seconds more than their `stop_grace` to save.
 """
 
 import argparse

@@ -59,7 +59,7 @@ class SampleConfig(PrimerSettings, AnsweringConfig):
         "an attribute model whose attributes are written and choose with best_of",
     )
     fallback: str = option(
-        "", "what is written where attributes.filter leaves no candidate; empty: the prompt is left out and counted"
+        "", "text that is written if attributes.filter leaves no candidate; empty: the prompt is omitted and counted"
     )
 
     def __post_init__(self) -> None:
@@ -125,10 +125,10 @@ class Scored:
 def run_sample(config: SampleConfig) -> Path:
     """Sample responses and write them; returns the written file.
 
-    A row holds `prompt`, `responses` [n], `model` [n] (which model wrote each), `id`, `category` where the prompt has
-    one, `rewards` [n] with a reward model, `violates` (by rule, [n]) with a rule model, and `rubrics` (by name, [n], without
-    their weights) with rubrics, and `attributes` (by name, [n]) with an attribute model. Responses come in the order in
-    which they were drawn; where `attributes.filter` left none, `fallback` takes its place, or the prompt is left out.
+    A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `id`, and `category` if the prompt
+    has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), rubrics
+    `rubrics` (by name, [n], without their weights), and an attribute model `attributes` (by name, [n]). Responses are in
+    the order of sampling. If `attributes.filter` leaves none, the row has `fallback`, or the prompt is omitted.
 
     Raises:
         UserError: for a mistake in the settings or the data; the output is written completely or not at all.
@@ -177,7 +177,7 @@ def _draw_responses(config: SampleConfig, loaded: LoadedModel, drawn: Sequence[E
 
 
 def primed(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """The prompts as the model reads them, after examples and instruction; what is written and scored has neither.
+    """The prompts as the model reads them, after examples and instruction, which are neither written nor scored.
 
     Raises:
         UserError: if the examples cannot be read, or a prompt with them does not fit the model.

@@ -24,7 +24,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def report_command(arguments: list[str]) -> None:
-    """Write what is asked for, and print the path of each written file.
+    """Write the requested files, and print the path of each.
 
     Raises:
         UserError: for invalid arguments, or a folder that holds no run.

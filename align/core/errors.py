@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: a file, a value, a model that does not fit.
+    """A mistake in the user's input: a file, a value, or a model that does not fit.
 
-    The message is one line: what is wrong, where, and what to do. A program prints it without a traceback, with exit code 2.
+    The message states problem, location and remedy in one line. A program prints it without a traceback, with exit code 2.
     """
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 from align.core.errors import UserError
 
 PARTIAL, REPLACED = ".partial", ".replaced"
-"""Endings of hidden names: of what is being written or removed, and of what is being replaced."""
+"""Suffixes of hidden names: for targets being written or removed, and for targets being replaced."""
 UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
 """Errors of file systems that cannot sync a folder, such as CIFS and some FUSE mounts."""
 
@@ -47,7 +47,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into, which replaces `target` in two renames once all of its files are on disk.
 
     Raises:
-        UserError: if the disk is full or not writable; what was at `target` is unchanged.
+        UserError: if the disk is full or not writable; `target` is then unchanged.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def _replace_folder(temporary: Path, target: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half written in a folder and its subfolders; no other process may be writing.
+    """Remove partially written files of killed processes from a folder and its subfolders; no other process may be writing.
 
     A folder that was being replaced gets its name back, if its successor did not get there.
     """
@@ -117,7 +117,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def clear_partial(target: Path) -> None:
-    """Remove what killed processes left of `new_folder(target)`; no other process may be writing to it."""
+    """Remove leftovers of `new_folder(target)` in killed processes; no other process may be writing to it."""
     for path in target.parent.glob(f".{glob.escape(target.name)}-*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -127,7 +127,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
     """Yield a temporary file for bytes, which replaces `target` in one step once it is on disk.
 
     Raises:
-        OSError: if the disk is full or not writable; what was at `target` is unchanged.
+        OSError: if the disk is full or not writable; `target` is then unchanged.
     """
     temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}{PARTIAL}")
     try:

@@ -156,7 +156,7 @@ def start_watching(
     """Begin to watch the other processes, unless this process does so already.
 
     Args:
-        store: the run's, of which the watch takes a connection of its own.
+        store: the run's store; the watch opens a separate connection to it.
         lost_after: seconds without a heartbeat after which a process counts as lost.
         wait_for_everyone: a barrier of all processes.
     """

@@ -20,7 +20,7 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
     """Import `module:function`; modules in the working directory are found too.
 
     Args:
-        purpose: what the function is for; an error begins with it.
+        purpose: the purpose of the function, with which error messages begin.
         form: how the setting is to be written; an error ends with it.
 
     Raises:
@@ -59,9 +59,9 @@ def checked_scores(
 
     Args:
         who: whose scores they are; an error begins with it.
-        items: what the scores are of, in the plural, for an error.
+        items: the scored items, in the plural, for error messages.
         describe: names one of the items, by its index, for an error.
-        rule: what a score should be, for an error; '': a number in the range.
+        rule: the requirement on a score, for error messages; '': a number in the range.
         advice: ends an error.
 
     Raises:

@@ -1,7 +1,7 @@
 """Every random stream of a run, by name.
 
-A stream is keyed by the run's seed, the stream's number and further numbers such as the update, so that nothing has to be
-saved for an exact resume, and no two purposes ever share their random numbers.
+A stream is keyed by the run's seed, the stream's number and further numbers such as the update. An exact resume therefore
+requires no saved state, and no two purposes share random numbers.
 """
 
 from enum import IntEnum
@@ -21,7 +21,7 @@ class Stream(IntEnum):
     MINIBATCH_ORDER = 4
     """The order of a rollout's rows in each epoch."""
     PTX_ROWS = 5
-    """Which examples enter the ptx loss of an optimizer step, and what is taken out of them."""
+    """The examples in the ptx loss of an optimizer step, and the parts removed from them."""
     SAMPLE_COMMAND = 6
     """The tokens of `align sample`."""
     JUDGE_SPLIT = 7
@@ -51,7 +51,7 @@ class Stream(IntEnum):
 
 
 SeedKey = tuple[int, Stream, *tuple[int, ...]]
-"""The arguments of `generator`: a run's seed, what is drawn, and numbers that distinguish the draws of one stream."""
+"""The arguments of `generator`: a run's seed, the stream, and numbers that distinguish the draws of one stream."""
 
 
 def generator(seed: int, stream: Stream, *key: int) -> numpy.random.Generator:

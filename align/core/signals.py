@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 EXIT_STOPPED = 75
-"""Exit code of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h, "try again later"."""
+"""Exit code of a run that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h, "try again later"."""
 GRACE_SECONDS, SECOND_CTRL_C = 25.0, 2.0
 """The default of `stop_grace`; clusters and torch's launcher kill 30 seconds after they asked, unless told otherwise."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))

@@ -15,7 +15,7 @@ from align.core.errors import UserError
 Vote = TypeVar("Vote", bound=Hashable)
 
 SEED = 20220304
-"""Seed of all resampling, so that an interval is the same whenever it is computed again."""
+"""Seed of all resampling, which makes intervals reproducible."""
 LEVEL = 0.95
 CHUNK = 4_000_000
 """Drawn numbers that are held in memory at once."""

@@ -47,7 +47,7 @@ def length_mask(lengths: Tensor, width: int) -> Tensor:
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `values` where `mask` holds; a scalar. What is masked may be anything, NaN included."""
+    """Sum of `values` where `mask` holds; a scalar. Masked values may be arbitrary, including NaN."""
     return values.masked_fill(~mask, 0.0).sum()
 
 
@@ -175,7 +175,7 @@ def _log_sum_exp_(scaled: Tensor) -> Tensor:
 def cut_by_tokens(
     lengths: Sequence[int], budget: int, largest: int | None = None, padding: int | None = None
 ) -> Iterator[list[int]]:
-    """Cut rows into batches of at most `budget` padded tokens, after sorting by length so that little is padding.
+    """Cut rows into batches of at most `budget` padded tokens, after sorting by length to reduce padding.
 
     Args:
         lengths: tokens of each row.

@@ -25,7 +25,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'\u201d)\]]*\s+")
 
 @dataclass(frozen=True)
 class CleaningRules:
-    """What a page must satisfy to be kept.
+    """Conditions that a page must satisfy to be kept.
 
     Attributes:
         sentences: minimum per page.
@@ -130,7 +130,7 @@ def split_sentences(line: str) -> list[str]:
 
 
 def clean_file(source: str, target: Path, rules: CleaningRules, skip_bad_rows: bool = False) -> str:
-    """Write the pages of a source that C4's rules keep, and describe what was removed.
+    """Write the pages of a source that C4's rules keep, and describe the removed text.
 
     Args:
         source: raw texts: a file, folder or hub name.

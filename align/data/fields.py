@@ -1,8 +1,8 @@
 """Checks of fields. Each returns the value in the form that the records keep, or raises a UserError that names the field.
 
-A message has the form `field 'NAME': what is wrong; what to do`; a reader adds the file and the line in front.
-The second half holds the fields of published data that change what a row means: each is read or refused, because a row
-without its system prompt, its tools or its label still looks like good data. Other unknown fields are ignored.
+A message has the form `field 'NAME': problem; remedy`; a reader prepends the file and the line.
+The second half contains the fields of published data that change the meaning of a row. Each is read or refused, because a
+row without its system prompt, its tools or its label still looks valid. Other unknown fields are ignored.
 """
 
 import math

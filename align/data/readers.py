@@ -26,7 +26,7 @@ LISTED_PROBLEMS = 5
 
 @dataclass(slots=True)
 class Scan(Generic[R]):
-    """What a source contains.
+    """The contents of a source.
 
     Attributes:
         records: those of all good rows.
@@ -73,15 +73,15 @@ def read_records(
     """All records of one kind in a source.
 
     Args:
-        source: a .jsonl, .json, .csv (these also as .gz) or .parquet file; a folder of such files or one saved by
-            `datasets`; or, if there is no such path, the name of a hub data set.
+        source: a file (.jsonl, .json, .csv, each also as .gz, or .parquet), a folder of such files or saved by `datasets`,
+            or the name of a hub data set. An existing path takes precedence.
         kind: Demonstration, Ranking, RuleJudgment or Prompt; the layout is recognized row by row (`align.data.formats`).
         skip_bad_rows: log the number of bad rows and the first five, and return the others.
         split: for folders and hub names.
         token_ids: accept prompts as token ids (`Prompt.ids`), which have no text.
 
     Raises:
-        UserError: in one line, for a bad row ("FILE:LINE: field 'ranks': what is wrong; what to do", or
+        UserError: in one line, for a bad row ("FILE:LINE: field 'ranks': problem; remedy", or
             "FILE: row N: ..." in files without lines), an unreadable source, or one without a usable record.
     """
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)

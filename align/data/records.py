@@ -260,7 +260,7 @@ class Prompt(Record):
     Attributes:
         prompt: ends with a user turn; empty if the prompt is given as token ids.
         ids: token ids for the model's own tokenizer, of a prompt that was tokenized before; None: `prompt` holds its text.
-        check: what an answer has to obey, as it stands in the row (`align.eval.instructions`), if anything.
+        check: the requirement on an answer as given in the row (`align.eval.instructions`), if any.
     """
 
     prompt: Conversation = ()

@@ -208,7 +208,7 @@ def run_on_all(
 
 
 class _Outcome(NamedTuple):
-    """What a process tells the others of a piece of work: its result, or its error in one line."""
+    """The report of a process to the others about a piece of work: its result, or its error in one line."""
 
     result: Any
     fault: str | None = None
@@ -268,7 +268,7 @@ class OperatorLock:
     """Replaces torch's `FileBaton`: one process compiles DeepSpeed's operators at a time, and a dead one holds no lock.
 
     torch waits as long as a file exists, which a killed process leaves behind: every later run would hang. This lock is the
-    kernel's, on another file beside torch's `path`; the process that waited compiles what is still missing.
+    kernel's, on another file beside torch's `path`; the process that waited compiles the remaining operators.
     """
 
     def __init__(self, path: str, **options: float | None) -> None:

@@ -1,8 +1,8 @@
 """Model FLOPs of a stage, from the shape of its model: the numerator of MFU.
 
-Counted as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311): a token costs 2 FLOPs for each weight of the
-matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens; training costs three times that. Only
-predicted tokens are multiplied with the vocabulary matrix, and a frozen matrix costs 4 FLOPs in training instead of 6.
+FLOPs are counted as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311). A token costs 2 FLOPs for each weight
+of the matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens. Training costs three times that.
+Only predicted tokens are multiplied with the vocabulary matrix, and a frozen matrix costs 4 FLOPs in training instead of 6.
 Embedding look-ups, norms, scalar heads, padding and recomputed activations are not counted.
 """
 
@@ -49,7 +49,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class FlopsProfile:
-    """What the FLOPs of a model depend on.
+    """The quantities that determine the FLOPs of a model.
 
     Attributes:
         decoder: the layers that read responses; for a decoder alone, prompts too.

@@ -145,7 +145,7 @@ class Sharder:
                 os.environ[one_at_a_time] = before
 
     def finish(self, model: nn.Module) -> None:
-        """Place what is not sharded on the device, and undo ties of weights that differ, as transformers does.
+        """Move unsharded tensors to the device, and undo ties of weights that differ, as transformers does.
 
         A config may tie two weights although a file holds both: they are tied only if they are equal. transformers has
         compared empty tensors.
@@ -233,7 +233,7 @@ class LayerGathering:
                 self._help_until(NOTHING)
 
     def _help_until(self, wanted: int) -> None:
-        """Gather what the processes wait for, in order, until it is what this one wants; it is kept."""
+        """Gather the parts that the processes request, in order, up to the part that this process wants, which is kept."""
         while True:
             turn = torch.tensor(wanted, device=self.accelerator.device)
             torch.distributed.all_reduce(turn, op=torch.distributed.ReduceOp.MIN)

@@ -45,7 +45,7 @@ class SamplingEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the engine holds outside this process."""
+        """Release the engine's resources outside this process."""
         ...
 
 

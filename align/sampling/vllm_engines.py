@@ -127,7 +127,7 @@ class VLLMServer:
         self.optimization.run.say(f"the vLLM server at {self.url} is back")
 
     def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
-        """Save what was sampled to the run's folder; returns the end of the error message that says so."""
+        """Save the sampled responses to the run's folder, and return the end of the error message."""
         if not answered:
             return ""
         text, run = self.loaded.tokenization.text, self.optimization.run

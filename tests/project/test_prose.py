@@ -17,8 +17,8 @@ WRITTEN = {DOCS / "settings.md"}
 OPEN_PAGES = {DOCS / name for name in ("architecture.md", "evaluation.md", "annotation.md")}
 """Pages that are not covered yet."""
 PAGES = [*ROOT_PAGES, *sorted(set(DOCS.rglob("*.md")) - WRITTEN - OPEN_PAGES)]
-PACKAGES = ("align/batches", "align/tokenization")
-"""Packages whose docstrings and help texts are covered."""
+PACKAGES = ("batches", "builtin", "commands", "data", "models", "runtime", "sampling", "tokenization")
+"""Packages of align/ whose docstrings and help texts are covered."""
 
 LONGEST_SENTENCE = 35
 LIMITS = {
@@ -147,6 +147,6 @@ def test_pages_have_no_long_sentences(path):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_stay_below_the_limits(package):
-    paths = sorted((ROOT / package).rglob("*.py"))
+    paths = sorted((ROOT / "align" / package).rglob("*.py"))
     assert over_the_limits(paths) == {}
     assert counts(paths)[2] == []

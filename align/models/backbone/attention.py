@@ -16,7 +16,7 @@ from transformers.masking_utils import sdpa_mask
 
 SDPA = "align_sdpa"
 SEQUENCE = "sequence_group"
-"""What a model passes on to attention where its rows are shared out among processes: their `SequenceGroup`."""
+"""Keyword of the `SequenceGroup` that a model passes to attention if several processes share its rows."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "cache", "s_aux")
 """Arguments that few models pass to attention; such calls go to transformers' own kernel."""
 

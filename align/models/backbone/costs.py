@@ -26,7 +26,7 @@ def _(backbone: DecoderBackbone, adapter: str | None) -> FlopsProfile:
 
 @flops_profile.register
 def _(backbone: EncoderBackbone, adapter: str | None) -> FlopsProfile:
-    """A row costs what it costs a decoder. The pooler reads one token and is not counted."""
+    """A row has the same cost as in a decoder. The pooler reads one token and is not counted."""
     body = [pair for pair in backbone.model.base_model.named_modules() if not pair[0].startswith("pooler")]
     matrices, config = matrices_of(body, adapter), backbone.model.config
     if groups := getattr(config, "num_hidden_groups", None):  # ALBERT: layers of a group are one layer, applied again

@@ -49,7 +49,7 @@ def compute_routers_in_float32(model: PreTrainedModel) -> None:
 
 
 def _in_float32(router: Router, forward: Any, states: Tensor, *more: Any) -> Any:
-    """What a router says of states; of its outputs the logits stay in float32."""
+    """The outputs of a router for `states`, computed in float32; its logits stay in float32."""
     weights = {name: weight.float() for name, weight in router.module.named_parameters(recurse=False)}
     with _reparametrize_module(router.module, weights):
         outputs = forward(states.float(), *more)
@@ -79,10 +79,10 @@ class ReadTokens(NamedTuple):
 class Routing:
     """Collects where the tokens of training passes go.
 
-    The balance is taken over the tokens of each prompt with its response, N sum_i f_i P_i with f_i the share of choices and
-    P_i the mean probability of expert i: 1 where N experts are evenly used. Over a whole batch, as Switch Transformers have
-    it, the result would depend on how a batch is cut into micro-batches; by sequence it does not (DeepSeek-V2, arXiv
-    2405.04434, section 2.1.3).
+    The balance N sum_i f_i P_i is computed over the tokens of each prompt with its response. Here f_i is the share of
+    choices and P_i the mean probability of expert i; the balance is 1 if all N experts are used equally. Switch
+    Transformers compute it over a whole batch, where the result would depend on the split into micro-batches. Computed by
+    sequence, it does not (DeepSeek-V2, arXiv 2405.04434, section 2.1.3).
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -115,7 +115,7 @@ class Routing:
         """End a pass.
 
         Args:
-            tokens: by what the names of a stack's layers contain.
+            tokens: keyed by a part of the names of a stack's layers.
             sequence: the processes of which each has read a part of the rows.
         """
         logits, self._logits = self._logits, []
