@@ -22,7 +22,9 @@ export class Frame {
       onkeydown: (event) => event.repeat && event.key === "Enter" && event.preventDefault() });
     this.actions = actionBar(this, handlers);
     const bar = header(this, account, handlers);
-    new ResizeObserver(() => root.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar); // for what sticks below it
+    const measure = (name, element) => new ResizeObserver(() => root.style.setProperty(name, `${element.offsetHeight}px`)).observe(element);
+    measure("--bar", bar); // for what sticks below it and what is scrolled into view between the two
+    measure("--foot", this.actions);
     root.replaceChildren(bar, this.stage, this.actions, this.live, this.toastBox, this.dialog);
   }
 
