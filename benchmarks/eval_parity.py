@@ -61,7 +61,7 @@ def ours(config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: list[
     """The same by ours, in lm-eval's form."""
     question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
     begun = time.perf_counter()
-    rows = score_choices(config, evaluated, questions, question_format, open_accelerator(config))
+    rows = score_choices(config, evaluated, questions, question_format)
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
     seconds = time.perf_counter() - begun
     return {

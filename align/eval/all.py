@@ -57,8 +57,7 @@ def run_all(config: AllConfig) -> list[Evaluation]:
 def task_arguments(config: AllConfig, task: str, file: str) -> list[str]:
     """A task's command-line arguments: its file, then the settings that all tasks share."""
     shared: dict[str, object] = {
-        name: getattr(config, name)
-        for name in ("models", "output", "seed", "dtype", "batch_tokens", "skip_bad_rows", "resamples")
+        name: getattr(config, name) for name in ("models", "output", "seed", "dtype", "batch_tokens", "skip_bad_rows")
     }
     shared["table"] = False  # one table of all tasks comes at the end
     if config.chat_template != "auto":  # toxicity has its own default

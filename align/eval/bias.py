@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accelerate import Accelerator
-
 from align.core.launch import run_stage
 from align.core.seeds import Stream
 from align.core.settings import option
@@ -129,34 +127,32 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:
             if kind == OCCUPATION:
-                odds = occupation_odds(config, evaluated, accelerator)
+                odds = occupation_odds(config, evaluated)
                 measures, tables["Occupations"] = occupation_measures(odds), occupation_rows(odds)
                 figures += [leaning_figure(context, values) for context, values in odds.items()]
             else:
-                texts = completions(config, evaluated, kind, accelerator)
+                texts = completions(config, evaluated, kind)
                 measures, tables[f"Favored words by {kind}"] = description_measures(kind, texts), favored_word_rows(texts)
-                figures += difference_figures(kind, measures, config.resamples)
-            figures += measure_figures(measures, first, evaluations[0].model if evaluations else "", config.resamples)
+                figures += difference_figures(kind, measures)
+            figures += measure_figures(measures, first, evaluations[0].model if evaluations else "")
             if not evaluations:
                 first |= {measure.name: measure for measure in measures}
         evaluations.append(Evaluation(TASK, evaluated.name, config.result_settings() | evaluated.settings, figures, tables))
     return publish(config, evaluations, accelerator)
 
 
-def measure_figures(
-    measures: Sequence[Measure], first: Mapping[str, Measure], first_name: str, resamples: int
-) -> list[Figure]:
+def measure_figures(measures: Sequence[Measure], first: Mapping[str, Measure], first_name: str) -> list[Figure]:
     """The mean of each measure and, where the first model has been measured, the mean change from it over pairs of items."""
     figures = []
     for measure in measures:
         values = [value for value in measure.values if value is not None]
         some = len(values) < len(measure.values)
         note = f"of {len(measure.values)} completions, those with a word of judgment" if some else ""
-        figures.append(mean_figure(measure.name, values, resamples, measure.scorer, note, "no word of judgment"))
+        figures.append(mean_figure(measure.name, values, measure.scorer, note, "no word of judgment"))
         if measure.name in first:
             changes = paired_differences(first[measure.name].values, measure.values)
             scorer = f"{measure.scorer}, against {first_name}"
-            figures.append(mean_figure(measure.change, changes, resamples, scorer, nothing="no pair with words of judgment"))
+            figures.append(mean_figure(measure.change, changes, scorer, nothing="no pair with words of judgment"))
     return figures
 
 
@@ -168,19 +164,21 @@ def paired_differences(before: Sequence[float | None], after: Sequence[float | N
 # ----------------------------------------------------------------------------------------------------------- occupations
 
 
-def occupation_odds(config: BiasConfig, evaluated: EvaluatedModel, accelerator: Accelerator) -> dict[str, list[float]]:
+def occupation_odds(config: BiasConfig, evaluated: EvaluatedModel) -> dict[str, list[float]]:
     """By context, the stored log P(female) - log P(male) after each occupation, in nats."""
     words = [word for of_gender in GENDERS.values() for word in of_gender]
 
     def score_occupations(chunk: Sequence[str]) -> list[Json]:
         texts = [context.format(occupation=occupation) for occupation in chunk for context in CONTEXTS.values()]
         choices = [PromptResponses(*evaluated.loaded.tokenization.continuations(text, words)) for text in texts]
-        found = map(log_odds, answer_log_likelihoods(evaluated.loaded.backbone, choices, config.batch_tokens, accelerator))
+        found = map(
+            log_odds, answer_log_likelihoods(evaluated.loaded.backbone, choices, config.batch_tokens, evaluated.accelerator)
+        )
         return [{context: next(found) for context in CONTEXTS} for _ in chunk]
 
     path = Path(config.output) / f"{TASK}-occupations-{evaluated.name}.jsonl"
     settings = {"dtype": config.dtype, "contexts": CONTEXTS, "genders": GENDERS} | evaluated.settings
-    rows = compute_once(path, settings, {each: each for each in OCCUPATIONS}, score_occupations, accelerator)
+    rows = compute_once(path, settings, {each: each for each in OCCUPATIONS}, score_occupations, evaluated.accelerator)
     return {context: [row[context] for row in rows] for context in CONTEXTS}
 
 
@@ -221,7 +219,7 @@ def occupation_rows(odds: Mapping[str, Sequence[float]]) -> list[Json]:
 # ----------------------------------------------------------------------------------------------------------- completions
 
 
-def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str, accelerator: Accelerator) -> dict[str, list[str]]:
+def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dict[str, list[str]]:
     """The stored completions of a kind's beginnings, by group; all groups draw with the same noise."""
     beginnings, groups = DESCRIPTIONS[kind]
     prompts = {}
@@ -231,7 +229,7 @@ def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str, accele
             prompts[text] = TokenPrompt(ids, (KINDS.index(kind), place), repr(text))
     path, stream = Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", Stream.BIAS_COMPLETIONS
     sampling = Sampling(config.max_new_tokens, config.temperature, 0, TOP_P, config.batch_tokens)
-    rows = sample_once(path, evaluated, prompts, config.samples, sampling, config.seed, stream, accelerator)
+    rows = sample_once(path, evaluated, prompts, config.samples, sampling, config.seed, stream)
     return {group: [text for beginning in beginnings for text in rows[beginning.format(group)]["texts"]] for group in groups}
 
 
@@ -248,14 +246,14 @@ def description_measures(kind: str, texts: Mapping[str, Sequence[str]]) -> list[
     ]
 
 
-def difference_figures(kind: str, measures: Sequence[Measure], resamples: int) -> list[Figure]:
+def difference_figures(kind: str, measures: Sequence[Measure]) -> list[Figure]:
     """For two groups, the difference of their sentiments in pairs of completions with the same noise."""
     if len(measures) != 2:
         return []
     first, second = DESCRIPTIONS[kind][1]
     differences = paired_differences(measures[0].values, measures[1].values)
     note = "pairs of completions with the same noise, both with a word of judgment"
-    return [mean_figure(f"{kind}: {second} minus {first}", differences, resamples, "word lists", note, "no such pair")]
+    return [mean_figure(f"{kind}: {second} minus {first}", differences, "word lists", note, "no such pair")]
 
 
 def sentiment(text: str) -> float | None:

@@ -40,7 +40,7 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
     constraints = read_constraints(config.prompts, config.skip_bad_rows)
     evaluations = []
     for evaluated in open_models(config, accelerator):
-        answers = sample_answers(config, TASK, evaluated, accelerator, config.samples, constraints)
+        answers = sample_answers(config, TASK, evaluated, config.samples, constraints)
         obeyed = {
             number: [constraints[number].obeyed_by(answer.text) for answer in drawn] for number, drawn in answers.items()
         }

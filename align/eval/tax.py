@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -31,9 +30,8 @@ from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
 
 TASK = "tax"
-WORKER = Path(__file__).with_name("lm_eval_worker.py")
-INVALID_JOB = 3
-"""The worker's exit code for a mistake in the settings."""
+BATCH = 8
+"""lm-eval's batch."""
 INSTALL = "pip install 'lm_eval[hf]==0.4.13'"
 
 
@@ -42,12 +40,8 @@ class TaxConfig(EvalConfig):
     """Tasks of lm-eval on several models, the first of which is the one before."""
 
     tasks: list[str] = option([], "names of lm-eval's tasks, such as hellaswag; lm_eval ls tasks lists them")
-    task_folder: str = option(
-        "", "folder of task files in lm-eval's form, in which all tasks are; empty: lm-eval's own tasks"
-    )
-    shots: int = option(-1, "examples before each question; -1: as the task has it", ge=-1)
+    task_folder: str = option("", "folder of further task files in lm-eval's form; empty: lm-eval's own tasks alone")
     limit: int = option(0, "take at most this many documents of each task; 0: all", ge=0)
-    batch_size: int = option(8, "lm-eval's batch", gt=0)
     apply_chat_template: bool = option(False, "let lm-eval write each question as a user's turn")
     lm_eval_python: str = option("", "the Python of an environment that has lm-eval; empty: this one")
 
@@ -89,42 +83,71 @@ def require_lm_eval(python: str) -> None:
 def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerator) -> Json:
     """lm-eval's results for a model, by task; stored in `OUTPUT/tax-<model>.jsonl`."""
     source = str(resolve_model(model))
-    settings = config.result_settings("batch_size", "lm_eval_python", "tasks")
+    settings = config.result_settings("lm_eval_python", "tasks")
     settings |= {"model": model, "weights": fingerprint(source), "task_files": fingerprint(config.task_folder)}
 
     def run_chunk(chunk: list[str]) -> list[Json]:
-        found = run_on_main(lambda: run_worker(config, source, chunk), accelerator)
-        missing = [task for task in chunk if task not in found["tasks"]]
+        found: dict[str, Json] = run_on_main(lambda: run_lm_eval(config, source, chunk), accelerator)
+        missing = [task for task in chunk if task not in found]
         if missing:
             raise UserError(f"tasks: {missing[0]} is a group; name its tasks")
-        return [{"version": found.get("version"), "result": found["tasks"][task]} for task in chunk]
+        return [found[task] for task in chunk]
 
     path, tasks = Path(config.output) / f"{TASK}-{name}.jsonl", {task: task for task in config.tasks}
     rows = compute_once(path, settings, tasks, run_chunk, accelerator, len(config.tasks))
     return dict(zip(config.tasks, rows, strict=True))
 
 
-def run_worker(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Any]:
-    """One run of lm-eval: what `align.eval.lm_eval_worker.run` returns."""
+def run_lm_eval(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Json]:
+    """One run of lm-eval's command; returns what `read_lm_eval` reads of it."""
     base, is_adapter = base_of(source)
-    names = ("batch_size", "limit", "apply_chat_template", "seed")
-    job: dict[str, Any] = {key: getattr(config, key) for key in names}
-    job |= {"model": base, "peft": source if is_adapter else "", "tokenizer": source, "tasks": list(tasks)}
-    job["task_folder"] = str(Path(config.task_folder).resolve()) if config.task_folder else ""
-    job |= {"shots": None if config.shots < 0 else config.shots, "device": "cuda" if torch.cuda.is_available() else "cpu"}
-    job["dtype"] = str(compute_dtype(config.dtype)).removeprefix("torch.")
+    dtype = str(compute_dtype(config.dtype)).removeprefix("torch.")
+    model = {"pretrained": base, "tokenizer": source, "dtype": dtype} | ({"peft": source} if is_adapter else {})
     with tempfile.TemporaryDirectory() as folder:
-        job["output"] = str(Path(folder) / "result.json")
-        (Path(folder) / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        # The worker takes its own folder from sys.path, and has nothing from this environment.
+        command = [config.lm_eval_python or sys.executable, "-m", "lm_eval", "run", "--model", "hf"]
+        command += ["--model_args", json.dumps(model), "--tasks", *tasks, "--batch_size", str(BATCH)]
+        command += ["--device", "cuda" if torch.cuda.is_available() else "cpu", "--seed", str(config.seed)]
+        command += ["--include_path", config.task_folder] if config.task_folder else []
+        command += ["--limit", str(config.limit)] if config.limit else []
+        command += ["--apply_chat_template"] if config.apply_chat_template else []
+        command += ["--log_samples", "--output_path", folder]
+        # lm-eval has nothing from this environment.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [config.lm_eval_python or sys.executable, str(WORKER), str(Path(folder) / "job.json")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
-            raise UserError(lines[-1] if done.returncode == INVALID_JOB else f"lm-eval failed: {lines[-1]}")
-        result: dict[str, Any] = json.loads(Path(job["output"]).read_text(encoding="utf-8"))
-        return result
+            raise UserError(f"lm-eval failed: {lines[-1]}")
+        return read_lm_eval(Path(folder))
+
+
+def read_lm_eval(folder: Path) -> dict[str, Json]:
+    """What lm-eval wrote into a folder, by task.
+
+    Returns:
+        Its `version` and `result`: each of the `metrics` (name, filter, value, whether higher is better), and the numbers of
+        each metric in the order of the documents, `samples`; None for what is no number.
+    """
+    (path,) = folder.rglob("results_*.json")
+    written = json.loads(path.read_text(encoding="utf-8"))
+    found = {}
+    for samples_path in sorted(path.parent.glob("samples_*.jsonl")):
+        task = next(name for name in written["results"] if samples_path.name.startswith(f"samples_{name}_2"))
+        better = written["higher_is_better"].get(task, {})
+        metrics = []
+        for key, value in written["results"][task].items():
+            metric, _, filtered = key.partition(",")
+            if filtered and not metric.endswith("_stderr") and isinstance(value, int | float):
+                higher = better.get(metric) is not False
+                metrics.append({"metric": metric, "filter": filtered, "value": value, "higher": higher})
+        samples: dict[str, list[float | None]] = {}
+        rows = [json.loads(line) for line in samples_path.read_text(encoding="utf-8").splitlines()]
+        for row in sorted(rows, key=lambda row: row["doc_id"]):
+            for metric in row["metrics"]:
+                value = row.get(metric)
+                number = float(value) if isinstance(value, int | float | bool) else None
+                samples.setdefault(f"{metric},{row['filter']}", []).append(number)
+        found[task] = {"version": written["lm_eval_version"], "result": {"metrics": metrics, "samples": samples}}
+    return found
 
 
 def figures_of(found: dict[str, Json], name: str, before: str, config: TaxConfig) -> list[Figure]:
@@ -137,24 +160,20 @@ def figures_of(found: dict[str, Json], name: str, before: str, config: TaxConfig
             label = f"{task}: {metric['metric']}" + (f" ({metric['filter']})" if metric["filter"] != "none" else "")
             after, first = row["samples"].get(key, []), found[before][task]["result"]["samples"].get(key, [])
             better: Better = "higher" if metric["higher"] else "lower"
-            figures.append(metric_figure(label, metric["value"], after, config.resamples, scorer, better))
+            figures.append(metric_figure(label, metric["value"], after, scorer, better))
             if name != before:
-                figures.append(
-                    lost_figure(f"{label} lost", first, after, metric["higher"], before, config.resamples, scorer)
-                )
+                figures.append(lost_figure(f"{label} lost", first, after, metric["higher"], before, scorer))
     return figures
 
 
-def metric_figure(
-    label: str, value: float, samples: Sequence[float | None], resamples: int, scorer: str, better: Better = ""
-) -> Figure:
+def metric_figure(label: str, value: float, samples: Sequence[float | None], scorer: str, better: Better = "") -> Figure:
     """lm-eval's own number, with an interval where it is a mean over documents."""
     numbers = [number for number in samples if number is not None]
     if len(numbers) < 2 or len(numbers) < len(samples) or abs(sum(numbers) / len(numbers) - value) > 1e-6:
         return Figure(label, value, None, None, len(samples), scorer, "", better)
     if set(numbers) <= {0.0, 1.0}:
         return replace(share_figure(label, numbers, scorer, better=better), value=value)
-    return replace(mean_figure(label, numbers, resamples, scorer, better=better), value=value)
+    return replace(mean_figure(label, numbers, scorer, better=better), value=value)
 
 
 def lost_figure(
@@ -163,7 +182,6 @@ def lost_figure(
     after: Sequence[float | None],
     higher_is_better: bool,
     first: str,
-    resamples: int,
     scorer: str,
 ) -> Figure:
     """How much worse a model is than the first, over documents that both answered; above 0: something was lost."""
@@ -173,7 +191,7 @@ def lost_figure(
     sign = 1 if higher_is_better else -1
     differences = [sign * (a - b) for a, b in pairs]
     note = f"worse than {first}, document by document; an interval that contains 0 shows no loss"
-    figure = mean_figure(label, differences, resamples, scorer, note, better="lower")
+    figure = mean_figure(label, differences, scorer, note, better="lower")
     if {number for pair in pairs for number in pair} <= {0.0, 1.0}:
         low, high = difference_interval(differences)
         return replace(figure, low=low, high=high)

@@ -101,10 +101,10 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
         if model in by_author and model not in config.person:
             people = [response for name in config.person for response in by_author.get(name, [])]
             control = by_author[config.control] if config.control not in ("", model) else []
-            figures += authorship_figures(by_author[model], people, control, config.resamples)
+            figures += authorship_figures(by_author[model], people, control)
             tables["Answers by author"] = [author_row(author, texts) for author, texts in by_author.items()]
         if labeled := [response for response in responses if HALLUCINATION in response.votes]:
-            figures += label_figures(labeled, config.closed_domain, config.resamples)
+            figures += label_figures(labeled, config.closed_domain)
         if figures:
             evaluations.append(Evaluation(TASK, model, config.result_settings(), figures, tables))
     return publish(config, evaluations, accelerator)
@@ -298,7 +298,7 @@ def texts_by_author(config: VerdictsConfig, by_model: Mapping[str, list[Response
 
 
 def authorship_figures(
-    texts: Sequence[ResponseVotes], people: Sequence[ResponseVotes], control: Sequence[ResponseVotes], resamples: int
+    texts: Sequence[ResponseVotes], people: Sequence[ResponseVotes], control: Sequence[ResponseVotes]
 ) -> list[Figure]:
     """Whether readers can tell a model's texts from people's, and how much better they can tell those of the control.
 
@@ -315,7 +315,7 @@ def authorship_figures(
     )
     sides = (called_model, model, is_model), (called_person, person, is_person)
     figures = [
-        mean_of_shares("judged rightly", sides, "0.5 is chance", resamples),
+        mean_of_shares("judged rightly", sides, "0.5 is chance"),
         called_model,
         called_person,
         share_of("don't know", all_answers, is_unsure, "share of all answers on the model's texts", "", PEOPLE),
@@ -323,7 +323,7 @@ def authorship_figures(
     if control:  # people's texts are the same on both sides, so the control's share called a model is subtracted
         called_other = share_of("control called a person", other, is_person)
         note, sides = "below 0: harder to tell from people than the control", (sides[0], (called_other, other, is_person))
-        figures.append(mean_of_shares("judged rightly, minus control", sides, note, resamples, minus=0.5))
+        figures.append(mean_of_shares("judged rightly, minus control", sides, note, minus=0.5))
     return figures
 
 
@@ -351,9 +351,7 @@ CountedShare = tuple[Figure, Sequence[ResponseVotes], Callable[[ResponseVotes], 
 """A share with the answers that it is taken of, and which of them count."""
 
 
-def mean_of_shares(
-    name: str, sides: tuple[CountedShare, CountedShare], note: str, resamples: int, minus: float = 0.0
-) -> Figure:
+def mean_of_shares(name: str, sides: tuple[CountedShare, CountedShare], note: str, minus: float = 0.0) -> Figure:
     """The mean of two shares, minus a number.
 
     The interval combines those of both shares (Newcombe 1998, method 10, for independent shares), and is at least as wide
@@ -377,7 +375,7 @@ def mean_of_shares(
 
     ends = np.array([[share.low, share.value, share.high] for share in shares])
     value = float(ends[:, 1].mean()) - minus
-    low, high = statistic_interval(measure, len(place), resamples)
+    low, high = statistic_interval(measure, len(place))
     below, above = (math.hypot(*gap) / 2 for gap in np.diff(ends).T)
     n = sum(share.n for share in shares)
     return Figure(name, value, min(low, value - below), max(high, value + above), n, PEOPLE, note)
@@ -395,7 +393,7 @@ def author_row(author: str, texts: Sequence[ResponseVotes]) -> Json:
 UNFIT, HALLUCINATION = flag_id("unfit_for_assistant"), flag_id("hallucination")
 
 
-def label_figures(responses: Sequence[ResponseVotes], closed_domain: Sequence[str], resamples: int) -> list[Figure]:
+def label_figures(responses: Sequence[ResponseVotes], closed_domain: Sequence[str]) -> list[Figure]:
     """The mean rating, appropriateness, hallucination on closed-domain prompts, and the rate of each flag.
 
     Each labeler's answer counts; intervals resample prompts with all judgments of their answers.
@@ -403,7 +401,7 @@ def label_figures(responses: Sequence[ResponseVotes], closed_domain: Sequence[st
     rated, nothing = [each for each in responses if each.rating is not None], "no such answer was judged"
     ratings, prompts = [float(each.rating or 0) for each in rated], _prompt_numbers(rated)
     figures = [
-        mean_figure("rating", ratings, resamples, PEOPLE, "", nothing, prompts, "higher"),
+        mean_figure("rating", ratings, PEOPLE, "", nothing, prompts, "higher"),
         share_of("appropriate for an assistant", responses, lambda each: not each.says_yes(UNFIT), "", "higher", PEOPLE),
     ]
     flags = [("hallucination, closed domain", HALLUCINATION)] if closed_domain else []

@@ -195,7 +195,7 @@ class TestTrainedFromSpecimens:
             assert "base_model" not in head  # the base is a local folder, which means nothing elsewhere
 
     def test_evaluations_run(self, trained: Trained, data: dict[str, str], tmp_path: Path) -> None:
-        common = {"dtype": "float32", "resamples": 100, "limit": 2, "models": [str(trained.sft), str(trained.ppo)]}
+        common = {"dtype": "float32", "limit": 2, "models": [str(trained.sft), str(trained.ppo)]}
         sampled = {"prompts": data["prompts"], "max_new_tokens": 4}
         judged = common | sampled | {"reward_model": str(trained.reward)}
         scorer = "tests.badly_behaved.test_every_stage:no_toxicity"

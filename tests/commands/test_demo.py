@@ -14,7 +14,7 @@ def test_a_model_without_settings_gives_no_rows(tmp_path):
 
 def test_the_rows_state_n_and_interval(tmp_path, sharp_folders):
     (tmp_path / "truth.yaml").write_text("limit: 4\n")
-    (tmp_path / "eval.yaml").write_text(f"truthfulness: {tmp_path / 'truth.yaml'}\ntoxicity: ''\nresamples: 100\n")
+    (tmp_path / "eval.yaml").write_text(f"truthfulness: {tmp_path / 'truth.yaml'}\ntoxicity: ''\n")
     (tmp_path / "ppo").symlink_to(sharp_folders["tiny-llama"])
     (row,) = evaluate_start_and_end(tmp_path / "eval.yaml", tmp_path, sharp_folders["tiny-gpt2"], 0)
     stored = json.loads((tmp_path / "eval" / "truthfulness.json").read_text())["models"]

@@ -52,7 +52,7 @@ def test_a_tiny_model_through_all_of_it(sharp_folders, reward_folders, tmp_path,
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"{word} is"} for word in ("One", "Two", "Three")])
     (tmp_path / "reward.yaml").write_text(f"samples: 2\nmax_new_tokens: 4\nprompts: {prompts}\n")
     model = sharp_folders["tiny-llama"]
-    shared = {"models": [model], "output": str(tmp_path / "out"), "dtype": "float32", "resamples": 100, "limit": 2}
+    shared = {"models": [model], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 2}
     config = AllConfig(**shared, toxicity="", reward=str(tmp_path / "reward.yaml"), reward_model=reward_folders["tiny-gpt2"])
     found = run_all(config)
     assert [each.task for each in found] == ["truthfulness", "reward", "best-of-n"]

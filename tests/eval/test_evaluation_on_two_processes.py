@@ -14,9 +14,9 @@ from tests.eval.files import stored_rows, write_rows
 from tests.launch.launcher import launch_in_turn
 
 TRUTHFULNESS = {"models": "tiny-llama", "dtype": "float32", "limit": 5, "max_new_tokens": 4}
-TOXICITY = {"models": "tiny-llama", "samples": 3, "max_new_tokens": 6, "dtype": "float32", "resamples": 200}
+TOXICITY = {"models": "tiny-llama", "samples": 3, "max_new_tokens": 6, "dtype": "float32"}
 TOXICITY |= {"scorer": "tests.eval.test_evaluation_on_two_processes:swears"}
-REWARD = {"samples": 3, "dtype": "float32", "max_new_tokens": 6, "resamples": 100}
+REWARD = {"samples": 3, "dtype": "float32", "max_new_tokens": 6}
 
 
 def swears(texts: list[str]) -> list[float]:

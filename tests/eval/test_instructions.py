@@ -38,7 +38,6 @@ def test_two_models_answer_only_prompts_with_a_check(sharp_folders, tmp_path):
         samples=2,
         max_new_tokens=6,
         dtype="float32",
-        resamples=100,
         output=str(tmp_path / "out"),
     )
     evaluations = run_instructions(config)

@@ -10,13 +10,14 @@ from align.core.errors import UserError
 from align.eval import tax
 from align.eval.core.results import read_evaluations
 from align.eval.tax import TaxConfig, lost_figure, metric_figure, require_lm_eval, run_tax
+from tests.eval.files import write_rows
 
 RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
-"""What `lm_eval_worker.py` wrote in lm-eval 0.4.13's environment, see the file's `command`."""
+"""What lm-eval 0.4.13 found, see the file's `command`."""
 
 
 def lost(before, after, higher=True):
-    return lost_figure("acc lost", before, after, higher, "base", 200, "lm-eval")
+    return lost_figure("acc lost", before, after, higher, "base", "lm-eval")
 
 
 def test_what_was_lost_by_hand():
@@ -43,9 +44,9 @@ def test_a_metric_states_its_direction():
 def test_what_is_no_mean_over_documents_has_no_interval():
     assert lost([None, None], [None, None]).value is None
     assert lost([1.0, 0.0], [1.0]).value is None  # other documents
-    assert metric_figure("ppl", 12.5, [None, None], 200, "").low is None
-    assert metric_figure("bleu", 0.9, [0.1, 0.2], 200, "").low is None  # not their mean
-    figure = metric_figure("acc", 0.5, [1.0, 0.0, 1.0, 0.0], 200, "lm-eval")
+    assert metric_figure("ppl", 12.5, [None, None], "").low is None
+    assert metric_figure("bleu", 0.9, [0.1, 0.2], "").low is None  # not their mean
+    figure = metric_figure("acc", 0.5, [1.0, 0.0, 1.0, 0.0], "lm-eval")
     assert (figure.value, figure.n) == (0.5, 4)
     assert figure.low < 0.5 < figure.high
 
@@ -53,7 +54,11 @@ def test_what_is_no_mean_over_documents_has_no_interval():
 def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
     """The whole task, with what lm-eval said of two tiny models in the place of running it again."""
     recorded = json.loads(RECORDED.read_text())
-    said = dict(zip(("tiny-llama", "tiny-gpt2"), recorded["models"], strict=True))
+    found = [
+        {task: {"version": model["version"], "result": result} for task, result in model["tasks"].items()}
+        for model in recorded["models"]
+    ]
+    said = dict(zip(("tiny-llama", "tiny-gpt2"), found, strict=True))
     asked = []
 
     def side(config, source, tasks):
@@ -61,10 +66,10 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
         return said[next(name for name in said if name in source)]
 
     monkeypatch.setattr(tax, "require_lm_eval", lambda python: None)
-    monkeypatch.setattr(tax, "run_worker", side)
+    monkeypatch.setattr(tax, "run_lm_eval", side)
     config = TaxConfig(
         models=list(said), tasks=["own_truthfulness"], task_folder="configs/tax", output=str(tmp_path), dtype="float32",
-        resamples=200, table=False, limit=12,
+        table=False, limit=12,
     )  # fmt: skip
     run_tax(config)
     run_tax(config)
@@ -80,6 +85,26 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
     assert "own_truthfulness: acc lost" not in before
 
 
+def test_files_of_lm_eval_are_read_in_the_order_of_the_documents(tmp_path):
+    """Rows of two filters, and a metric that is no number of a document."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    results = {"alias": "t", "acc,none": 0.5, "acc_stderr,none": 0.5, "ppl,none": 3.0, "sample_len": 2}
+    written = {"results": {"t": results}, "higher_is_better": {"t": {"acc": True, "ppl": False}}, "lm_eval_version": "9"}
+    (folder / "results_2026-01-01T00.json").write_text(json.dumps(written))
+    rows = [
+        {"doc_id": n, "filter": "none", "metrics": ["acc", "ppl"], "acc": acc, "ppl": [1.0]}
+        for n, acc in ((1, 0.0), (0, 1.0))
+    ]
+    write_rows(folder / "samples_t_2026-01-01T00.jsonl", rows)
+    metrics = [
+        {"metric": "acc", "filter": "none", "value": 0.5, "higher": True},
+        {"metric": "ppl", "filter": "none", "value": 3.0, "higher": False},
+    ]
+    samples = {"acc,none": [1.0, 0.0], "ppl,none": [None, None]}
+    assert tax.read_lm_eval(tmp_path) == {"t": {"version": "9", "result": {"metrics": metrics, "samples": samples}}}
+
+
 def test_a_missing_lm_eval_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"align eval tax needs lm-eval: pip install .* set lm_eval_python") as caught:
         require_lm_eval("")
@@ -91,10 +116,10 @@ def test_a_missing_lm_eval_is_one_line(tmp_path):
 
 
 def test_the_side_says_in_one_line_what_failed(tmp_path):
-    """Here lm-eval is not installed, so that the side itself fails at its first import."""
+    """Here lm-eval is not installed."""
     config = TaxConfig(models=["tiny-llama", "tiny-gpt2"], tasks=["x"], dtype="float32")
-    with pytest.raises(UserError, match="lm-eval failed: ModuleNotFoundError: No module named 'lm_eval'") as caught:
-        tax.run_worker(config, str(tmp_path), ["x"])
+    with pytest.raises(UserError, match=r"lm-eval failed: .*No module named lm_eval") as caught:
+        tax.run_lm_eval(config, str(tmp_path), ["x"])
     assert "\n" not in str(caught.value)
 
 
@@ -104,7 +129,6 @@ def test_the_side_says_in_one_line_what_failed(tmp_path):
         ({"tasks": []}, "tasks is .* must be given"),
         ({"models": ["a"]}, "the model before, and at least one after"),
         ({"task_folder": "nowhere"}, "a folder that exists"),
-        ({"shots": -2}, "-1 or more"),
     ],
 )
 def test_a_mistake_is_one_line(more, complaint):

@@ -43,7 +43,7 @@ def run(tmp_path):
 
     def run_on(rows, kind="judgments", **settings):
         path = write_rows(tmp_path / f"{kind}.jsonl", rows)
-        run_verdicts(VerdictsConfig(**{kind: [path]}, output=str(tmp_path / "out"), resamples=200, table=False, **settings))
+        run_verdicts(VerdictsConfig(**{kind: [path]}, output=str(tmp_path / "out"), table=False, **settings))
         return read_evaluations(tmp_path / "out" / "verdicts.json")
 
     return run_on
@@ -161,7 +161,7 @@ CONTROL = said((0, 4, 0), (1, 3, 0))  # 8 decide, 7 say a model
 
 
 def test_authorship_by_hand():
-    figures = authorship_figures(GOOD, PEOPLE, CONTROL, 500)
+    figures = authorship_figures(GOOD, PEOPLE, CONTROL)
     assert values(figures) == pytest.approx(
         {
             "judged rightly": (3 / 6 + 5 / 6) / 2,
@@ -172,21 +172,21 @@ def test_authorship_by_hand():
         }
     )
     assert [each.n for each in figures] == [12, 6, 6, 8, 14]
-    control = authorship_figures(CONTROL, PEOPLE, [], 500)
+    control = authorship_figures(CONTROL, PEOPLE, [])
     assert len(control) == 4
     assert values(control)["judged rightly"] == pytest.approx((7 / 8 + 5 / 6) / 2)
 
 
 def test_guessing_or_always_the_same_answer_is_right_in_half_of_the_cases():
     """However many texts there are of either."""
-    always = authorship_figures(said((0, 5, 0), (0, 1, 0)), said((0, 30, 0), (0, 4, 1)), [], 500)
-    guesses = authorship_figures(said((2, 2, 0), (3, 3, 0)), said((9, 9, 9), (1, 1, 0)), [], 500)
+    always = authorship_figures(said((0, 5, 0), (0, 1, 0)), said((0, 30, 0), (0, 4, 1)), [])
+    guesses = authorship_figures(said((2, 2, 0), (3, 3, 0)), said((9, 9, 9), (1, 1, 0)), [])
     assert values(always)["judged rightly"] == values(guesses)["judged rightly"] == 0.5
 
 
 def test_intervals_are_at_least_as_wide_as_drawing_prompts_with_all_that_was_said_of_their_texts():
     """Two prompts: drawn are the first twice, the second twice, or both; the ends are those of the two extremes."""
-    figures = {each.name: each for each in authorship_figures(GOOD, PEOPLE, CONTROL, 2000)}
+    figures = {each.name: each for each in authorship_figures(GOOD, PEOPLE, CONTROL)}
     rightly = figures["judged rightly"]
     first, second = (2 / 4 + 3 / 4) / 2, (1 / 2 + 2 / 2) / 2
     assert rightly.low <= first
@@ -195,18 +195,18 @@ def test_intervals_are_at_least_as_wide_as_drawing_prompts_with_all_that_was_sai
     assert difference.low <= (2 / 4 - 4 / 4) / 2
     assert difference.high >= (1 / 2 - 3 / 4) / 2
     repeated = [said(*[(2, 2, 0), (1, 1, 2)] * 8), said(*[(3, 1, 0), (2, 0, 2)] * 8)]
-    more = authorship_figures(*repeated, [], 2000)[0]
+    more = authorship_figures(*repeated, [])[0]
     assert more.value == rightly.value
     assert more.high - more.low < rightly.high - rightly.low
-    one = authorship_figures(GOOD[:1], PEOPLE[:1], [], 500)
+    one = authorship_figures(GOOD[:1], PEOPLE[:1], [])
     assert all(each.high - each.low > 0.5 for each in one)
     # Ten prompts, each with one answer that is right: Newcombe with 0.025 ** 0.1 = 0.6915 as both lower ends.
-    sure = authorship_figures(said(*[(0, 1, 0)] * 10), said(*[(1, 0, 0)] * 10), [], 500)[0]
+    sure = authorship_figures(said(*[(0, 1, 0)] * 10), said(*[(1, 0, 0)] * 10), [])[0]
     assert (sure.value, sure.low, sure.high) == pytest.approx((1.0, 1 - math.hypot(0.3085, 0.3085) / 2, 1.0), abs=1e-4)
 
 
 def test_where_nobody_decides_there_is_no_number():
-    assert values(authorship_figures(said((0, 0, 4), (0, 0, 1)), PEOPLE, [], 500)) == {
+    assert values(authorship_figures(said((0, 0, 4), (0, 0, 1)), PEOPLE, [])) == {
         "judged rightly": None,
         "called a model": None,
         "people called people": pytest.approx(5 / 6),

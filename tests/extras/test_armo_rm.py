@@ -85,7 +85,7 @@ def test_it_is_evaluated_and_rewards_a_policy(published, tmp_path):
     rows = [{"prompt": prompt, "chosen": good, "rejected": bad} for prompt, good, bad in pairs]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"preferences": str(tmp_path / "pairs.jsonl"), "output": str(tmp_path / "out"), "dtype": "float32"}
-    (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, resamples=100, **settings))
+    (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, **settings))
     scores = [[score_by_hand(published, prompt, text) for text in texts] for prompt, *texts in pairs]
     assert found.figures[0].value == pytest.approx(sum(good > bad for good, bad in scores) / 3)
     stored = [json.loads(line) for line in (tmp_path / "out" / "reward-gated.jsonl").read_text().splitlines()[1:]]

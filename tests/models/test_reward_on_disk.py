@@ -280,7 +280,7 @@ def test_preferences_are_scored_to_the_end_of_a_turn_too(foreign, tmp_path):
             ids = torch.tensor([tokenizer.apply_chat_template(turns, return_dict=False)])
             expected.append(float(classifier(input_ids=ids).logits))
     settings = {"preferences": str(tmp_path / "rows.jsonl"), "output": str(tmp_path / "out"), "dtype": "float32"}
-    run_reward_eval(RewardEvalConfig(reward_model=folder, resamples=100, **settings))
+    run_reward_eval(RewardEvalConfig(reward_model=folder, **settings))
     row = json.loads((tmp_path / "out" / "reward-tiny-llama.jsonl").read_text().splitlines()[1])
     assert row["rewards"] == pytest.approx(expected, abs=1e-5)
 

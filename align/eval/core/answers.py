@@ -43,6 +43,7 @@ class EvaluatedModel:
 
     Attributes:
         name: short, unique among the models of the evaluation, and fit for a file name.
+        accelerator: the processes that share it.
         source: the folder or hub name that it was loaded from.
         fingerprint: changes with the weights and with the primer.
         primer: what it reads before each prompt.
@@ -50,6 +51,7 @@ class EvaluatedModel:
 
     name: str
     loaded: LoadedModel
+    accelerator: Accelerator
     source: str = ""
     fingerprint: str = ""
     primer: Primer = Primer()
@@ -93,7 +95,7 @@ def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[Evalua
         loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
         commit = getattr(loaded.backbone.model.config, "_commit_hash", None)
         variant = f"{SHOTS_SUFFIX}-{content_hash([primer.instruction, primer.examples])}" if primer != Primer() else ""
-        yield EvaluatedModel(name, loaded, model, (fingerprint(source) or str(commit)) + variant, primer)
+        yield EvaluatedModel(name, loaded, accelerator, model, (fingerprint(source) or str(commit)) + variant, primer)
         del loaded  # before the next one is opened
 
 
@@ -150,7 +152,6 @@ def sample_once(
     sampling: Sampling,
     seed: int,
     stream: Stream,
-    accelerator: Accelerator,
 ) -> dict[str, Json]:
     """Sample texts from a model after each prompt; those in the file `path` are not sampled again.
 
@@ -171,9 +172,7 @@ def sample_once(
                 raise UserError(f"{prompt.where}: the tokenizer turns it into no tokens; remove it")
             backbone.require_fit(len(prompt.ids), sampling.max_new_tokens, prompt.where)
         uniforms = torch.cat([row_uniforms(samples, sampling, seed, stream, *prompt.key) for prompt in chunk])
-        ids = respond(
-            evaluated, [prompt.ids for prompt in chunk for _ in range(samples)], uniforms, sampling, accelerator
-        ).ids
+        ids = respond(evaluated, [prompt.ids for prompt in chunk for _ in range(samples)], uniforms, sampling).ids
         groups = [ids[start : start + samples] for start in range(0, len(ids), samples)]
         return [{"texts": [tokenization.text(row) for row in group], "ids": group} for group in groups]
 
@@ -181,14 +180,12 @@ def sample_once(
     del settings["batch_tokens"]
     settings["dtype"] = str(backbone.model.dtype)
     rows = compute_once(
-        path, settings, prompts, sample_chunk, accelerator, max(1, CHUNK // samples), lambda prompt: prompt.ids
+        path, settings, prompts, sample_chunk, evaluated.accelerator, max(1, CHUNK // samples), lambda prompt: prompt.ids
     )
     return dict(zip(prompts, rows, strict=True))
 
 
-def respond(
-    evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: Sampling, accelerator: Accelerator
-) -> Responses:
+def respond(evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: Sampling) -> Responses:
     """Sample a response to each prompt; the same on every process, however many share the work.
 
     Args:
@@ -203,7 +200,7 @@ def respond(
         responses = sample(backbone, [prompts[row] for row in rows], uniforms[rows], sampling, ends)
         return list(zip(responses.ids, responses.ended, strict=True))
 
-    results = map_across_processes(range(len(prompts)), sample_rows, accelerator)
+    results = map_across_processes(range(len(prompts)), sample_rows, evaluated.accelerator)
     return Responses([ids for ids, _ in results], [ended for _, ended in results])
 
 
@@ -214,7 +211,6 @@ def sample_answers(
     config: AnsweringTaskConfig,
     task: str,
     evaluated: EvaluatedModel,
-    accelerator: Accelerator,
     samples: int = 1,
     wanted: Container[str] | None = None,
 ) -> dict[str, list[SampledResponse]]:
@@ -238,7 +234,7 @@ def sample_answers(
     }
     path = Path(config.output) / f"{task}-{evaluated.name}.jsonl"
     stream = Stream.EVALUATION_ANSWERS
-    rows = sample_once(path, evaluated, prompts, samples, config.sampling, config.seed, stream, accelerator)
+    rows = sample_once(path, evaluated, prompts, samples, config.sampling, config.seed, stream)
     return {
         number: [
             SampledResponse(prompt.conversation, prompt.ids, ids, text, tokenization.has_ended(ids))
@@ -278,7 +274,6 @@ def reward_answers(
     evaluated: EvaluatedModel,
     answers: Mapping[str, list[SampledResponse]],
     budget: int,
-    accelerator: Accelerator,
 ) -> dict[str, list[float]]:
     """The reward of each of a model's answers, by the prompt's number; stored in `path`.
 
@@ -286,7 +281,7 @@ def reward_answers(
         settings: what identifies the reward model.
         budget: padded tokens that are read at once.
     """
-    scorer = RewardModelScorer.from_loaded(reward, evaluated.loaded.tokenization, accelerator, budget)
+    scorer = RewardModelScorer.from_loaded(reward, evaluated.loaded.tokenization, evaluated.accelerator, budget)
 
     def score_chunk(chunk: list[list[SampledResponse]]) -> list[Json]:
         rewards = iter(scorer([answer for group in chunk for answer in group]))
@@ -296,7 +291,7 @@ def reward_answers(
         return [[answer.conversation, answer.prompt_ids, answer.ids, answer.text] for answer in group]
 
     settings = settings | evaluated.settings
-    rows = compute_once(path, settings, answers, score_chunk, accelerator, CHUNK, content)
+    rows = compute_once(path, settings, answers, score_chunk, evaluated.accelerator, CHUNK, content)
     return {number: row["rewards"] for number, row in zip(answers, rows, strict=True)}
 
 

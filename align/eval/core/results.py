@@ -66,7 +66,6 @@ class Figure:
 def mean_figure(
     name: str,
     values: Sequence[float],
-    resamples: int,
     scorer: str = "",
     note: str = "",
     nothing: str = "nothing to average",
@@ -84,7 +83,7 @@ def mean_figure(
         return Figure(name, None, None, None, 0, scorer, nothing)
     numbers = [float(value) for value in values]
     varies = len(set(numbers)) > 1 and (groups is None or len(set(groups)) > 1)
-    low, high = mean_interval(numbers, resamples, groups) if varies else (None, None)
+    low, high = mean_interval(numbers, groups=groups) if varies else (None, None)
     return Figure(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note, better)
 
 

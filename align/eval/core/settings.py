@@ -25,7 +25,6 @@ class EvalConfig(InferenceConfig):
         [], "models to evaluate, side by side: folders, LoRA adapters, run folders, hub names or built-in models"
     )
     output: str = option("runs/eval", "folder of the results; results already in it are not computed again", required=True)
-    resamples: int = option(2000, "bootstrap resamples for each 95 % interval", ge=100)
     table: bool = option(True, "print the figures as a table; the files hold them in any case")
 
     def __post_init__(self) -> None:
@@ -44,7 +43,7 @@ class EvalConfig(InferenceConfig):
 
     def result_settings(self, *leave_out: str) -> dict[str, Any]:
         """The settings that affect the result of a single item, without `leave_out`: stored results are valid for these."""
-        no_effect = {"models", "output", "resamples", "batch_tokens", "skip_bad_rows", "table", *leave_out}
+        no_effect = {"models", "output", "batch_tokens", "skip_bad_rows", "table", *leave_out}
         return {name: value for name, value in asdict(self).items() if name not in no_effect}
 
 

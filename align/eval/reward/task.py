@@ -112,9 +112,7 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     if config.benchmark:
         evaluations += [evaluate_on_benchmark(config, model, accelerator) for model in reward_models]
     if config.models:
-        evaluations += [
-            best_of_n(config, evaluated, reward_models, accelerator) for evaluated in open_models(config, accelerator)
-        ]
+        evaluations += [best_of_n(config, evaluated, reward_models) for evaluated in open_models(config, accelerator)]
     if config.frontier:
         evaluations += frontier(config, reward_models, accelerator)
     return publish(config, evaluations, accelerator)
@@ -147,9 +145,9 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
     tau = float(np.mean(taus)), *difference_interval(taus)
     pairs, responses = int(total["pairs"]), sum(len(item.rewards) for item in rankings)
     columns = [np.array([item.rewards, item.lengths]) for item in rankings]
-    length = interval_over_rankings(lambda joined: correlation(*joined), columns, config.resamples)
+    length = interval_over_rankings(lambda joined: correlation(*joined), columns)
     differences_of_each = [pairs_and_differences([item])[1].numpy() for item in rankings]
-    calibration = interval_over_rankings(pair_calibration_error, differences_of_each, config.resamples)
+    calibration = interval_over_rankings(pair_calibration_error, differences_of_each)
     accuracy, note, by = (
         (total["accuracy/low"], total["accuracy/high"]),
         "share of pairs in the labelers' order",
@@ -171,7 +169,7 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
 
 
 def interval_over_rankings(
-    statistic: Callable[[np.ndarray], float], rankings: Sequence[np.ndarray], resamples: int
+    statistic: Callable[[np.ndarray], float], rankings: Sequence[np.ndarray]
 ) -> tuple[float | None, float | None]:
     """The bootstrap interval of a statistic, for which whole rankings are resampled; None where it does not vary.
 
@@ -182,7 +180,7 @@ def interval_over_rankings(
     def of_resamples(drawn: np.ndarray) -> np.ndarray:
         return np.array([statistic(np.concatenate([rankings[number] for number in row], -1)) for row in drawn])
 
-    low, high = statistic_interval(of_resamples, len(rankings), resamples)
+    low, high = statistic_interval(of_resamples, len(rankings))
     return (low, high) if high > low else (None, None)
 
 
@@ -232,25 +230,22 @@ def rewarded_answers(
     task: str,
     evaluated: EvaluatedModel,
     reward_models: Sequence[NamedRewardModel],
-    accelerator: Accelerator,
     samples: int,
 ) -> tuple[dict[str, list[SampledResponse]], list[np.ndarray]]:
     """A model's answers by the prompt's number, and their rewards [prompts, samples] by each reward model."""
-    answers = sample_answers(config, task, evaluated, accelerator, samples)
+    answers = sample_answers(config, task, evaluated, samples)
     rewards = []
     for model in reward_models:
         path = Path(config.output) / f"{task}-{evaluated.name}-by-{model.name}.jsonl"
         settings = {"reward_sha256": model.fingerprint, "dtype": config.dtype}
-        found = reward_answers(path, model.reward, settings, evaluated, answers, config.batch_tokens, accelerator)
+        found = reward_answers(path, model.reward, settings, evaluated, answers, config.batch_tokens)
         rewards.append(np.array(list(found.values())))
     return answers, rewards
 
 
-def best_of_n(
-    config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
-) -> Evaluation:
+def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
     """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
-    _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, accelerator, config.samples)
+    _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, config.samples)
     proxy_rewards, curve, figures = rewards[0], [], []
     for n in sizes_on_curve(config.samples):
         row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
@@ -258,7 +253,7 @@ def best_of_n(
             best = [expected_best(proxy_rewards[i], values[i], n) for i in range(len(values))]
             note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
             name, role = f"{model.role}, best of {n}", model.role
-            figure = mean_figure(name, best, config.resamples, model.scorer, note, better="higher")
+            figure = mean_figure(name, best, model.scorer, note, better="higher")
             figures.append(figure)
             ends = {role: figure.value, f"{role} low": figure.low, f"{role} high": figure.high}
             row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
@@ -278,14 +273,14 @@ def frontier(
     reference.backbone.to(accelerator.device).eval().requires_grad_(False)
     evaluations = []
     for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
-        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, accelerator, 1)
+        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
         first = [samples[0] for samples in answers.values()]
         contexts, ids = [answer.prompt_ids for answer in first], [answer.ids for answer in first]
         kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
-        figures = [mean_figure("KL", kl, config.resamples, note="nats per response")]
+        figures = [mean_figure("KL", kl, note="nats per response")]
         for model, values in zip(reward_models, rewards, strict=True):
             rewards_of_model = values[:, 0].tolist()
-            figures.append(mean_figure(model.role, rewards_of_model, config.resamples, model.scorer, better="higher"))
+            figures.append(mean_figure(model.role, rewards_of_model, model.scorer, better="higher"))
         settings = asdict(config) | {"weights": evaluated.fingerprint}
         evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
     curve = [

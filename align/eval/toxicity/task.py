@@ -81,7 +81,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
     prompt_toxicity = [next(rated) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]
     evaluations = []
     for evaluated in open_models(config, accelerator):
-        texts = continuations(config, evaluated, prompts, accelerator)
+        texts = continuations(config, evaluated, prompts)
         flat = [text for rows in texts.values() for row in rows for text in row]
         scores = score_texts(flat, scorer, Path(config.output), config.scorer_batch, accelerator)
         by_instruction = np.reshape(scores, (len(config.instructions), len(prompts), config.samples))
@@ -147,7 +147,7 @@ def score_texts(
 
 
 def continuations(
-    config: ToxicityConfig, evaluated: EvaluatedModel, prompts: Sequence[ContinuationPrompt], accelerator: Accelerator
+    config: ToxicityConfig, evaluated: EvaluatedModel, prompts: Sequence[ContinuationPrompt]
 ) -> dict[str, list[list[str]]]:
     """By instruction, for each prompt its `samples` continuations; all instructions share the same noise.
 
@@ -164,7 +164,7 @@ def continuations(
         for prompt in prompts
     }
     path, stream = Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", Stream.TOXICITY_CONTINUATIONS
-    rows = sample_once(path, evaluated, token_prompts, config.samples, config.sampling, config.seed, stream, accelerator)
+    rows = sample_once(path, evaluated, token_prompts, config.samples, config.sampling, config.seed, stream)
     return {
         instruction: [rows[f"{instruction} {prompt.id}"]["texts"] for prompt in prompts]
         for instruction in config.instructions
@@ -188,17 +188,17 @@ def _figures(
     figures, tables = [], {}
     for instruction, values, rows in zip(config.instructions, scores, texts.values(), strict=True):
         note = f"{sampled}{config.temperature:g}"
-        figures += toxicity_figures(instruction, values, config.resamples, scorer.title, note)
+        figures += toxicity_figures(instruction, values, scorer.title, note)
         note = f"prompts with a toxicity of {TOXICITY_THRESHOLD} or more, {rated}"
-        figures += toxicity_figures(f"{instruction}, toxic prompts", values[toxic], config.resamples, scorer.title, note)
-        figures += toxicity_figures(f"{instruction}, other prompts", values[~toxic], config.resamples, scorer.title)
+        figures += toxicity_figures(f"{instruction}, toxic prompts", values[toxic], scorer.title, note)
+        figures += toxicity_figures(f"{instruction}, other prompts", values[~toxic], scorer.title)
         empty = [sum(not text for text in row) / len(row) for row in rows]
         figures.append(share_figure(f"{instruction}: empty continuations", empty, "the text itself"))
         tables[f"Most toxic continuations, {instruction}"] = _most_toxic(prompts, rows, values)
     return figures, tables
 
 
-def toxicity_figures(name: str, scores: np.ndarray, resamples: int, scorer: str, note: str = "") -> list[Figure]:
+def toxicity_figures(name: str, scores: np.ndarray, scorer: str, note: str = "") -> list[Figure]:
     """Expected maximum toxicity, toxicity probability and mean toxicity of `scores` [prompts, samples], with intervals
     over prompts.
 
@@ -209,9 +209,9 @@ def toxicity_figures(name: str, scores: np.ndarray, resamples: int, scorer: str,
     toxic = [float(value >= TOXICITY_THRESHOLD) for value in highest]
     nothing = "no such prompt"
     return [  # the note is the same for all three
-        mean_figure(f"{name}: expected maximum toxicity", highest, resamples, scorer, note, nothing, better="lower"),
+        mean_figure(f"{name}: expected maximum toxicity", highest, scorer, note, nothing, better="lower"),
         share_figure(f"{name}: toxicity probability", toxic, scorer, nothing=nothing, better="lower"),
-        mean_figure(f"{name}: mean toxicity", mean, resamples, scorer, nothing=nothing, better="lower"),
+        mean_figure(f"{name}: mean toxicity", mean, scorer, nothing=nothing, better="lower"),
     ]
 
 

@@ -78,11 +78,11 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     for evaluated in open_models(config, accelerator):
         if config.chat:
             require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
-        rows = choice_rows(config, evaluated, questions, question_format, accelerator)
+        rows = choice_rows(config, evaluated, questions, question_format)
         figures, by_category = choice_figures(config, questions, rows)
         tables = {"Multiple choice by category": by_category}
         if config.generation:
-            texts = written_answers(config, evaluated, questions, question_format, accelerator)
+            texts = written_answers(config, evaluated, questions, question_format)
             judged, tables["Answers"] = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)
             figures += judged
         settings = config.result_settings() | evaluated.settings
@@ -95,11 +95,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
 
 
 def choice_rows(
-    config: TruthfulnessConfig,
-    evaluated: EvaluatedModel,
-    questions: Sequence[Question],
-    question_format: QuestionFormat,
-    accelerator: Accelerator,
+    config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat
 ) -> list[Json]:
     """Stored log-likelihoods of the answers to each question."""
 
@@ -111,18 +107,14 @@ def choice_rows(
         Path(config.output) / f"{TASK}-choice-{evaluated.name}.jsonl",
         {"dtype": config.dtype, "chat": config.chat} | evaluated.settings,
         {question.id: question for question in questions},
-        lambda chunk: score_choices(config, evaluated, chunk, question_format, accelerator),
-        accelerator,
+        lambda chunk: score_choices(config, evaluated, chunk, question_format),
+        evaluated.accelerator,
         content=content,
     )
 
 
 def score_choices(
-    config: TruthfulnessConfig,
-    evaluated: EvaluatedModel,
-    questions: Sequence[Question],
-    question_format: QuestionFormat,
-    accelerator: Accelerator,
+    config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat
 ) -> list[Json]:
     """For each question the log-likelihoods of its best, correct and incorrect answers.
 
@@ -135,7 +127,7 @@ def score_choices(
         prompt, answers = question_format.tokens(tokenization, question.text, question.answers)
         backbone.require_fit(len(prompt), max(map(len, answers)), f"{config.questions}: question {question.id}")
         choices.append(PromptResponses(prompt, answers))
-    log_likelihoods = answer_log_likelihoods(backbone, choices, config.batch_tokens, accelerator)
+    log_likelihoods = answer_log_likelihoods(backbone, choices, config.batch_tokens, evaluated.accelerator)
     rows: list[Json] = []
     for question, values in zip(questions, log_likelihoods, strict=True):
         by_answer = dict(zip(question.answers, values, strict=True))
@@ -174,11 +166,7 @@ def choice_figures(
 
 
 def written_answers(
-    config: TruthfulnessConfig,
-    evaluated: EvaluatedModel,
-    questions: Sequence[Question],
-    question_format: QuestionFormat,
-    accelerator: Accelerator,
+    config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat
 ) -> list[str]:
     """The stored answer that the model wrote to each question."""
     prompts = {
@@ -191,7 +179,7 @@ def written_answers(
     }
     sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
     path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", Stream.TRUTHFUL_ANSWERS
-    rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream, accelerator).values()
+    rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream).values()
     texts = [str(row["texts"][0]) for row in rows]
     return texts if config.chat else [first_answer(text) for text in texts]
 

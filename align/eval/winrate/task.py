@@ -167,10 +167,10 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
     answers: AnswersByModel = {}
     rewards: dict[str, dict[str, list[float]]] = {}
     for evaluated in open_models(config, accelerator):
-        name, sampled = evaluated.name, sample_answers(config, "winrate", evaluated, accelerator)
+        name, sampled = evaluated.name, sample_answers(config, "winrate", evaluated)
         path = Path(config.output) / f"winrate-{name}-{identity}.jsonl"
         settings = {"reward_model": identity, "dtype": config.dtype}
-        rewards[name] = reward_answers(path, reward, settings, evaluated, sampled, config.batch_tokens, accelerator)
+        rewards[name] = reward_answers(path, reward, settings, evaluated, sampled, config.batch_tokens)
         answers[name] = {number: samples[0] for number, samples in sampled.items()}
         if training_reward_fingerprint(evaluated.source) == identity:
             console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
@@ -207,7 +207,7 @@ def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[l
     """Let all models answer the prompts and a judge compare the answers; returns the scorer's name too."""
     answers: AnswersByModel = {}
     for evaluated in open_models(config, accelerator):
-        sampled = sample_answers(config, "winrate", evaluated, accelerator)
+        sampled = sample_answers(config, "winrate", evaluated)
         answers[evaluated.name] = {number: samples[0] for number, samples in sampled.items()}
     judge = function_judge(config.judge) if config.judge else endpoint_judge(config)
     name = f"{config.endpoint_model} at {config.endpoint}" if config.endpoint else config.judge

@@ -222,13 +222,13 @@ def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str
 def _compare_with_people(config: RulesConfig, by_people: Verdicts, by_scorer: Verdicts, scorer: str) -> Evaluation:
     """The scorer on the cases that people judged."""
     figures, table = count_violations(by_scorer, list(by_people), scorer)
-    figures += agreement_figures(by_people, by_scorer, config.resamples, scorer)
+    figures += agreement_figures(by_people, by_scorer, scorer)
     tables = {"Verdicts by rule": table, "People against the scorer": confusion(by_people, by_scorer)}
     name = " + ".join(Path(path).stem for path in config.judgments)
     return Evaluation(TASK, name, _settings(config, scorer), figures, tables)
 
 
-def agreement_figures(by_people: Verdicts, by_scorer: Verdicts, resamples: int, scorer: str) -> list[Figure]:
+def agreement_figures(by_people: Verdicts, by_scorer: Verdicts, scorer: str) -> list[Figure]:
     """Accuracy of the scorer against people, and Cohen's kappa, where both decided; intervals over cases."""
     decided = [case for case in by_people if UNSURE not in (by_people[case], by_scorer[case])]
     people, scores = (np.array([side[case] == VIOLATES for case in decided], bool) for side in (by_people, by_scorer))
@@ -239,7 +239,7 @@ def agreement_figures(by_people: Verdicts, by_scorer: Verdicts, resamples: int, 
     if math.isnan(kappa):
         note = "both gave one and the same verdict throughout, or decided nothing together"
         return [accuracy, Figure(name, None, None, None, len(decided), scorer, note, "higher")]
-    low, high = statistic_interval(lambda drawn: cohens_kappa(people[drawn], scores[drawn]), len(decided), resamples)
+    low, high = statistic_interval(lambda drawn: cohens_kappa(people[drawn], scores[drawn]), len(decided))
     # The bootstrap has no width where all cases agree: Cohen's interval (1960) keeps the agreement by chance fixed.
     by_chance = chance_agreement(people, scores)
     fixed = [float((end - by_chance) / (1 - by_chance)) for end in share_interval(same)]
@@ -293,7 +293,7 @@ def rubric_figures(config: RulesConfig, answers: Sequence[Answer], accelerator: 
         )
         name, judge = f"rubric {scorer.rubric.name}: reward", config.rubrics.model or config.rubrics.endpoint_model
         nothing = "no prompt of its categories"
-        figures.append(mean_figure(name, rewards, config.resamples, judge, nothing=nothing, better="higher"))
+        figures.append(mean_figure(name, rewards, judge, nothing=nothing, better="higher"))
     return figures
 
 

@@ -56,8 +56,8 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
         sampling = Sampling(5)
         rows = [evaluated.loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in ("Hi", "Count.")]
         uniforms = row_uniforms(2, sampling, 1, Stream.ROLLOUT)
-        both = respond(evaluated, rows, uniforms, sampling, accelerator)
-        assert respond(evaluated, rows[1:], uniforms[1:], sampling, accelerator).ids == both.ids[1:]
+        both = respond(evaluated, rows, uniforms, sampling)
+        assert respond(evaluated, rows[1:], uniforms[1:], sampling).ids == both.ids[1:]
     assert list(seen) == ["ppo", "tiny-t5"]
     assert len(set(seen.values())) == 2
 
@@ -157,8 +157,7 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_
     tokenization = plain.loaded.tokenization
     assert plain.prompt_ids(HI) == tokenization.prompt_ids(HI)
     assert primed.prompt_ids(HI) == tokenization.prompt_ids(Primer("", tuple(EXAMPLES[:1])).before(HI))
-    accelerator = open_accelerator(config)
-    answers = [sample_answers(config, "winrate", evaluated, accelerator) for evaluated in (plain, primed)]
+    answers = [sample_answers(config, "winrate", evaluated) for evaluated in (plain, primed)]
     assert all(answers[0][number][0].prompt_ids == answers[1][number][0].prompt_ids for number in answers[0])  # for judges
     assert any(answers[0][number][0].ids != answers[1][number][0].ids for number in answers[0])
 

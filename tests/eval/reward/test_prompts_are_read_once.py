@@ -64,7 +64,7 @@ def answer_ids(reward):
 
 
 def settings(folder, **more):
-    given = {"reward_model": "in memory", "output": str(folder / "out"), "dtype": "float32", "resamples": 100}
+    given = {"reward_model": "in memory", "output": str(folder / "out"), "dtype": "float32"}
     return RewardEvalConfig(**given | {"preferences": ""} | more)
 
 
@@ -90,9 +90,9 @@ def test_of_a_row_of_a_benchmark(reward, tmp_path):
 def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": PROMPT}])
     config = settings(tmp_path, prompts=prompts, models=["a policy"], samples=8, max_new_tokens=5, seed=3)
-    evaluated = EvaluatedModel("policy", load_sharp(tiny_name))
+    evaluated = EvaluatedModel("policy", load_sharp(tiny_name), Accelerator(cpu=True))
     with tokens_read(reward) as read:
-        best_of_n(config, evaluated, [named(reward)], Accelerator(cpu=True))
+        best_of_n(config, evaluated, [named(reward)])
     (row,) = stored_rows(tmp_path / "out" / "best-of-n-policy.jsonl").values()
     assert len(row["ids"]) == 8
     assert read == once(reward, row["ids"])

@@ -48,7 +48,7 @@ def settings(tmp_path, reward_folders):
     given = {"reward_model": reward_folders["tiny-llama"], "gold_model": reward_folders["tiny-gpt2"]}
     given["preferences"] = write_rows(tmp_path / "rankings.jsonl", RANKINGS)
     given["prompts"] = write_rows(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in RANKINGS])
-    return given | {"output": str(tmp_path / "out"), "dtype": "float32", "resamples": 100, "max_new_tokens": 5}
+    return given | {"output": str(tmp_path / "out"), "dtype": "float32", "max_new_tokens": 5}
 
 
 def figures(evaluation):
@@ -150,13 +150,13 @@ def test_intervals_draw_whole_rankings_again():
     # Two rankings, each with a length correlation of its own: +1 and -1. Of the four equally likely draws of two, one is
     # all of the first and one all of the second, so the middle 95 % reaches both.
     up, down = np.array([[1.0, 0.0], [9, 5]]), np.array([[0.0, 1.0], [9, 5]])
-    found = interval_over_rankings(lambda joined: correlation(*joined), [up, down], 400)
+    found = interval_over_rankings(lambda joined: correlation(*joined), [up, down])
     assert found == pytest.approx((-1.0, 1.0))
     # Both say 0.731, sigmoid(1): one of each is right half of the time, two of the second never.
     said = 1 / (1 + math.exp(-1))
     differences = [np.array([1.0]), np.array([-1.0])]
-    assert interval_over_rankings(pair_calibration_error, differences, 400) == pytest.approx((said - 0.5, said))
-    assert interval_over_rankings(pair_calibration_error, differences[:1], 400) == (None, None)
+    assert interval_over_rankings(pair_calibration_error, differences) == pytest.approx((said - 0.5, said))
+    assert interval_over_rankings(pair_calibration_error, differences[:1]) == (None, None)
 
 
 def test_two_of_three_by_hand():

@@ -73,7 +73,7 @@ def rewards_alone(folder, row):
 def test_a_reward_model_on_a_file(rows, reward_folders, tmp_path):
     folder = reward_folders["tiny-llama"]
     settings = {"preferences": "", "benchmark": write_rows(tmp_path / "rows.jsonl", rows), "output": str(tmp_path / "out")}
-    (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, dtype="float32", resamples=100, **settings))
+    (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, dtype="float32", **settings))
     rewards = {row["id"]: rewards_alone(folder, row) for row in rows}
     scores = values(found.figures)
     results = {name: good_response_wins(found, rows is PAIRS) for name, found in rewards.items()}

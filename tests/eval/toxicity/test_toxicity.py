@@ -36,7 +36,7 @@ def by_letters(texts: list[str]) -> list[float]:
 def test_figures_by_hand():
     """Maxima 0.9, 0.4, 0.5: mean 0.6; two of three prompts reach 0.5; mean of all nine scores is 2.7 / 9."""
     scores = np.array([[0.9, 0.1, 0.2], [0.4, 0.4, 0.1], [0.5, 0.1, 0.0]])
-    highest, share, mean = toxicity_figures("basic", scores, 500, "words (1)")
+    highest, share, mean = toxicity_figures("basic", scores, "words (1)")
     assert [figure.name for figure in (highest, share, mean)] == [
         "basic: expected maximum toxicity",
         "basic: toxicity probability",
@@ -51,7 +51,7 @@ def test_figures_by_hand():
 
 
 def test_no_prompt_of_a_kind_is_no_number():
-    assert [figure.value for figure in toxicity_figures("basic", np.zeros((0, 3)), 500, "s")] == [None] * 3
+    assert [figure.value for figure in toxicity_figures("basic", np.zeros((0, 3)), "s")] == [None] * 3
 
 
 # ----------------------------------------------------------------------------------------------------------- prompts
@@ -103,7 +103,7 @@ def settings(tmp_path, name, **more) -> ToxicityConfig:
             for number in range(4)]  # fmt: skip
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     chosen = {"models": ["tiny-llama"], "prompts": prompts, "samples": 3, "max_new_tokens": 6, "dtype": "float32",
-              "output": str(tmp_path / name), "resamples": 200, "scorer": f"{__name__}:by_letters"}  # fmt: skip
+              "output": str(tmp_path / name), "scorer": f"{__name__}:by_letters"}  # fmt: skip
     return ToxicityConfig(**(chosen | more))
 
 
@@ -178,7 +178,6 @@ def test_a_failing_scorer_keeps_what_was_sampled_and_scored(tmp_path, monkeypatc
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"instructions": ["rude"]}, "instructions is .*one of basic, respectful, biased"),
         ({"scorer_batch": 0}, "scorer_batch is 0"),
-        ({"resamples": 1}, "resamples is 1"),
     ],
 )
 def test_settings_out_of_range(wrong, complaint):

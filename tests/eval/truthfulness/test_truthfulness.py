@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def config(folder: Path, **settings) -> TruthfulnessConfig:
-    given = {"models": ["tiny-llama"], "output": str(folder), "dtype": "float32", "limit": 5, "resamples": 200}
+    given = {"models": ["tiny-llama"], "output": str(folder), "dtype": "float32", "limit": 5}
     return TruthfulnessConfig(**(given | settings))
 
 
@@ -280,7 +280,7 @@ def test_written_answers_are_judged_and_kept(tmp_path: Path):
     for asks in ("truth", "info"):
         judge = run_train_judge(JudgeConfig(output_dir=str(tmp_path / asks), data=data, asks=asks))
         judges[f"{asks}_judge"] = str(judge)
-    given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3, "resamples": 200}
+    given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3}
     config = TruthfulnessConfig(**given, max_new_tokens=6, generation=True, **judges)
     (found,) = run_truthfulness(config)
     by_name = {figure.name: figure for figure in found.figures}

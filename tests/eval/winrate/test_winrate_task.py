@@ -40,7 +40,7 @@ def exported(path, choices, models=("old", "new")):
 
 def test_the_apps_comparisons_with_their_ties(tmp_path, capsys):
     path = exported(tmp_path / "c.jsonl", ["B", "B", "A", "tie", "both_bad", "B"])
-    config = WinrateConfig(comparisons=[path], output=str(tmp_path / "out"), resamples=100)
+    config = WinrateConfig(comparisons=[path], output=str(tmp_path / "out"))
     old, new = run_winrate(config)
     assert rate(new) == pytest.approx(4 / 6)
     assert rate(old) == pytest.approx(2 / 6)
@@ -55,7 +55,7 @@ def test_more_than_two_models_get_strengths(tmp_path):
         exported(tmp_path / "1.jsonl", ["A", "A", "A", "B"], ("x", "y")),
         exported(tmp_path / "2.jsonl", ["A", "A", "A", "B"], ("y", "z")),
     ]
-    found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out"), resamples=100))
+    found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out")))
     assert {each.model: rate(each) for each in found} == {"x": 0.75, "y": 0.5, "z": 0.25}
     assert [row["won"] for row in found[0].tables["pairs"]] == [3, 3]
     by_name = {each.model: rate(each, "Bradley-Terry strength") for each in found}

@@ -30,7 +30,7 @@ def test_kappa_by_hand():
 
     def agreement(*counts):
         sides = (np.repeat(verdicts, counts).tolist() for verdicts in ([V, V, F, F], [V, F, V, F]))
-        return [figure.value for figure in agreement_figures(*(dict(enumerate(side)) for side in sides), 100, "scorer")]
+        return [figure.value for figure in agreement_figures(*(dict(enumerate(side)) for side in sides), "scorer")]
 
     assert agreement(20, 5, 10, 15) == pytest.approx([0.7, 0.4])
     assert agreement(0, 3, 3, 0)[1] == pytest.approx(-1)
@@ -41,7 +41,7 @@ def test_kappa_by_hand():
 def test_agreement_counts_what_both_decided():
     """One both violate, one the first alone, one the second alone, one neither; the unsure ones do not count."""
     first, second = {1: V, 2: V, 3: F, 4: U, 5: F, 6: V}, {1: V, 2: F, 3: V, 4: V, 5: F, 6: U, 7: V}
-    accuracy, kappa = agreement_figures(first, second, 100, "scorer")
+    accuracy, kappa = agreement_figures(first, second, "scorer")
     assert (accuracy.value, accuracy.n, kappa.value, kappa.n) == (0.5, 4, 0.0, 4)
 
 
@@ -49,7 +49,7 @@ def test_the_figures_of_rules_state_their_direction():
     cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
     people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
     (rate, *_), _ = count_violations(people, cases, "scorer")
-    accuracy, kappa = agreement_figures(people, people, 100, "scorer")
+    accuracy, kappa = agreement_figures(people, people, "scorer")
     assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
     # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
     assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
@@ -109,7 +109,7 @@ def settings(tmp_path):
 
     def make(**more):
         chosen = {"judgments": [str(tmp_path / "judged.jsonl")], "rules": [str(tmp_path / "rules.yaml")],
-                  "output": str(tmp_path / "out"), "resamples": 200, "scorer": f"{__name__}:by_length"}  # fmt: skip
+                  "output": str(tmp_path / "out"), "scorer": f"{__name__}:by_length"}  # fmt: skip
         return RulesConfig(**(chosen | more))
 
     return make
