@@ -26,14 +26,18 @@ def stale(path: Path, **more: bool) -> bool:
 
 def load_and_note(checkpoint: Checkpoint) -> int:
     done = load(checkpoint)
-    moved.append(checkpoint.parts["reference"].moved)
+    moved.append(checkpoint.parts["reference_refresh"].moved)
     return done
 
 
 more = ["--validation_prompts", "data/prompts_validation.jsonl", "--reference_refresh", "1", "--collective_timeout", "60"]
 Checkpoint.load = load_and_note
 Path.exists = stale
-for updates, resume, names in (("1", "false", set()), ("2", "true", {"reference.safetensors"}), ("2", "true", {"model"})):
+for updates, resume, names in (
+    ("1", "false", set()),
+    ("2", "true", {"reference_refresh.safetensors"}),
+    ("2", "true", {"model"}),
+):
     hidden = names
     words = ppo_words("tiny-gpt2", folder / "run", int(updates), "--resume", resume, *more)
     try:
