@@ -106,7 +106,7 @@ def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
         updates=RACE_UPDATES,
         epochs=PPO_EPOCHS,
         missing_eos="keep",
-        kl_beta=RACE_KL_BETA,
+        kl={"beta": RACE_KL_BETA},
         learning_rate=float(variant),
         schedule="constant",
         dtype="float32",  # a tiny model gains nothing from bfloat16, on either side

@@ -32,7 +32,7 @@ def main(model_name: str = "tiny-llama", output_dir: str = "runs/examples/own-re
         rollout_size=64,
         max_new_tokens=16,
         learning_rate=3e-3,
-        kl_beta=0.01,
+        kl={"beta": 0.01},
         missing_eos="keep",
         log_to=["none"],
     )

@@ -255,7 +255,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
         for extension in extensions:
             extension.load(context)
         critic, adapters = config.critic if config.has_critic else "none", [mounted] if mounted else []
-        module = build_actor_critic(loaded, critic, mounted, adapters, config.entropy_weight > 0)
+        module = build_actor_critic(loaded, critic, mounted, adapters, config.loss.entropy_weight > 0)
         engine, roles = build_engine_and_roles(run, loaded, module, [], extensions, 1, [])
         for extension in extensions:
             extension.start(engine, roles)

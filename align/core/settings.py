@@ -94,6 +94,17 @@ def block(settings: str, help: str) -> Any:
     return field(default=None, metadata={"help": help.replace("%", "%%"), "block": settings})
 
 
+def group(settings: type[Any], help: str) -> Any:
+    """Declare a field that is a block of settings with defaults, which is there even if none of them is given.
+
+    Args:
+        settings: the dataclass of the block.
+        help: the text for `--help`.
+    """
+    path = f"{settings.__module__}:{settings.__qualname__}"
+    return field(default_factory=settings, metadata={"help": help.replace("%", "%%"), "block": path})
+
+
 class Settings:
     """Base of all settings: checks type and limits of a value when it is set.
 

@@ -177,8 +177,7 @@ class Loop:
         config = replace(
             self.ppo,
             model=self.config.model,
-            reward_model=members[0] if len(members) == 1 else "",
-            reward_models=members if len(members) > 1 else [],
+            reward_model=members,
             output_dir=str(self._policy(number).parent),
             seed=self.config.seed,
         )

@@ -123,7 +123,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone
     prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
     policy = flops_profile(backbone, loaded.adapter)
-    rewards = {f"reward {n}": _reward_model(name, loaded) for n, name in enumerate(config.all_reward_models, start=1)}
+    rewards = {f"reward {n}": _reward_model(name, loaded) for n, name in enumerate(config.reward_model, start=1)}
     separate = config.critic == "separate"
     profiles = RoleFlopsProfiles(
         policy,

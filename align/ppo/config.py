@@ -3,10 +3,36 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from align.core.settings import ModelConfig, RunConfig, block, option, require_setting
+from align.core.settings import ModelConfig, RunConfig, Settings, block, group, option, require_setting
 from align.sampling.settings import EngineConfig
 
 EnsembleRule = Literal["mean", "wco", "uwo"]
+
+
+@dataclass(kw_only=True)
+class KLSettings(Settings):
+    """The KL penalty to the reference."""
+
+    beta: float = option(0.05, "coefficient of the penalty (InstructGPT: 0.02); the first one if target is set", ge=0)
+    target: float = option(
+        0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed", ge=0
+    )
+    horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)", gt=0)
+    penalty: Literal["reward", "k2", "k3"] = option(
+        "reward",
+        "where the penalty is: on the reward of each token, or in the loss by the estimator k2 or k3 (GRPO: k3)",
+    )
+
+
+@dataclass(kw_only=True)
+class LossSettings(Settings):
+    """The loss of policy and critic."""
+
+    clip: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
+    clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip", ge=0)
+    entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized", ge=0)
+    value_clip: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
+    value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)", ge=0)
 
 
 @dataclass(kw_only=True)
@@ -20,8 +46,9 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
 
     prompts: str = option("data/prompts.jsonl", "prompts to sample from: file, folder or hub name")
     validation_prompts: str = option("", "fixed prompts for evaluation; empty: none")
-    reward_model: str = option("", "folder of a reward model; empty: only reward_functions")
-    reward_models: list[str] = option([], "folders of several reward models, combined by reward_ensemble")
+    reward_model: list[str] = option(
+        [], "folder of a reward model, or of several, combined by reward_ensemble; empty: only reward_functions"
+    )
     reward_ensemble: EnsembleRule = option(
         "mean",
         "how several reward models are combined: mean, wco (the lowest: worst case), uwo (mean minus uncertainty_weight "
@@ -42,22 +69,8 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
     max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
     temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
-    kl_beta: float = option(
-        0.05, "coefficient of the KL penalty (InstructGPT: 0.02); the first one if kl_target is set", ge=0
-    )
-    kl_target: float = option(
-        0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed", ge=0
-    )
-    kl_horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)", gt=0)
-    kl_penalty: Literal["reward", "k2", "k3"] = option(
-        "reward",
-        "where the KL penalty is: on the reward of each token, or in the loss by the estimator k2 or k3 (GRPO: k3)",
-    )
-    clip: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
-    clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip", ge=0)
-    entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized", ge=0)
-    value_clip: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
-    value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)", ge=0)
+    kl: KLSettings = group(KLSettings, "the KL penalty to the reference")
+    loss: LossSettings = group(LossSettings, "the loss of policy and critic")
     advantages: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
         "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
     )
@@ -141,19 +154,12 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     extensions: list[str] = option([], "own extensions, each module:Class of an `align.ppo.extensions.Extension`")
 
     @property
-    def all_reward_models(self) -> list[str]:
-        """The reward models, of `reward_model` or `reward_models`."""
-        return self.reward_models or ([self.reward_model] if self.reward_model else [])
-
-    @property
     def has_critic(self) -> bool:
         """Whether values are learned."""
         return self.advantages == "gae"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_list = not (self.reward_model and self.reward_models)
-        require_setting(self, "reward_models", one_list, "empty, because reward_model is given: list all in reward_models")
         shorter = self.critic_warmup < self.updates
         require_setting(self, "critic_warmup", shorter, f"below updates ({self.updates})")
         self._check_objective()

@@ -22,7 +22,7 @@ class LossInputs(NamedTuple):
     """Of the policy's losses; None: all are 1."""
 
 
-class LossSettings(NamedTuple):
+class LossCoefficients(NamedTuple):
     """The clips and the coefficients of the loss."""
 
     clip: float
@@ -39,7 +39,7 @@ class LossSettings(NamedTuple):
 
 
 def ppo_loss(
-    new: tuple[Tensor, Tensor, Tensor], old: LossInputs, mask: Tensor, count: float, settings: LossSettings
+    new: tuple[Tensor, Tensor, Tensor], old: LossInputs, mask: Tensor, count: float, coefficients: LossCoefficients
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the PPO loss of a micro-batch, and metrics that add up over micro-batches.
 
@@ -49,17 +49,19 @@ def ppo_loss(
         count: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
     """
     log_probs, values, entropy = new
-    policy, policy_clipped = policy_losses(log_probs, old.old_log_probs, old.advantages, settings.clip, settings.clip_high)
+    policy, policy_clipped = policy_losses(
+        log_probs, old.old_log_probs, old.advantages, coefficients.clip, coefficients.clip_high
+    )
     if old.token_weights is not None:
         policy = policy * old.token_weights
     terms, clipped = {"policy": (1.0, policy)}, {"policy": policy_clipped}
     if old.returns is not None:
-        value, clipped["value"] = value_losses(values, old.old_values, old.returns, settings.value_clip)
-        terms["value"] = (settings.value_weight, value)
-    if settings.entropy_weight:
-        terms["entropy"] = (-settings.entropy_weight, entropy)
-    if settings.kl_estimator:
-        terms["kl"] = (settings.kl_coef, kl_losses(log_probs, old.ref_log_probs, settings.kl_estimator))
+        value, clipped["value"] = value_losses(values, old.old_values, old.returns, coefficients.value_clip)
+        terms["value"] = (coefficients.value_weight, value)
+    if coefficients.entropy_weight:
+        terms["entropy"] = (-coefficients.entropy_weight, entropy)
+    if coefficients.kl_estimator:
+        terms["kl"] = (coefficients.kl_coef, kl_losses(log_probs, old.ref_log_probs, coefficients.kl_estimator))
     means = {name: masked_sum(losses, mask) / count for name, (_, losses) in terms.items()}
     total = torch.stack([weight * means[name] for name, (weight, _) in terms.items()]).sum()
     with torch.no_grad():

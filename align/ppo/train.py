@@ -25,7 +25,7 @@ from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, evaluation_metrics, sample_rows
 from align.ppo.extensions import Extension, TrainingContext, combined_token_weights, configured_extensions
-from align.ppo.losses import KLController, LossSettings, ppo_loss
+from align.ppo.losses import KLController, LossCoefficients, ppo_loss
 from align.ppo.metrics import (
     DriftWatch,
     MissingEosWatch,
@@ -78,7 +78,7 @@ class Progress:
     """What changes from update to update besides the weights; checkpoints keep the parts with a state."""
 
     def __init__(self, config: PPOConfig, selects_by: str) -> None:
-        self.kl = KLController(config.kl_beta, config.kl_target, config.kl_horizon)
+        self.kl = KLController(config.kl.beta, config.kl.target, config.kl.horizon)
         self.negative_kl = NegativeKLWatch()
         self.drift = DriftWatch()
         self.missing_eos = MissingEosWatch(config.missing_eos_score if config.missing_eos == "replace" else None)
@@ -182,7 +182,7 @@ def compute_advantages(
     config: PPOConfig, scores: Tensor, old: RoleOutputs, lengths: Tensor, kl_coef: float
 ) -> tuple[Tensor, Tensor | None]:
     """Return advantages [B, T] from training scores [B] and the KL penalty, and returns [B, T] if there is a critic."""
-    penalty = kl_coef if config.kl_penalty == "reward" else 0.0
+    penalty = kl_coef if config.kl.penalty == "reward" else 0.0
     token_rewards = add_kl_penalty(scores, old.log_probs, old.ref_log_probs, lengths, penalty)
     if config.whiten_rewards:
         token_rewards = whiten(token_rewards, length_mask(lengths, token_rewards.shape[1]), shift_mean=False)
@@ -228,16 +228,16 @@ def micro_batch_loss(
     prompt, response, prompt_index = pack_rollout(experience.rollout, rows, device)
     new = ready.roles.policy(prompt, response, config.temperature, prompt_index)
     old = experience.loss_inputs(rows, response.ids.shape[1], device)
-    settings = LossSettings(
-        clip=config.clip,
-        clip_high=config.clip_high or config.clip,
-        value_clip=config.value_clip or math.inf,
-        value_weight=config.value_weight,
-        entropy_weight=config.entropy_weight,
+    coefficients = LossCoefficients(
+        clip=config.loss.clip,
+        clip_high=config.loss.clip_high or config.loss.clip,
+        value_clip=config.loss.value_clip or math.inf,
+        value_weight=config.loss.value_weight,
+        entropy_weight=config.loss.entropy_weight,
         kl_coef=experience.kl_coef,
-        kl_estimator=None if config.kl_penalty == "reward" else config.kl_penalty,
+        kl_estimator=None if config.kl.penalty == "reward" else config.kl.penalty,
     )
-    return ppo_loss(new, old, response.mask(), tokens, settings)
+    return ppo_loss(new, old, response.mask(), tokens, coefficients)
 
 
 @torch.no_grad()
@@ -289,7 +289,7 @@ def averaged_weights(ready: Prepared) -> Iterator[None]:
 def save_policy(config: PPOConfig, ready: Prepared, folder: Path, metrics: dict[str, float]) -> None:
     """Save the current policy as a folder that other programs load."""
     state = ready.engine.model_state()
-    card = {"title": "Policy trained by PPO", "stage": "ppo", "reward model": ", ".join(config.all_reward_models) or "none"}
+    card = {"title": "Policy trained by PPO", "stage": "ppo", "reward model": ", ".join(config.reward_model) or "none"}
     card["chosen by"] = "the reward that it was trained on"
     for extension in ready.extensions:
         card |= extension.card
@@ -309,7 +309,7 @@ def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
     tokens, rollout, minibatch, rows = largest_micro_batch(plans, backbone, budget, accelerator)
     zeros = torch.zeros(len(rollout), length)
     old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
-    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_beta, zeros[:, 0], {})
+    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl.beta, zeros[:, 0], {})
     with memory_trial(ready.engine, rows, tokens):
         ready.engine.backward(*micro_batch_loss(config, ready, experience, rows, float(length * len(minibatch))))
 
@@ -350,7 +350,7 @@ def prepare(
         adapters += [adapter for extension in extensions for adapter in extension.adapters]
         critic = config.critic if config.has_critic else "none"
         critic_init = (sources[0].mounted or sources[0].loaded) if sources else None
-        module = build_actor_critic(policy, critic, critic_init, adapters, config.entropy_weight > 0, moves)
+        module = build_actor_critic(policy, critic, critic_init, adapters, config.loss.entropy_weight > 0, moves)
     steps = config.epochs * config.minibatches
     rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
     groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
@@ -374,7 +374,7 @@ def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
     functions, extensions = load_functions(config.reward_functions), configured_extensions(config)
     data = (config.prompts, config.validation_prompts)
-    ready = prepare(config, config.model, config.all_reward_models, functions, *data, extensions)
+    ready = prepare(config, config.model, config.reward_model, functions, *data, extensions)
     folder = train(config, ready)
     ready.close()
     return folder

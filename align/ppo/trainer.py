@@ -38,8 +38,8 @@ class PPOTrainer:
             base if it is trained through LoRA.
         reward: reward models, combined by `reward_ensemble`, and functions; their weighted sum is the score of a response.
         prompts: a file, folder or hub name, or prompts in memory (`align.batches.encoding.Data`).
-        config: all other settings. Its `model`, `prompts`, `validation_prompts`, `reward_model`, `reward_models`
-            and `reward_functions` are not read.
+        config: all other settings. Its `model`, `prompts`, `validation_prompts`, `reward_model` and
+            `reward_functions` are not read.
         validation_prompts: fixed prompts that the policy is evaluated on, and by which the best one is kept.
         tokenizer: of a transformers model.
         judge: a reward model or function that selects the policy to keep, in place of `config.selection.reward_model`.
@@ -102,8 +102,7 @@ def reward_settings(models: Sequence[str | LoadedReward], functions: Sequence[We
     """The settings that describe a run's rewards."""
     names = [model if isinstance(model, str) else model.loaded.base for model in models]
     return {
-        "reward_model": names[0] if len(names) == 1 else "",
-        "reward_models": names if len(names) > 1 else [],
+        "reward_model": names,
         "reward_functions": [function.specification or function.name for function in functions],
     }
 

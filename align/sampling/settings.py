@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.core.settings import Overlong, Settings, option, require_setting
+from align.core.settings import Overlong, Settings, group, option, require_setting
 from align.data.readers import Primer, read_primer
 from align.sampling.generation import Sampling
 
@@ -61,6 +61,22 @@ class AnsweringConfig(InferenceConfig):
 
 
 @dataclass(kw_only=True)
+class VLLMSettings(Settings):
+    """How vLLM is reached or run."""
+
+    url: str = option("http://localhost:8000", "address of the vLLM server")
+    timeout: float = option(
+        300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers", gt=0, le=1500
+    )
+    retries: int = option(3, "how often a rollout may wait up to timeout for a vLLM server that went down; 0: never", ge=0)
+    memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "url", self.url.startswith(("http://", "https://")), "an address such as http://host:8000")
+
+
+@dataclass(kw_only=True)
 class EngineConfig(Settings):
     """The engine that samples rollouts; docs/clusters.md describes how to start vLLM."""
 
@@ -69,17 +85,4 @@ class EngineConfig(Settings):
         "what samples: transformers with the model in training, a vLLM server on separate GPUs, or vLLM inside the training "
         "processes, on their GPUs",
     )
-    vllm_url: str = option("http://localhost:8000", "address of the vLLM server")
-    vllm_timeout: float = option(
-        300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers", gt=0, le=1500
-    )
-    vllm_retries: int = option(
-        3, "how often a rollout may wait up to vllm_timeout for a vLLM server that went down; 0: never", ge=0
-    )
-    vllm_memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_setting(
-            self, "vllm_url", self.vllm_url.startswith(("http://", "https://")), "an address such as http://host:8000"
-        )
+    vllm: VLLMSettings = group(VLLMSettings, "vLLM, for the engines vllm-server and vllm-colocate")

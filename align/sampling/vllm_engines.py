@@ -63,7 +63,8 @@ class VLLMServer:
     """Exists only on the main process."""
 
     def __init__(self, config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> None:
-        self.url, self.timeout, self.retries = config.vllm_url.rstrip("/"), config.vllm_timeout, config.vllm_retries
+        vllm = config.vllm
+        self.url, self.timeout, self.retries = vllm.url.rstrip("/"), vllm.timeout, vllm.retries
         self.optimization, self.loaded, self.longest, self.stale = optimization, loaded, longest, True
         self.accelerator = optimization.accelerator
         require_servable(loaded.backbone, loaded.adapter)
@@ -287,7 +288,7 @@ class Client(VLLMClient):
             if time.monotonic() - started >= total_timeout:
                 raise UserError(
                     f"vLLM server {self.base_url}: not up after {total_timeout:g} s ({found}); start it as docs/clusters.md "
-                    "says, or correct vllm_url"
+                    "says, or correct vllm.url"
                 )
             time.sleep(retry_interval)
 
@@ -320,7 +321,7 @@ class VLLMColocate:
     def __init__(self, config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> None:
         self.optimization, self.loaded, self.stale = optimization, loaded, True
         require_servable(loaded.backbone, loaded.adapter)
-        advice = "is there a GPU with memory for a second copy of the model (vllm_memory_share)?"
+        advice = "is there a GPU with memory for a second copy of the model (vllm.memory_share)?"
         with _vllm_errors("cannot start", advice):
             from trl.generation.vllm_generation import VLLMGeneration  # it loads vLLM, which a server's client does not need
 
@@ -329,7 +330,7 @@ class VLLMColocate:
                 optimization.accelerator,
                 loaded.tokenization.tokenizer,
                 mode="colocate",
-                gpu_memory_utilization=config.vllm_memory_share,
+                gpu_memory_utilization=config.vllm.memory_share,
                 max_model_length=longest,
                 max_num_seqs=ROWS_AT_ONCE,
             )
@@ -368,7 +369,7 @@ class VLLMColocate:
             for seed in seeds
         ]
         requests = [{"prompt_token_ids": ids} for ids in prompts]
-        with _vllm_errors("cannot sample", "lower rollout_size or raise vllm_memory_share if memory ran out"):
+        with _vllm_errors("cannot sample", "lower rollout_size or raise vllm.memory_share if memory ran out"):
             outputs = self.vllm.llm.generate(requests, sampling_params=settings, use_tqdm=False)
         with _vllm_errors("gave a wrong answer", "is this version of vLLM one that this package knows?"):
             rows = []

@@ -52,7 +52,7 @@ SIZES = {
         ("data/prompts.jsonl", "data/prompts_round2.jsonl"),
         "data/prompts_heldout.jsonl",
         {"temperature": 1.0, "max_new_tokens": 64},  # answers differ more than at the demo's 0.7
-        {"updates": 18, "evaluate_every": 3, "kl_beta": 0.01},
+        {"updates": 18, "evaluate_every": 3, "kl": {"beta": 0.01}},
     ),
     "tiny": Size(  # only shows that a study runs
         ("data/rankings_heldout.jsonl",),

@@ -66,7 +66,7 @@ def train_policy(labels: GoldLabels, condition: Condition, seed: int) -> None:
     models = labels.proxies(noise, seed, 1 if rule == "single" else MEMBERS)
     rewards: dict[str, object] = {"reward_model": models[0]}
     if len(models) > 1:
-        rewards = {"reward_models": models, "reward_ensemble": rule}
+        rewards = {"reward_model": models, "reward_ensemble": rule}
     more = {
         "model": labels.sft,
         "prompts": labels.runs / "train-prompts.jsonl",

@@ -10,7 +10,7 @@ from align.ppo.rollout import pack_rollout, plan_minibatch
 from tests.models.losses import assert_invariant, experience_of, lengths_of, minibatch_loss, role_outputs, totals
 from tests.training.toy_modules import accumulate
 
-MORE_TERMS = {"entropy_weight": 0.3, "kl_penalty": "k3", "clip_high": 0.4}
+MORE_TERMS = {"loss": {"entropy_weight": 0.3, "clip_high": 0.4}, "kl": {"penalty": "k3"}}
 
 
 @pytest.mark.parametrize(

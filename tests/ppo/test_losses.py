@@ -85,7 +85,7 @@ def test_value_loss_by_hand(value, old, target, loss, decided):
 
 def test_a_value_clip_of_0_is_none(make_ppo, load_sharp, hand_rollout):
     """The loss of values that have left their old ones is half their squared error, and they still learn."""
-    trainer = make_ppo(load_sharp("tiny-gpt2"), value_clip=0.0)
+    trainer = make_ppo(load_sharp("tiny-gpt2"), loss={"value_clip": 0.0})
     roles = role_outputs(trainer, hand_rollout)
     moved = dataclasses.replace(roles, values=roles.values - 0.5)  # the values were lower when they were recorded
     experience = experience_of(trainer, hand_rollout, torch.arange(6.0), moved)

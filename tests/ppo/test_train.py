@@ -34,7 +34,7 @@ def settings(model: str, folder: Path, **more: object) -> PPOConfig:
         "max_new_tokens": 12,
         "missing_eos": "keep",
         "learning_rate": 3e-3,
-        "kl_beta": 0.0,
+        "kl": {"beta": 0.0},
         "evaluate_every": 10,
         "max_kl": 1000.0,
     }
@@ -60,7 +60,7 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
     (tmp_path / "free").mkdir()
     (tmp_path / "held").mkdir()
     run_ppo(settings("tiny-gpt2", tmp_path / "free", updates=15))
-    run_ppo(settings("tiny-gpt2", tmp_path / "held", updates=15, kl_beta=0.1))
+    run_ppo(settings("tiny-gpt2", tmp_path / "held", updates=15, kl={"beta": 0.1}))
     free, held = metrics(tmp_path / "free")[-1], metrics(tmp_path / "held")[-1]
     assert free["kl/k1"] > 4
     assert held["kl/k1"] < 0.25 * free["kl/k1"]
@@ -70,7 +70,7 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
 @pytest.mark.slow  # the penalty itself is tested above
 def test_adaptive_kl_raises_its_coefficient_above_the_target(tmp_path: Path) -> None:
     """KL soon passes a target of 0.05 nats: the error is clipped at +0.2, so beta grows by 1 + 0.2 * 64 / 1000 an update."""
-    run_ppo(settings("tiny-gpt2", tmp_path, updates=15, kl_beta=0.01, kl_target=0.05, kl_horizon=1000))
+    run_ppo(settings("tiny-gpt2", tmp_path, updates=15, kl={"beta": 0.01, "target": 0.05, "horizon": 1000}))
     rows = metrics(tmp_path)[1:]
     assert rows[-1]["kl/k1"] > 0.05 * 1.2
     assert rows[-1]["kl/beta"] > rows[0]["kl/beta"]
@@ -94,7 +94,7 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
             critic_warmup=3,
             value_learning_rate=1e-2,
             evaluate_every=1,
-            kl_target=6.0,
+            kl={"beta": 0.0, "target": 6.0},
         )
     )
     rows = metrics(tmp_path)
@@ -134,7 +134,11 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
 @pytest.mark.parametrize(
     "more",
     [
-        {"advantages": "rloo", "kl_penalty": "k2", "kl_beta": 0.001, "entropy_weight": 0.001, "clip_high": 0.3},
+        {
+            "advantages": "rloo",
+            "kl": {"penalty": "k2", "beta": 0.001},
+            "loss": {"entropy_weight": 0.001, "clip_high": 0.3},
+        },
         pytest.param({"advantages": "grpo", "ema_decay": 0.5}, marks=pytest.mark.slow),
         {"advantages": "reinforce++"},
     ],
@@ -146,12 +150,12 @@ def test_a_reward_rises_without_a_critic(more: dict[str, object], tmp_path: Path
     assert rows[0]["validation/reward"] < 0.05
     assert rows[-1]["validation/reward"] > 0.1
     assert not {"loss/value", "clipped/value", "value/explained_variance", "learning_rate/value"} & rows[-1].keys()
-    assert ("loss/entropy" in rows[-1]) == ("entropy_weight" in more)
-    assert ("loss/kl" in rows[-1]) == ("kl_penalty" in more)
+    assert ("loss/entropy" in rows[-1]) == ("loss" in more)
+    assert ("loss/kl" in rows[-1]) == ("kl" in more)
 
 
 def test_a_shaped_rollout_by_hand() -> None:
-    config = PPOConfig(kl_beta=0.1, gamma=1.0, lam=1.0)
+    config = PPOConfig(kl={"beta": 0.1}, gamma=1.0, lam=1.0)
     old = RoleOutputs(
         log_probs=torch.tensor([[-1.0, -1.0], [-2.0, 0.0]]),
         ref_log_probs=torch.tensor([[-2.0, -1.0], [-1.0, 0.0]]),

@@ -45,6 +45,7 @@ def assert_arrived(config, written):
         if isinstance(value, dict):
             assert_arrived(found, value)
         else:
+            value = [value] if isinstance(found, list) and not isinstance(value, list) else value  # one may stand alone
             assert (found, type(found)) == (value, type(value)), key
 
 
@@ -76,7 +77,7 @@ def test_each_stage_starts_from_what_an_earlier_one_of_the_model_left(path):
     else:
         assert config.model == f"runs/{name}/{'ppo' if stage == 'distill' else 'sft'}/model"
     if stage == "ppo":
-        assert config.reward_model == f"runs/{name}/reward/model"
+        assert config.reward_model == [f"runs/{name}/reward/model"]
     if stage == "dpo":
         reward = settings("reward", name)
         assert (config.train_data, config.validation_data) == (reward.train_data, reward.validation_data)

@@ -85,11 +85,11 @@ def runs(tmp_path_factory, serve):
     )
     ppo = config["ppo"](
         model=start,
-        reward_models=[scorer, scorer],
+        reward_model=[scorer, scorer],
         selection={"reward_model": scorer},
         rules={"model": str(judge), "budgets": ["0.1"]},
-        kl_penalty="k3",
-        entropy_weight=0.01,
+        kl={"penalty": "k3"},
+        loss={"entropy_weight": 0.01},
         reward_functions=["align.ppo.toy_rewards:share_of_e"],
         prompts=data["prompts"],
         validation_prompts=data["prompts"],
@@ -106,7 +106,7 @@ def runs(tmp_path_factory, serve):
         engine="vllm-server",
         importance_cap=2.0,
         reference_refresh=1,
-        vllm_url=serve(start).url,
+        vllm={"url": serve(start).url},
     )
     run_ppo(ppo)
     return {stage: root / stage for stage in STAGES}

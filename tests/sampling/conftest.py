@@ -38,7 +38,7 @@ def settings(common_settings):
         "save_every": 1,
         "seed": 3,
         "engine": "vllm-server",
-        "vllm_timeout": 20.0,
+        "vllm": {"timeout": 20.0},
     }
 
 
@@ -50,7 +50,7 @@ def make_engine_of(make_ppo, load_sharp):
     made = []
 
     def make(url, longest=16, timeout=30.0, **loading):
-        trainer = make_ppo(load_sharp("tiny-llama", **loading), engine="vllm-server", vllm_url=url, vllm_timeout=timeout)
+        trainer = make_ppo(load_sharp("tiny-llama", **loading), engine="vllm-server", vllm={"url": url, "timeout": timeout})
         made.append(make_engine(trainer.config, trainer.engine, trainer.loaded, longest))
         return made[-1]
 

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("align_with_stand_in.py")
 SETTINGS = """
     --dtype float32 --log_to none --reward_functions tests.sampling.rewards:letters --prompts data/prompts_validation.jsonl
     --overlong truncate --max_prompt_tokens 24 --updates 2 --rollout_size 5 --epochs 1 --max_new_tokens 5
-    --learning_rate 1e-3 --missing_eos keep --lora_rank 4 --engine vllm-server --vllm_timeout 60
+    --learning_rate 1e-3 --missing_eos keep --lora_rank 4 --engine vllm-server --vllm.timeout 60
 """
 
 
@@ -22,7 +22,7 @@ def test_two_processes_under_zero3_ask_and_send_what_one_does(serve, sharp_folde
     model, servers, words = sharp_folders["tiny-llama"], {}, {}
     for processes in (1, 2):
         servers[processes] = serve(model)
-        own = ["--model", model, "--vllm_url", servers[processes].url, "--output_dir", str(tmp_path / str(processes))]
+        own = ["--model", model, "--vllm.url", servers[processes].url, "--output_dir", str(tmp_path / str(processes))]
         words[processes] = ["ppo", *SETTINGS.split(), *own]
     monkeypatch.chdir(ROOT)
     cli.main(words[1])

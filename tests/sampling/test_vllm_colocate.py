@@ -15,7 +15,7 @@ from tests.sampling.rewards import PROMPTS
 
 @pytest.fixture
 def settings(common_settings):
-    engine = {"engine": "vllm-colocate", "vllm_memory_share": 0.25}
+    engine = {"engine": "vllm-colocate", "vllm": {"memory_share": 0.25}}
     return common_settings | {"rollout_size": 3, "max_new_tokens": 5, **engine}
 
 
@@ -47,7 +47,7 @@ def test_a_vllm_that_cannot_start_is_one_line(stand_in_vllm, settings, monkeypat
 
     monkeypatch.setattr(trl_generation, "LLM", broken)
     with pytest.raises(
-        UserError, match=r"engine vllm-colocate: vLLM cannot start \(no GPU\); .*vllm_memory_share"
+        UserError, match=r"engine vllm-colocate: vLLM cannot start \(no GPU\); .*vllm.memory_share"
     ) as caught:
         run_ppo(PPOConfig(**settings))
     assert "\n" not in str(caught.value)

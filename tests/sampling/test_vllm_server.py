@@ -24,6 +24,11 @@ from tests.launch.launcher import ROOT, free_port
 from tests.sampling.rewards import PROMPTS
 
 
+def at(settings, url):
+    """The settings of a run with the server at an address."""
+    return settings | {"vllm": settings["vllm"] | {"url": url}}
+
+
 def plain(folder):
     """The weights of a folder's model by name, tied ones once."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -51,7 +56,7 @@ def learned(folder, start, alpha_over_rank):
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
 def test_each_rollout_is_sampled_from_the_weights_of_its_update(serve, settings, rank):
     server = serve(settings["model"])
-    folder = run_ppo(PPOConfig(**settings, vllm_url=server.url, lora_rank=rank, lora_alpha=8.0)).parent
+    folder = run_ppo(PPOConfig(**at(settings, server.url), lora_rank=rank, lora_alpha=8.0)).parent
     start = plain(settings["model"])
     assert len(server.updates) == 3, "before the first rollout and after each update"
     for sent in server.updates:
@@ -75,7 +80,7 @@ def test_each_rollout_is_sampled_from_the_weights_of_its_update(serve, settings,
 
 def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings, load_sharp):
     server = serve(settings["model"])
-    run_ppo(PPOConfig(**settings | {"rollout_size": 6, "samples_per_prompt": 2}, vllm_url=server.url))
+    run_ppo(PPOConfig(**at(settings, server.url) | {"rollout_size": 6, "samples_per_prompt": 2}))
     tokenization = load_sharp("tiny-llama").tokenization
     prompts = [tokenization.prompt_ids(({"role": "user", "content": text},)) for text in PROMPTS]
     asked = [server.requests[a:b] for a, b in ((0, 3), (3, 9), (9, 12), (12, 18), (18, 21))]
@@ -91,16 +96,17 @@ def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings,
 
 
 def test_a_server_that_dies_costs_nothing_but_the_update_it_died_in(serve, settings, tmp_path):
-    whole = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url)).parent
-    settings |= {"output_dir": str(tmp_path / "again"), "vllm_timeout": 4.0}  # all of it is waited for the dead server
+    whole = run_ppo(PPOConfig(**at(settings, serve(settings["model"]).url))).parent
+    settings |= {"output_dir": str(tmp_path / "again")}
+    settings["vllm"]["timeout"] = 4.0  # all of it is waited for the dead server
     dying = serve(settings["model"])
     dying.dies_after = 3 + 4 + 3 + 2  # in the middle of the second rollout
     begun = time.monotonic()
     with pytest.raises(UserError, match=rf"vLLM server {dying.url}: sampling failed \(.*; .*--resume true") as caught:
-        run_ppo(PPOConfig(**settings, vllm_url=dying.url))
+        run_ppo(PPOConfig(**at(settings, dying.url)))
     assert "\n" not in str(caught.value)
     assert time.monotonic() - begun < 60
-    resumed = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url, resume=True)).parent
+    resumed = run_ppo(PPOConfig(**at(settings, serve(settings["model"]).url), resume=True)).parent
     assert metrics(resumed) == metrics(whole)
     assert (resumed / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
 
@@ -134,11 +140,12 @@ def restarted(settings):
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, restarted, tmp_path, capsys):
-    whole = run_ppo(PPOConfig(**settings, vllm_url=serve(settings["model"]).url)).parent
-    settings |= {"output_dir": str(tmp_path / "again"), "vllm_timeout": 120.0}
+    whole = run_ppo(PPOConfig(**at(settings, serve(settings["model"]).url))).parent
+    settings |= {"output_dir": str(tmp_path / "again")}
+    settings["vllm"]["timeout"] = 120.0
     capsys.readouterr()
     # 3 validation prompts, a rollout of 4, 3 again: killed in the middle of the second rollout.
-    again = run_ppo(PPOConfig(**settings, vllm_url=restarted(3 + 4 + 3 + 2))).parent
+    again = run_ppo(PPOConfig(**at(settings, restarted(3 + 4 + 3 + 2)))).parent
     printed = capsys.readouterr().err
     assert re.search(r"warning: vLLM server .* of 4 responses are kept, waiting 120 s at most", printed)
     assert len(re.findall(r":\d+ is back$", printed, re.M)) == 1
@@ -149,9 +156,10 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, r
 def test_a_server_that_stays_away_leaves_what_it_gave(serve, settings, tmp_path):
     dying = serve(settings["model"])
     dying.dies_after = 3 + 2  # in the middle of the first rollout
-    settings |= {"rollout_size": 200, "vllm_timeout": 1.0}
+    settings |= {"rollout_size": 200}
+    settings["vllm"]["timeout"] = 1.0
     with pytest.raises(UserError, match=r"the (\d+) of 200 responses that it gave are in .*unfinished.jsonl") as caught:
-        run_ppo(PPOConfig(**settings, vllm_url=dying.url))
+        run_ppo(PPOConfig(**at(settings, dying.url)))
     count = int(re.search(r"the (\d+) of 200", str(caught.value))[1])
     rows = [json.loads(line) for line in (tmp_path / "run" / "unfinished.jsonl").read_text().splitlines()]
     assert len(rows) == count > 0
@@ -206,7 +214,7 @@ def describing(part, **changes):
         ),
         (answering("/server_info", 404, {"detail": "Not Found"}), 30.0, ["VLLM_SERVER_DEV_MODE=1"]),
         (describing("weight_transfer_config"), 30.0, ["--weight-transfer-config"]),
-        (answering("/health", 503, {}), 1.0, ["not up after 1 s (it answers 503)", "vllm_url"]),
+        (answering("/health", 503, {}), 1.0, ["not up after 1 s (it answers 503)", "vllm.url"]),
         (
             answering("/get_world_size", 500, {"error": "no workers"}),
             30.0,
@@ -345,7 +353,7 @@ def test_log_probs_of_another_distribution_stop_the_run(serve, settings, monkeyp
 
     monkeypatch.setattr(server, "complete", at_another_temperature)
     with pytest.raises(UserError, match=r"different distribution than the policy \(\S+ nats per token\)"):
-        run_ppo(PPOConfig(**settings, vllm_url=server.url))
+        run_ppo(PPOConfig(**at(settings, server.url)))
 
 
 @pytest.mark.parametrize(
@@ -382,12 +390,12 @@ def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engi
 
 def test_nobody_at_the_address(stand_in_vllm, make_engine_of):
     with pytest.raises(
-        UserError, match=r"127.0.0.1:9: not up after 0.3 s \(ConnectionError\); start it as .* or correct vllm_url"
+        UserError, match=r"127.0.0.1:9: not up after 0.3 s \(ConnectionError\); start it as .* or correct vllm.url"
     ):
         make_engine_of("http://127.0.0.1:9", timeout=0.3)
 
 
-@pytest.mark.parametrize(("key", "value"), [("vllm_url", "host:8000"), ("vllm_timeout", 0), ("vllm_memory_share", 1.0)])
+@pytest.mark.parametrize(("key", "value"), [("url", "host:8000"), ("timeout", 0), ("memory_share", 1.0)])
 def test_settings_out_of_range(key, value):
-    with pytest.raises(UserError, match=key):
-        PPOConfig(reward_functions=["a:b"], **{key: value})
+    with pytest.raises(UserError, match=f"vllm.{key}"):
+        PPOConfig(reward_functions=["a:b"], vllm={key: value})

@@ -50,10 +50,10 @@ STAGES = {
     "--max_response_tokens 24 --student_share 0.5 --responses teacher --evaluate_every 5",
     "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e "
     "--updates 14 --rollout_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_eos keep "
-    "--kl_target 1 --evaluate_every 5 --critic_warmup 1 --value_learning_rate 2e-3 "
+    "--kl.target 1 --evaluate_every 5 --critic_warmup 1 --value_learning_rate 2e-3 "
     "--ema_decay 0.9 "
     "--samples_per_prompt 2 --length_adjustment 0.5 "
-    "--entropy_weight 0.01 --kl_penalty k3 --reference_refresh 3 --ptx.data data/demonstrations.jsonl "
+    "--loss.entropy_weight 0.01 --kl.penalty k3 --reference_refresh 3 --ptx.data data/demonstrations.jsonl "
     "--ptx.coef 0.1",
 }
 

@@ -26,7 +26,7 @@ from tests.launch.compared import metrics
 ROOT = Path(__file__).parents[2]
 COMMON = "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
 PPO = "--validation_prompts data/prompts_validation.jsonl --updates 6 --rollout_size 4 --epochs 2 --max_new_tokens 4 "
-PPO += "--missing_eos keep --kl_target 1 --evaluate_every 3"
+PPO += "--missing_eos keep --kl.target 1 --evaluate_every 3"
 SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --epochs 1"
 
 

@@ -45,7 +45,7 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
     if stage in ("ppo", "ptx"):
         texts = {"ptx": {"data": "data/demonstrations_heldout.jsonl"}} if stage == "ptx" else {}
         # What follows one number for all processes: the KL coefficient, the critic's own rate.
-        followed = {"kl_target": 6.0, "value_learning_rate": 2e-3, "critic_warmup": 1}
+        followed = {"kl": {"target": 6.0}, "value_learning_rate": 2e-3, "critic_warmup": 1}
         critic = {"critic": "separate"} if rank == "0" else followed
         run_ppo(
             PPOConfig(

@@ -83,7 +83,7 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
     (tmp_path / "my_extensions.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     (named,) = re.findall(r"--extensions (\S+)", page)
-    own = {"extensions": named, "updates": 1, "kl_beta": 0.0, "missing_eos": "keep"}
+    own = {"extensions": named, "updates": 1, "kl": {"beta": 0.0}, "missing_eos": "keep"}
     run_ppo(settings(prompts, tmp_path / "run", **own))
     (row,) = rows_of(tmp_path / "run")
     assert row["reward/too_long"] == 1.0

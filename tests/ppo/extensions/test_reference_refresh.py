@@ -34,7 +34,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         evaluate_every=1,
         reference_refresh=2,
         learning_rate=1e-2,
-        kl_beta=0.1,
+        kl={"beta": 0.1},
         save_every=1,
         keep_checkpoints=0,
         **WAYS[request.param],
