@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,14 +176,6 @@ def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None
 def format_as_percent(axis: Axis) -> None:
     """Show shares as percentages."""
     axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
-
-
-def label_rows(axes: Axes, labels: Sequence[str], unit: str, length: int = 18) -> None:
-    """Label a plot whose rows lie at 0, 1, ... from the top; labels are cut to `length` characters."""
-    axes.set_yticks(range(len(labels)), [text if len(text) <= length else text[: length - 1] + "…" for text in labels])
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_xlabel(unit)
-    axes.grid(axis="y", visible=False)
 
 
 def add_legend(axes: Axes) -> None:

@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
 from typing import Literal
-
-import numpy as np
 
 from align.core import statistics
 from align.eval.core.results import Evaluation, Figure
@@ -154,57 +152,25 @@ def _add_reward_findings(summary: Summary, rankings: Sequence[ScoredRanking]) ->
         summary.add_finding("bad", text)
 
 
-@dataclass(frozen=True)
-class PairAccuracy:
-    """Share of pairs in the labelers' order, with its 95 % interval over rankings."""
-
-    label: str
-    accuracy: float
-    low: float
-    high: float
-    pairs: int
-
-
-def pair_accuracies(rankings: Sequence[ScoredRanking], by: Literal["all", "distance", "category"]) -> list[PairAccuracy]:
-    """Return the accuracy over all pairs, by how many ranks apart the labelers put them, or by category, highest first.
-
-    Equal rewards count half. Empty without a pair, and by category for rankings that name none.
-    """
-    if by == "category":
-        groups: dict[str, list[ScoredRanking]] = {}
-        for ranking in rankings:
-            if ranking.category:
-                groups.setdefault(ranking.category, []).append(ranking)
-        found = [replace(each, label=label) for label, group in groups.items() for each in pair_accuracies(group, "all")]
-        return sorted(found, key=lambda each: (-each.accuracy, each.label))
-    pairs, differences = pairs_and_differences(rankings)
-    right = ((differences > 0).double() + 0.5 * (differences == 0).double()).numpy()
-    labels = pairs.distance.numpy() if by == "distance" else np.full(len(right), "all")
-    accuracies = []
-    for label in np.unique(labels):
-        chosen = labels == label
-        low, high = statistics.share_interval(right[chosen], pairs.ranking.numpy()[chosen])
-        accuracies.append(PairAccuracy(str(label), float(right[chosen].mean()), low, high, int(chosen.sum())))
-    return accuracies
-
-
 def _add_pair_accuracy(
     summary: Summary, name: str, claim: str, rankings: Sequence[ScoredRanking], unclear: Rating, consequence: str
 ) -> bool:
     """Add the share of held-out pairs in the right order; return False if there are none."""
-    if not (accuracies := pair_accuracies(rankings, "all")):
+    pairs, _ = pairs_and_differences(rankings)
+    if not len(pairs.better):
         return False
-    (accuracy,) = accuracies
-    above, share = accuracy.low > 0.5, format_percent(accuracy.accuracy)
-    interval = f"{format_percent(accuracy.low)} to {format_percent(accuracy.high)}"
+    figures = ranking_metrics(rankings)
+    low, high = figures["accuracy/low"], figures["accuracy/high"]
+    above, share = low > 0.5, format_percent(figures["accuracy"])
+    interval = f"{format_percent(low)} to {format_percent(high)}"
     row = TableRow(
         f"{name}: pairs in the right order",
         "50 %",
         share,
-        format_percent(accuracy.accuracy - 0.5, sign=True),
+        format_percent(figures["accuracy"] - 0.5, sign=True),
         interval,
-        f"against chance; {accuracy.pairs} pairs of {len(rankings)} held-out rankings",
-        "good" if above else "bad" if accuracy.high < 0.5 else "",
+        f"against chance; {int(figures['pairs'])} pairs of {len(rankings)} held-out rankings",
+        "good" if above else "bad" if high < 0.5 else "",
     )
     summary.rows.append(row)
     text = f"{claim} on {share} of held-out pairs (95 % interval {interval}; chance is 50 %)"

@@ -21,13 +21,10 @@ from align.eval.report.drawing import (
     draw_chart,
     draw_plot,
     format_as_percent,
-    label_rows,
 )
-from align.eval.report.findings import PairAccuracy, Summary, max_kl, pair_accuracies
+from align.eval.report.findings import Summary, max_kl
 from align.reward.rankings import ScoredRanking, pairs_and_differences
 
-MAX_ROWS = 24
-"""Most categories on a plot."""
 MAX_UPDATE_LABELS = 14
 """Labels of updates on the plot of reward against KL: a label for each of many points would cover them."""
 PANELS = {
@@ -128,25 +125,13 @@ PPO_CHARTS = [
 def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
     """Draw all plots of a stage; those with nothing to show are left out."""
     if stage.stage == "reward":
-        return reward_plots(stage, run.rankings["reward"])
+        calibration = calibration_plot(run.rankings["reward"])
+        return [*_charts(stage, [REWARD_LOSS, ACCURACY]), *([calibration] if calibration else [])]
     if stage.stage == "ppo":
         return ppo_plots(stage, summary.kept)
     if stage.stage == "dpo":
         return _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
     return _charts(stage, [LOSS])
-
-
-def reward_plots(stage: StageRun, rankings: Sequence[ScoredRanking]) -> list[Plot]:
-    """Draw all plots of the reward model."""
-    differ = "Where the reward model agrees with the labelers, and where it does not."
-    farther = "Responses that labelers ranked farther apart should be easier to order."
-    distances, categories = pair_accuracies(rankings, "distance"), pair_accuracies(rankings, "category")
-    plots = [
-        accuracy_plot("reward-distance", "Accuracy by distance of rank", "ranks apart", farther, distances),
-        calibration_plot(rankings),
-        accuracy_plot("reward-category-accuracy", "Accuracy by category", "category", differ, categories),
-    ]
-    return [*_charts(stage, [REWARD_LOSS, ACCURACY]), *(plot for plot in plots if plot)]
 
 
 def ppo_plots(stage: StageRun, kept: int | None) -> list[Plot]:
@@ -164,34 +149,6 @@ def ppo_plots(stage: StageRun, kept: int | None) -> list[Plot]:
 def _charts(stage: StageRun, charts: Iterable[Chart]) -> list[Plot]:
     plots = [draw_chart(stage, replace(chart, name=f"{stage.stage}-{chart.name}")) for chart in charts]
     return [plot for plot in plots if plot]
-
-
-def accuracy_plot(name: str, title: str, kind: str, caption: str, accuracies: Sequence[PairAccuracy]) -> Plot | None:
-    """Draw pair accuracies with intervals, compared with chance; None if there are none."""
-    if not accuracies:
-        return None
-    shown = list(accuracies)[:MAX_ROWS]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        values = [each.accuracy for each in shown]
-        whiskers = [[each.accuracy - each.low for each in shown], [each.high - each.accuracy for each in shown]]
-        axes.errorbar(values, range(len(shown)), xerr=whiskers, fmt="o", color=BLUE, capsize=3, markersize=6)
-        axes.axvline(0.5, color=INK, linewidth=1, linestyle=":")
-        axes.set_xlim(0, 1.03)
-        format_as_percent(axes.xaxis)
-        label_rows(axes, [each.label for each in shown], "pairs in the right order")
-        axes.set_ylabel(kind)
-
-    words = "; ".join(f"{each.label}: {each.accuracy:.0%} of {each.pairs} pairs" for each in shown)
-    return draw_plot(
-        name,
-        title,
-        f"{caption} Dotted: chance. Whiskers: 95 % intervals.",
-        f"Reward model accuracy by {kind}: {words}.",
-        paint,
-        height=0.9 + 0.27 * len(shown),
-    )
 
 
 def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:

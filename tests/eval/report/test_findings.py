@@ -14,12 +14,10 @@ from align.eval.report.findings import (
     add_evaluation_findings,
     alternate_gains_and_losses,
     first_and_kept_updates,
-    pair_accuracies,
     pair_samples,
     summarize_run,
 )
-from align.reward.rankings import ScoredRanking
-from tests.eval.report.example_run import RANKINGS, Page, ppo_run, truthfulness, write_lines
+from tests.eval.report.example_run import Page, ppo_run, truthfulness, write_lines
 
 
 def sample(reward: float, prompt: str = "p", response: str = "r") -> Sample:
@@ -49,19 +47,6 @@ def test_samples_are_paired_by_prompt_also_when_one_comes_twice() -> None:
 def test_gains_and_losses_come_in_turn() -> None:
     pairs = [SamplePair(sample(0.0), sample(reward)) for reward in (1.0, 0.0, -2.0, 3.0, -1.0, 2.0)]
     assert [pair.change for pair in alternate_gains_and_losses(pairs)] == [3.0, -2.0, 2.0, -1.0, 1.0, 0.0]
-
-
-def test_pair_accuracy_by_distance_and_category() -> None:
-    # First ranking: all three pairs right. Second: 1-2 and 1-3 right, 2-3 wrong. Third: a tie, no pair.
-    (whole,) = pair_accuracies(RANKINGS, "all")
-    assert (whole.accuracy, whole.pairs) == (5 / 6, 6)
-    distances = [(each.label, each.accuracy, each.pairs) for each in pair_accuracies(RANKINGS, "distance")]
-    assert distances == [("1", 0.75, 4), ("2", 1.0, 2)]
-    categories = [(each.label, each.accuracy) for each in pair_accuracies(RANKINGS, "category")]
-    assert categories == [("truth", 1.0), ("a < b & $c$", 2 / 3)]
-    assert pair_accuracies(RANKINGS[2:], "all") == []
-    (equal,) = pair_accuracies([ScoredRanking((1, 2), (0.5, 0.5), (1, 1))], "all")
-    assert equal.accuracy == 0.5
 
 
 def test_the_table_has_the_numbers_of_every_stage(run: Path) -> None:

@@ -9,12 +9,10 @@ from align.eval.report.data import RunData, Series, StageRun
 from align.eval.report.drawing import Plot, describe_series, downsample
 from align.eval.report.findings import Summary
 from align.eval.report.plots import (
-    accuracy_plot,
     calibration_plot,
     evaluation_plots,
     frontier_plot,
     ppo_plots,
-    reward_plots,
     stage_plots,
 )
 from tests.eval.report.example_run import RANKINGS, ppo_run
@@ -39,10 +37,8 @@ def test_a_course_in_words() -> None:
 def test_no_figures_no_plots() -> None:
     empty = StageRun("any", Path("any"))
     assert sft_plots({}) == []
-    assert reward_plots(empty, []) == []
     assert ppo_plots(empty, None) == []
     assert frontier_plot(empty, None) is None
-    assert accuracy_plot("reward-distance", "Accuracy", "ranks apart", "", []) is None
     assert calibration_plot([]) is None
 
 
@@ -58,16 +54,12 @@ def test_one_update_is_enough_for_every_plot() -> None:
 
 def test_plots_of_the_reward_model_say_what_they_show() -> None:
     metrics = {1: {"ranking_loss": 0.7, "validation/loss": 0.6, "validation/accuracy": 0.8}}
-    run = StageRun("reward", Path("r"), {}, {}, metrics)
-    plots = {plot.name: plot for plot in reward_plots(run, RANKINGS)}
-    assert {"reward-loss", "reward-accuracy", "reward-distance", "reward-calibration"} <= set(plots)
-    assert "1: 75% of 4 pairs; 2: 100% of 2 pairs" in plots["reward-distance"].svg
-    category = plots["reward-category-accuracy"].svg
-    assert re.search(r"<text [^>]*>\s*a &lt; b &amp; \$c\$\s*</text>", category)  # escaped, and no formula
-    assert "http" not in category
+    run = RunData(Path(), rankings={"reward": RANKINGS})
+    plots = {plot.name: plot for plot in stage_plots(StageRun("reward", Path("r"), {}, {}, metrics), run, Summary())}
+    assert list(plots) == ["reward-loss", "reward-accuracy", "reward-calibration"]
     # Differences 1, 2, 1 and 2, 1, -1: sigmoid(1) = 73.1 % four times, three right; sigmoid(2) = 88.1 % twice, both right.
     assert "stated 73%, right 75%, 4 pairs; stated 88%, right 100%, 2 pairs" in plots["reward-calibration"].svg
-    names_carry_the_plots_own(plots["reward-distance"].svg)
+    names_carry_the_plots_own(plots["reward-calibration"].svg)
 
 
 def names_carry_the_plots_own(svg: str) -> None:
