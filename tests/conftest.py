@@ -248,7 +248,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     def make(loaded: LoadedModel, mounted=None, **settings) -> HandPPO:
         run = make_run(PPOConfig, "ppo", **({"epochs": 1, "updates": 1, "whiten_rewards": False} | settings))
         config, policy = run.config, flops_profile(loaded.backbone, loaded.adapter)
-        extensions = configured_extensions(config)
+        extensions = configured_extensions(vars(config))
         sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
         scoring = (config.missing_eos, config.missing_eos_score, config.reward_timeout)
         context = TrainingContext(run, loaded, [], [], config.updates, config.critic_warmup, *sizes, *scoring)

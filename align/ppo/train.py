@@ -88,8 +88,7 @@ class Progress:
 
     def parts(self) -> dict[str, Stateful]:
         """Return the parts with a state by the names that they have in a checkpoint."""
-        names = ("kl", "negative_kl", "drift", "selection")
-        return {name: getattr(self, name) for name in names}
+        return {"kl": self.kl, "negative_kl": self.negative_kl, "drift": self.drift, "selection": self.selection}
 
 
 def train(config: PPOConfig, ready: Prepared) -> Path:
@@ -254,8 +253,7 @@ def evaluate(config: PPOConfig, ready: Prepared, progress: Progress, update: int
             evaluation = PolicyEvaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
             for extension in extensions:
                 extension.evaluate(evaluation)
-        ended = rollout.ended_mask
-        scores = apply_missing_eos(evaluation.scores, ended, config.missing_eos, config.missing_eos_score)
+        scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
         scores = scores - evaluation.deduction  # the penalty for a missing EOS must not replace it
         rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
         outputs = forward_all_roles(ready.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
@@ -372,9 +370,9 @@ def prepare(
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
-    functions, extensions = load_functions(config.reward_functions), configured_extensions(config)
-    data = (config.prompts, config.validation_prompts)
-    ready = prepare(config, config.model, config.reward_model, functions, *data, extensions)
+    functions, extensions = load_functions(config.reward_functions), configured_extensions(vars(config))
+    prompts, validation = config.prompts, config.validation_prompts
+    ready = prepare(config, config.model, config.reward_model, functions, prompts, validation, extensions)
     folder = train(config, ready)
     ready.close()
     return folder

@@ -65,7 +65,7 @@ class PPOTrainer:
             patience = config.selection.patience if config.selection else 0
             names["selection"] = {"reward_model": judge_name(judge), "patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
-        extensions = configured_extensions(self.config, **objects)
+        extensions = configured_extensions(vars(self.config), **objects)
         data = (prompts, validation_prompts)
         self.prepared = prepare(self.config, policy, models, functions, *data, extensions, tokenizer)
         self.run = self.prepared.run

@@ -16,7 +16,6 @@ from align.core.plugins import import_function, import_object
 from align.core.settings import ModelConfig
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
-from align.ppo.config import PPOConfig
 from align.ppo.evaluation import PolicyEvaluation
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.scoring_models import RewardAdapter
@@ -166,10 +165,11 @@ EXTENSIONS = {
 """The extension that each setting switches on, in the order in which hooks are called. It takes the setting's value."""
 
 
-def configured_extensions(config: PPOConfig, **objects: Any) -> list[Extension]:
+def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> list[Extension]:
     """Make the configured extensions in the order in which their hooks are called; the user's own come last.
 
     Args:
+        settings: of PPO, by name.
         objects: for an extension of this name, an object in memory beside its setting.
 
     Raises:
@@ -177,10 +177,10 @@ def configured_extensions(config: PPOConfig, **objects: Any) -> list[Extension]:
     """
     found: list[Extension] = []
     for name, path in EXTENSIONS.items():
-        if value := getattr(config, name):
+        if value := settings[name]:
             found.append(import_object(path)(value, *([objects[name]] if name in objects else [])))
             found[-1].name = name
-    for path in config.extensions:
+    for path in settings["extensions"]:
         own = import_function(path, "extension", "module:Class")()
         if not isinstance(own, Extension):
             raise UserError(f"extension '{path}': must be a subclass of align.ppo.extensions.Extension")

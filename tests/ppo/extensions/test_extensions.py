@@ -40,10 +40,10 @@ def test_an_extension_is_imported_where_it_is_configured(recorded, imported, pro
 
 
 def test_each_extension_has_a_setting():
-    assert [extension.name for extension in configured_extensions(PPOConfig())] == ["rollout_updates"]
+    assert [extension.name for extension in configured_extensions(vars(PPOConfig()))] == ["rollout_updates"]
     assert all(hasattr(PPOConfig(), name) for name in EXTENSIONS)
     config = PPOConfig(length_adjustment=0.5, samples_per_prompt=2, reference_refresh=3, ptx={"data": "texts.jsonl"})
-    found = configured_extensions(config)
+    found = configured_extensions(vars(config))
     assert [each.name for each in found] == ["length_adjustment", "ptx", "reference_refresh", "rollout_updates"]
     assert [each.name for each in found if each.has_state] == ["reference_refresh"]
 
@@ -106,4 +106,4 @@ def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache):
 )
 def test_what_is_no_extension_is_named(named, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        configured_extensions(PPOConfig(extensions=named))
+        configured_extensions(vars(PPOConfig(extensions=named)))
