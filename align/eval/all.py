@@ -40,17 +40,15 @@ def run_all(config: AllConfig) -> list[Evaluation]:
     if config.reward_model:
         files["reward"] = config.reward
     evaluations: list[Evaluation] = []
-    data: list[str] = []
     for name, file in files.items():
         if file:
             config_class, function = TASKS[name].load()
             task_config = parse(config_class, task_arguments(config, name, file))
-            data += [f"{name}, {line}" for line in task_config.data_lines()]
             evaluations += cast(list[Evaluation], function(task_config))
     if PartialState().is_main_process:
-        write_text(Path(config.output) / "table.md", markdown_table(evaluations, data))
+        write_text(Path(config.output) / "table.md", markdown_table(evaluations))
         if config.table:
-            print_table(evaluations, data)
+            print_table(evaluations)
     return evaluations
 
 

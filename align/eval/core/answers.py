@@ -23,7 +23,6 @@ from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
-from align.runtime.environment import console
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import PrimerSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
@@ -67,12 +66,8 @@ class EvaluatedModel:
 
 
 def open_accelerator(config: EvalConfig) -> Accelerator:
-    """The processes that share an evaluation; prints what data it uses, which may be the project's own."""
-    accelerator = make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0)
-    if accelerator.is_main_process:
-        for line in config.data_lines():
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-    return accelerator
+    """The processes that share an evaluation."""
+    return make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0)
 
 
 def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:

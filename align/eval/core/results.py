@@ -151,7 +151,7 @@ def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: 
     def write() -> None:
         save_evaluations(config.output, evaluations)
         if config.table:
-            print_table(evaluations, config.data_lines())
+            print_table(evaluations)
 
     run_on_main(write, accelerator)
     return list(evaluations)
@@ -202,11 +202,9 @@ def figure_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], li
     return list(tables.values())
 
 
-def print_table(evaluations: Sequence[Evaluation], data: Sequence[str] = ()) -> None:
-    """Print lines on the data, the figures side by side, and their notes."""
+def print_table(evaluations: Sequence[Evaluation]) -> None:
+    """Print the figures side by side, and their notes."""
     out = Console(width=None if sys.stdout.isatty() else 160)
-    for line in data:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
     for heads, rows in figure_tables(evaluations):
         table = Table(*heads, caption="in brackets: 95 % interval")
         for row in rows:
@@ -228,9 +226,9 @@ def notes(evaluations: Sequence[Evaluation]) -> list[str]:
     )
 
 
-def markdown_table(evaluations: Sequence[Evaluation], data: Sequence[str] = ()) -> str:
-    """Lines on the data, the figures side by side as Markdown tables, and their notes."""
-    tables = "".join(f"{line}\n\n" for line in data)
+def markdown_table(evaluations: Sequence[Evaluation]) -> str:
+    """The figures side by side as Markdown tables, and their notes."""
+    tables = ""
     for heads, rows in figure_tables(evaluations):
         lines = [heads, ["---"] * len(heads), *rows]
         tables += "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines) + "\n"

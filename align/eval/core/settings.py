@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from align.core.errors import UserError
-from align.core.files import is_shipped
 from align.core.settings import option, require_setting
 from align.data.fields import check_row
 from align.data.readers import LISTED_PROBLEMS
@@ -31,16 +30,6 @@ class EvalConfig(InferenceConfig):
         super().__post_init__()
         require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without repetitions")
 
-    @property
-    def data_sources(self) -> dict[str, str]:
-        """The data that the figures come from: what it is, and its file, folder or hub name."""
-        return {}
-
-    def data_lines(self) -> list[str]:
-        """A line for each of `data_sources`, such as `prompts: built-in data/prompts_heldout.jsonl`."""
-        sources = self.data_sources.items()
-        return [f"{kind}: {'built-in ' if is_shipped(source) else ''}{source}" for kind, source in sources]
-
     def result_settings(self, *leave_out: str) -> dict[str, Any]:
         """The settings that affect the result of a single item, without `leave_out`: stored results are valid for these."""
         no_effect = {"models", "output", "batch_tokens", "skip_bad_rows", "table", *leave_out}
@@ -53,10 +42,6 @@ class AnsweringTaskConfig(AnsweringConfig, EvalConfig):
 
     prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
     limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all", ge=0)
-
-    @property
-    def data_sources(self) -> dict[str, str]:
-        return {"prompts": self.prompts}
 
 
 def take_evenly(items: Sequence[Item], limit: int) -> list[Item]:

@@ -89,12 +89,6 @@ class RewardEvalConfig(AnsweringTaskConfig):
     samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
     frontier: str = option("", "folder of a PPO run with keep_policies: reward against KL over its policies; empty: none")
 
-    @property
-    def data_sources(self) -> dict[str, str]:
-        prompts = self.prompts if self.models or self.frontier else ""
-        sources = {"preferences": self.preferences, "benchmark": self.benchmark, "prompts": prompts}
-        return {kind: source for kind, source in sources.items() if source}
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "gold_model", self.gold_model != self.reward_model, "another model than reward_model")

@@ -62,10 +62,6 @@ class ToxicityConfig(PrimerSettings, ScorerConfig):
     )
 
     @property
-    def data_sources(self) -> dict[str, str]:
-        return {"prompts": self.prompts}
-
-    @property
     def sampling(self) -> Sampling:
         """How continuations are sampled."""
         return Sampling(self.max_new_tokens, self.temperature, 0, self.top_p, self.batch_tokens)

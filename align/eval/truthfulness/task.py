@@ -62,10 +62,6 @@ class TruthfulnessConfig(EvalConfig):
         super().__post_init__()
         require_setting(self, "generation", self.generation or not (self.truth_judge or self.info_judge), "true for a judge")
 
-    @property
-    def data_sources(self) -> dict[str, str]:
-        return {"questions": self.questions}
-
 
 def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table."""

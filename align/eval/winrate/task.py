@@ -79,12 +79,6 @@ class WinrateConfig(PrimerSettings, EndpointConfig, AnsweringTaskConfig):
     reward_model: str = option("", "a reward model decides; take one that no policy here was trained on")
     judge: str = option("", "module:function decides: prompts, first and second answers to the chance that the first wins")
 
-    @property
-    def data_sources(self) -> dict[str, str]:
-        if self.comparisons:
-            return {"comparisons": ", ".join(self.comparisons)}
-        return super().data_sources
-
     def __post_init__(self) -> None:
         super().__post_init__()
         given = [bool(way) for way in (self.comparisons, self.reward_model, self.judge, self.endpoint)]

@@ -7,7 +7,6 @@ import pytest
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.eval.core.answers import open_accelerator
 from align.eval.core.results import (
     Evaluation,
     Figure,
@@ -19,9 +18,6 @@ from align.eval.core.results import (
     save_evaluations,
 )
 from align.eval.core.store import compute_once, content_hash
-from align.eval.reward.task import RewardEvalConfig
-from align.eval.truthfulness.task import TruthfulnessConfig
-from align.eval.winrate.task import WinrateConfig
 from tests.eval.files import stored_rows
 
 
@@ -55,20 +51,6 @@ def test_tasks_on_the_same_models_share_a_table():
     assert first[0] == ["figure", "a", "b", "n", "scorer"]
     assert [row[0] for row in first[1]] == ["truth: x", "tox: x"]
     assert second[0] == ["figure", "rm", "n", "scorer"]
-
-
-def test_the_data_are_named_first(tmp_path, capsys):
-    built_in = "prompts: built-in data/prompts_heldout.jsonl"
-    assert WinrateConfig(judge="a:b").data_lines() == [built_in]
-    assert WinrateConfig(comparisons=["own.jsonl"]).data_lines() == ["comparisons: own.jsonl"]
-    preferences = "preferences: built-in data/rankings_heldout.jsonl"
-    assert RewardEvalConfig(reward_model="r").data_lines() == [preferences]
-    assert RewardEvalConfig(reward_model="r", models=["m"]).data_lines() == [preferences, built_in]
-    assert TruthfulnessConfig(models=["m"]).data_lines() == ["questions: built-in data/truthfulness.jsonl"]
-    assert markdown_table(evaluations(), [built_in]).splitlines()[0] == built_in
-    open_accelerator(WinrateConfig(judge="a:b", prompts=str(tmp_path / "none.jsonl")))
-    printed = capsys.readouterr()
-    assert (printed.out + printed.err).splitlines()[0] == f"prompts: {tmp_path / 'none.jsonl'}"
 
 
 def test_saved_and_read_back(tmp_path):
