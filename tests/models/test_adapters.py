@@ -55,13 +55,11 @@ def test_gradients_reach_the_adapter_in_use_and_no_other(lora):
     assert sum(weight.grad is not None for weight in adapter_weights(backbone, "value").values()) > 4
 
 
-def test_only_the_trained_adapter_requires_gradients(lora):
-    assert trainable(lora.backbone) == set(adapter_weights(lora.backbone, "policy"))
-
-
-def test_a_copied_adapter_is_equal_at_the_start_and_independent_later(lora):
+def test_a_copied_adapter_is_equal_at_the_start_independent_later_and_alone_trainable(lora):
     backbone = lora.backbone
+    assert trainable(backbone) == set(adapter_weights(backbone, "policy"))
     copy_adapter(backbone.peft, "policy", "value")
+    assert trainable(backbone) == set(adapter_weights(backbone, "value"))
     start = states(backbone, "policy")
     assert torch.equal(states(backbone, "value"), start)
     with torch.no_grad():
@@ -69,11 +67,6 @@ def test_a_copied_adapter_is_equal_at_the_start_and_independent_later(lora):
             weight.mul_(-1.5)
     assert torch.equal(states(backbone, "policy"), start)
     assert (states(backbone, "value") - start).abs().max() > 0.1
-
-
-def test_a_copy_is_trainable_and_its_source_frozen(lora):
-    copy_adapter(lora.backbone.peft, "policy", "value")
-    assert trainable(lora.backbone) == set(adapter_weights(lora.backbone, "value"))
 
 
 def test_a_critic_of_its_own_leaves_the_policys_adapter_trainable(lora, make_ppo):
