@@ -228,13 +228,13 @@ def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str
 
     Args:
         what: the examples, for the message.
-        before: their description in the checkpoint (empty: an earlier version wrote none).
+        before: their description in the checkpoint.
         now: the same of this run. `examples` is their number.
 
     Raises:
         UserError: if they differ.
     """
-    if not before or dict(before) == dict(now):
+    if dict(before) == dict(now):
         return
     counts = [values.get("examples", "unknown") for values in (before, now)]
     how = f"then {counts[0]}, now {counts[1]}" if counts[0] != counts[1] else "others, or in another order"

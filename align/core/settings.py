@@ -115,6 +115,8 @@ class Settings:
     def __setattr__(self, name: str, value: object) -> None:
         if name in (blocks := block_paths(type(self))):
             value = _as_block(name, value, blocks[name])
+            if value is None and type(self).__dataclass_fields__[name].default is not None:
+                raise UserError(f"{name} is None, but must be a block of settings")
         elif name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
             hint, limits = declared[name]
             value = _converted(name, value, hint)

@@ -75,7 +75,7 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     """
     words = list(arguments)
     files = [(path, _read_mapping(path)) for path in _take_config_files(words)]
-    names = [_name(word) for word in words if word.startswith("--")]
+    names = ["help" if word == "-h" else _name(word) for word in words if word.startswith("--") or word == "-h"]
     blocks = _given_blocks(config_class, names, [file for _, file in files])
     parser = _Parser(config_class, program, blocks)
     from_files: dict[str, list[str]] = {}

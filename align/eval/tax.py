@@ -131,7 +131,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
     written = json.loads(path.read_text(encoding="utf-8"))
     found = {}
     for samples_path in sorted(path.parent.glob("samples_*.jsonl")):
-        task = next(name for name in written["results"] if samples_path.name.startswith(f"samples_{name}_2"))
+        task = max((name for name in written["results"] if samples_path.name.startswith(f"samples_{name}_2")), key=len)
         better = written["higher_is_better"].get(task, {})
         metrics = []
         for key, value in written["results"][task].items():

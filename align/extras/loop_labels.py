@@ -185,6 +185,7 @@ class AppLabeler:
 
         if self._progress(name) is None:  # an import is all or nothing
             import_file(self.database, NewBatch(name, "rank", overlap=self.overlap), samples)
+            console.print(f"labeler app: imported the batch {name!r}", highlight=False, markup=False)
         progress = self._progress(name)
         assert progress is not None
         if progress["open"] and progress["done"] < progress["slots"]:

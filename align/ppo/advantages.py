@@ -1,7 +1,7 @@
 """From scores to advantages: per-token rewards, and estimators of how much better than expected each token was.
 
 All estimators take the rewards [B, T] of a whole global batch, 0 past a response's end, with the responses to a prompt next
-to each other, and return advantages [B, T], 0 past the end. Imports only torch.
+to each other, and return advantages [B, T], 0 past the end.
 """
 
 from typing import Literal
@@ -42,7 +42,7 @@ def estimate_advantages(
         return gae(rewards, values, lengths, gamma, lam)
     if estimator == "reinforce++":
         return reinforce_plus_plus(rewards, lengths, gamma), None
-    return (rloo if estimator == "rloo" else grpo)(rewards, lengths, samples), None
+    return {"rloo": rloo, "grpo": grpo}[estimator](rewards, lengths, samples), None
 
 
 def gae(rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

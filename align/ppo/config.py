@@ -160,6 +160,7 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.reward_model = [name for name in self.reward_model if name]  # --reward_model "" takes a file's away
         shorter = self.critic_warmup < self.updates
         require_setting(self, "critic_warmup", shorter, f"below updates ({self.updates})")
         self._check_objective()

@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import NormalDist, fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from align.ppo.metrics import text_metrics
 from align.ppo.records import RoleOutputs, Rollout
+from align.ppo.rewards import apply_missing_eos
 
 
 @dataclass
@@ -31,6 +32,10 @@ class PolicyEvaluation:
     """[N] each: further columns of samples.jsonl."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further metrics, which are logged as `validation/<name>`."""
+
+    def final_scores(self, missing_eos: Literal["replace", "lower", "keep"], penalty: float) -> Tensor:
+        """Return scores [N] with the penalty for a missing EOS, which must not replace the deduction."""
+        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos, penalty) - self.deduction
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class PolicySelection:
 
     def keeps(self, candidate: Candidate, kl: float) -> bool:
         """Whether an evaluated policy replaces the one kept so far; then it counts as kept."""
-        if kl > self.max_kl:
+        if not kl <= self.max_kl:  # nor one that is not a number
             return False
         if candidate.update == 0:
             self.start = candidate

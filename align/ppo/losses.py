@@ -1,4 +1,4 @@
-"""The loss of PPO, its terms token by token, KL estimators, and the KL penalty's coefficient; imports only torch."""
+"""The loss of PPO, its terms token by token, KL estimators, and the KL penalty's coefficient."""
 
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ class LossInputs(NamedTuple):
     """What the loss of R responses needs besides the current outputs of policy and critic; all [R, T]."""
 
     old_log_probs: Tensor
-    """Of the policy that sampled the responses."""
+    """Of the policy before its first step on the rollout, not those that a sampling engine reported."""
     old_values: Tensor
     ref_log_probs: Tensor
     advantages: Tensor
@@ -80,11 +80,11 @@ def ppo_loss(
 def policy_losses(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [B, T].
+    """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [R, T].
 
     Args:
         log_probs: of the sampled tokens, under the current policy.
-        old_log_probs: of the same tokens, under the policy that sampled them.
+        old_log_probs: of the same tokens, under the policy before its first step on them.
         clip: epsilon; the ratio is clipped to 1 - clip and 1 + clip.
         clip_high: upper epsilon, if it differs (DAPO, arXiv 2503.14476, section 3.1).
     """
@@ -95,7 +95,7 @@ def policy_losses(
 
 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Half of the larger of two squared errors, and whether it is the clipped one; all [B, T].
+    """Half of the larger of two squared errors, and whether it is the clipped one; all [R, T].
 
     The second error is that of values held within `clip` of the old ones (lm-human-preferences, `train_policy.py`, `loss`);
     with an infinite `clip`, both are the same.

@@ -8,8 +8,9 @@
     LossInputs       the tensors of a micro-batch                        align/ppo/losses.py
 
 B counts the responses of a rollout over all processes, T the tokens of the longest one, R the responses of a micro-batch.
-Tensors are on the CPU and equal on every process; [B, T] ones are float32 and 0 past a response's end. The prompts of a
-rollout repeat: the responses to one prompt are neighbors.
+Tensors of a rollout are on the CPU and equal on every process; [B, T] ones are float32, and what they hold past a response's
+end is masked. Those of a micro-batch (`LossInputs`, [R, T]) are on this process's device, with T its longest response. The
+prompts of a rollout repeat: the responses to one prompt are neighbors.
 """
 
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from align.core.errors import UserError
 from align.data.records import Conversation
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction, call_reward_function
@@ -22,8 +23,15 @@ from align.tokenization.encoded import SampledResponse
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 """Responses to rewards: a `RewardModelScorer`."""
 
-RESERVED = ("attributes", "mean", "std", "running_mean", "running_std", "length_slope", "disagreement")
+RESERVED = ("attributes", "mean", "std", "length_slope", "disagreement")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
+
+
+def add_rewards(rewards: dict[str, Tensor], more: Mapping[str, Tensor], source: str) -> None:
+    """Add the rewards of an extension to `rewards`. Raises: UserError for a name that is taken."""
+    if taken := sorted(rewards.keys() & more.keys()):
+        raise UserError(f"extension '{source}': there is a reward '{taken[0]}' already; give its own another name")
+    rewards |= more
 
 
 class Rewards:

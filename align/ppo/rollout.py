@@ -131,10 +131,11 @@ def forward_all_roles(
             outputs = [policy.log_probs, reference, policy.values, policy.entropy]
             if roles.reference_moves:
                 outputs.append(roles.initial(prompt, response, temperature, prompt_index))
-            columns = torch.stack([column.float() for column in outputs])
+            columns = torch.stack([column.float() for column in outputs]).cpu()
             if batch.weight:
                 for index, row in enumerate(batch.rows):
-                    scored[row] = columns[:, index, : len(rollout.responses[row])].cpu()
+                    # A copy: pickling a view would send all rows of the micro-batch with each one.
+                    scored[row] = columns[:, index, : len(rollout.responses[row])].clone()
     everywhere = dict(gather_rows(list(scored.items()), accelerator))
     outputs_by_row = zip(*(everywhere[row] for row in range(len(rollout))), strict=True)
     return RoleOutputs(*(pad_sequence(list(column), batch_first=True) for column in outputs_by_row))

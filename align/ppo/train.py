@@ -24,7 +24,13 @@ from align.models.checkpoint import save_model, weights_of
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, evaluation_metrics, sample_rows
-from align.ppo.extensions import Extension, TrainingContext, combined_token_weights, configured_extensions
+from align.ppo.extensions import (
+    Extension,
+    TrainingContext,
+    configured_extensions,
+    product_of_token_weights,
+    sum_of_token_rewards,
+)
 from align.ppo.losses import KLController, LossCoefficients, ppo_loss
 from align.ppo.metrics import (
     DriftWatch,
@@ -38,7 +44,7 @@ from align.ppo.metrics import (
 )
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import WeightedFunction, load_functions
-from align.ppo.rewards import Rewards, apply_missing_eos, sum_of_rewards
+from align.ppo.rewards import Rewards, add_rewards, apply_missing_eos, sum_of_rewards
 from align.ppo.rollout import (
     PromptIdentity,
     forward_all_roles,
@@ -87,8 +93,11 @@ class Progress:
         self.selection = PolicySelection(*limits, selects_by or "reward")
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the parts with a state by the names that they have in a checkpoint."""
-        return {"kl": self.kl, "negative_kl": self.negative_kl, "drift": self.drift, "selection": self.selection}
+        """Return the parts with a state by the names that they have in a checkpoint; none has the name of an extension.
+
+        `missing_eos` has none: after a resume its warning may be printed a second time.
+        """
+        return {"kl": self.kl, "negative_kl": self.negative_kl, "drift": self.drift, "best_policy": self.selection}
 
 
 def train(config: PPOConfig, ready: Prepared) -> Path:
@@ -149,11 +158,11 @@ def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, u
     rollout = sample_rollout(ready.sampler, ready.policy.tokenization, prompts, ready.sampling, key)
     clock.lap("sample")
     run.stop_if_requested()
-    # 2. Score them. The roles come later: a reward reads texts and ids; what needs log-probs goes into `token_weights`.
+    # 2. Score them. The roles come later: a reward reads texts and ids. What reads log-probs is a `token_rewards` of step 4.
     with save_if_scoring_fails(run, rollout, update):
         rewards, others = ready.rewards.parts(rollout)
         for extension in extensions:  # extensions: rewards
-            rewards |= extension.score(rollout)
+            add_rewards(rewards, extension.score(rollout), extension.name)
         scores, parts = sum_of_rewards(rewards, len(rollout)), rewards | others
         training_scores = scores
         for extension in extensions:
@@ -166,10 +175,11 @@ def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, u
     budget = config.micro_batch_tokens
     old = forward_all_roles(ready.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
     # 4. Compute advantages.
-    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, progress.kl.coef)
-    clock.lap("score")
-    weights = combined_token_weights(extensions, rollout, old)  # extensions: weights and records
+    more_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards, token weights, records
+    weights = product_of_token_weights(extensions, rollout, old)
     kl_coef = progress.kl.coef
+    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, more_rewards)
+    clock.lap("score")
     experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, parts, weights)
     for extension in extensions:
         extension.on_experience(update, experience)
@@ -178,13 +188,25 @@ def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, u
 
 
 def compute_advantages(
-    config: PPOConfig, scores: Tensor, old: RoleOutputs, lengths: Tensor, kl_coef: float
+    config: PPOConfig,
+    scores: Tensor,
+    old: RoleOutputs,
+    lengths: Tensor,
+    kl_coef: float,
+    more_rewards: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return advantages [B, T] from training scores [B] and the KL penalty, and returns [B, T] if there is a critic."""
+    """Return advantages [B, T] from training scores [B] and the KL penalty, and returns [B, T] if there is a critic.
+
+    Args:
+        more_rewards: [B, T] further rewards of tokens, of extensions; None: none.
+    """
     penalty = kl_coef if config.kl.penalty == "reward" else 0.0
     token_rewards = add_kl_penalty(scores, old.log_probs, old.ref_log_probs, lengths, penalty)
+    mask = length_mask(lengths, token_rewards.shape[1])
+    if more_rewards is not None:
+        token_rewards = token_rewards + more_rewards.masked_fill(~mask, 0.0)
     if config.whiten_rewards:
-        token_rewards = whiten(token_rewards, length_mask(lengths, token_rewards.shape[1]), shift_mean=False)
+        token_rewards = whiten(token_rewards, mask, shift_mean=False)
     estimator, samples = config.advantages, config.samples_per_prompt
     return estimate_advantages(estimator, token_rewards, old.values, lengths, config.gamma, config.lam, samples)
 
@@ -249,12 +271,11 @@ def evaluate(config: PPOConfig, ready: Prepared, progress: Progress, update: int
         with save_if_scoring_fails(run, rollout, update):
             rewards, _ = ready.rewards.parts(rollout)
             for extension in extensions:
-                rewards |= extension.score(rollout)
+                add_rewards(rewards, extension.score(rollout), extension.name)
             evaluation = PolicyEvaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
             for extension in extensions:
                 extension.evaluate(evaluation)
-        scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
-        scores = scores - evaluation.deduction  # the penalty for a missing EOS must not replace it
+        scores = evaluation.final_scores(config.missing_eos, config.missing_eos_score)
         rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
         outputs = forward_all_roles(ready.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
         metrics = evaluation_metrics(evaluation, scores, outputs)

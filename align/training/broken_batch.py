@@ -1,7 +1,6 @@
 """The end of a run whose loss or gradient is no longer a number: its batch is saved as text."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 from align.core.errors import UserError
@@ -10,7 +9,7 @@ from align.tokenization import Tokenization
 from align.training.engine import NotFiniteError
 from align.training.run import Run
 
-LABELS = ("ranks", "rules", "targets", "attributes")
+LABELS = ("ranks", "rules", "targets", "attributes", "learned")
 
 
 def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: Sequence[dict[str, object]]) -> NoReturn:
@@ -24,10 +23,8 @@ def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: Sequence[di
     ) from error
 
 
-def examples_as_text(examples: Sequence[Any], tokenization: Tokenization | None) -> list[dict[str, object]]:
-    """Return examples as texts with their labels; without a tokenization they are text already."""
-    if tokenization is None:
-        return [asdict(example) for example in examples]
+def examples_as_text(examples: Sequence[Any], tokenization: Tokenization) -> list[dict[str, object]]:
+    """Return examples as texts with their labels."""
     text, found = tokenization.text, []
     for example in examples:
         several = hasattr(example, "responses")

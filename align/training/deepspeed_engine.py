@@ -197,7 +197,7 @@ def _set_own_part(weight: Tensor, tensors: StoredState, name: str, moment: str |
     part = _own_part(weight, moment)
     if part is None:
         return
-    if moment and name not in tensors.shapes:  # without DeepSpeed, a weight has none before its first gradient
+    if moment and name not in tensors.shapes:  # a checkpoint from before the first step has none
         values = torch.zeros_like(part.values)
     else:
         values = tensors.part(name, part.start, part.values.numel())

@@ -101,7 +101,7 @@ class TrainEngine:
             self.reduction.begin()
         for batch in plan:
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
-                self.run.stop_if_requested()
+                self.run.stop_if_requested(self._drop_gradients)
             self._batch = batch
             yield batch.rows
         if self.reduction:
@@ -112,7 +112,7 @@ class TrainEngine:
             raise NotFiniteError("the loss is not a finite number")
         if self.expert_load:
             self.expert_load.keep(self.sums)
-        self.run.stop_if_requested()
+        self.run.stop_if_requested(self._drop_gradients)
 
     def backward(self, loss: Tensor, sums: Sums | None = None) -> None:
         """Add the gradients of the current micro-batch, and its metrics.

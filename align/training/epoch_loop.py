@@ -75,7 +75,7 @@ class EpochLoop:
         return self.run.updates(self.done + 1, self.total, self.checkpoint)
 
     @contextmanager
-    def learning(self, update: int, batch: Sequence[Any], tokenization: Tokenization | None) -> Iterator[None]:
+    def learning(self, update: int, batch: Sequence[Any], tokenization: Tokenization) -> Iterator[None]:
         """Time the micro-batches and the step inside; save the batch as text and end the run if they meet a NaN."""
         self.clock = self.engine.clock = Clock()
         try:

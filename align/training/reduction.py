@@ -39,7 +39,7 @@ class GradientReduction:
     def finish(self) -> None:
         """Give each master the sum of its gradients over passes and processes.
 
-        A weight without a gradient on every process has none afterward: its optimizer step is left out, as on one process.
+        A weight without a gradient on every process has none afterward, as on one process; the engine's step takes 0 for it.
         """
         present = torch.tensor([float(master.grad is not None) for master in self.masters], device=self.masters[0].device)
         torch.distributed.all_reduce(present)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +112,7 @@ class Run:
         self.opened = False
         self.stop = StopRequest(config.stop_grace)
         self._restart: _Restart | None = None
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started = time.monotonic()
 
     def _find_results(self) -> _Results:
@@ -262,12 +262,16 @@ class Run:
         """Note that the update has changed a weight: a stop waits for its end from here on."""
         self._restart = None
 
-    def stop_if_requested(self) -> None:
+    def stop_if_requested(self, before_saving: Callable[[], None] = lambda: None) -> None:
         """Save the state at the beginning of the update and raise `Stopped`, if any process was asked to stop.
 
-        An update that has changed a weight goes on. All processes must call this.
+        An update that has changed a weight continues. All processes must call this.
+
+        Args:
+            before_saving: releases what the update holds in memory.
         """
         if self._restart and self._asked_to_stop():
+            before_saving()
             checkpoint, update, states = self._restart
             self._save_and_stop(checkpoint, update - 1, states)
 

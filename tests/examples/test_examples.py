@@ -12,7 +12,7 @@ def main_of(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
 
 
-@pytest.mark.slow  # test_learning.py raises one
+@pytest.mark.slow
 def test_ppo_on_objects_in_memory_raises_a_reward_function(tmp_path):
     rewards = main_of("own_reward_function")(output_dir=str(tmp_path / "run"))
     assert len(rewards) == 30

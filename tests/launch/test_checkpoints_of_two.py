@@ -96,7 +96,7 @@ def test_offload_steps_by_the_gradients_of_weights_that_the_last_loss_leaves_out
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two updates of one process, whose checkpoint has no moments of the spare weight: as earlier versions wrote it."""
+    """Two updates of one process, whose checkpoint has no moments of the spare weight, as if it had no gradient yet."""
     folder = tmp_path_factory.mktemp("begun") / "run"
     spare_weight.train(folder, 2, resume=False)
     checkpoint = folder / "checkpoints" / "update-000002"

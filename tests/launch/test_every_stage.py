@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from align.core.files import read_json
 from tests.launch.compared import compare
 from tests.launch.launcher import ROOT, launch_in_turn
 from tests.launch.programs import every_stage, one_step
@@ -56,6 +57,10 @@ def test_several_processes_train_what_one_trains(settings, processes, cases, tra
     launch_in_turn([[every_stage.__file__, str(tmp_path), str(alone), str(UPDATES), *cases]], tmp_path, settings, processes)
     apart = {case: compare(alone / case, tmp_path / case) for case in cases}
     assert not {case: found for case, found in apart.items() if found.largest > TOLERANCE}
+    for case in cases:
+        if case.startswith("reward"):
+            means = [read_json(folder / case / "model" / "reward.json")["mean"] for folder in (alone, tmp_path)]
+            assert means[0] == pytest.approx(means[1], abs=TOLERANCE)
 
 
 def written(folder, name, processes):

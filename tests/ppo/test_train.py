@@ -9,10 +9,11 @@ import torch
 from align.data.readers import write_records
 from align.data.records import Prompt
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
+from align.ppo.extensions import EXTENSIONS
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.rewards import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
-from align.ppo.train import compute_advantages
+from align.ppo.train import Progress, compute_advantages
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -174,6 +175,19 @@ def test_a_shaped_rollout_by_hand() -> None:
     rollout = Rollout([EncodedPrompt((), [1])] * 2, [[7, 7], [7]], [True, False], ["xx", "x"])
     experience = Experience(rollout, scores, old, advantages, returns, 0.1, scores, {})
     assert experience.mask.tolist() == [[True, True], [True, False]]
+
+
+def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> None:
+    config = PPOConfig(gamma=1.0, lam=1.0)
+    old = RoleOutputs(torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2, 2))
+    more = torch.tensor([[0.5, 0.25], [1.0, 7.0]])  # 7 stands past the end of the second response
+    _, returns = compute_advantages(config, torch.tensor([3.0, 9.0]), old, torch.tensor([2, 1]), 0.0, more)
+    assert returns.tolist() == [[3.75, 3.25], [10.0, 0.0]]
+
+
+def test_no_part_of_the_state_has_the_name_of_an_extension() -> None:
+    names = {"prompts", *Progress(PPOConfig(), "").parts()}
+    assert not names & EXTENSIONS.keys()
 
 
 def test_whitened_rewards_keep_their_mean_and_reach_the_returns() -> None:

@@ -147,3 +147,9 @@ def test_the_files_of_a_run_folder(runs, stage):
     assert found.items() <= listed.items()
     # Nothing broke, and nobody asked for a report.
     assert listed.keys() - found.keys() - {"unscored.jsonl", "unfinished.jsonl"} == {"broken-batch-N.json", "report.html"}
+    checkpoint = runs[stage] / "checkpoints" / "update-000002"
+    assert sorted(path.name for path in checkpoint.parent.iterdir())[-1] == checkpoint.name
+    files = {"checksums.json", "state.safetensors", "trainer.json"}
+    files |= {"reference_refresh.safetensors"} if stage == "ppo" else set()
+    assert {path.name for path in checkpoint.iterdir()} == files
+    assert all(f"`{name}`" in page("metrics") for name in files)

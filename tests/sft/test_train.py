@@ -1,11 +1,14 @@
 """The loss of SFT in batches: padding, order and micro-batches never change it; only the assistant's tokens count."""
 
+import json
+
 import pytest
 import torch
 
+from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.heads import LanguageModel
-from align.sft import SFTConfig
+from align.sft import SFTConfig, SFTTrainer
 from align.sft.train import batch_loss, token_counts
 from align.training.start import build_engine
 from tests.models.losses import ADAPTER, assert_invariant, hand_turns, loss_of_rows
@@ -39,3 +42,14 @@ def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp,
     loss, sums_of_batch = batch_loss(engine.module, turns, turns, 0.0, loaded.backbone.device)
     assert float(sums_of_batch["tokens/learned"]) == 21
     assert float(loss) == pytest.approx(sums / 21, abs=1e-5)
+
+
+def test_a_nan_ends_the_run_and_its_batch_is_saved(sharp_folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("align.sft.train.demonstration_loss", lambda log_probs, *_: log_probs.sum() * float("nan"))
+    rows = [{"prompt": f"Hi {number}", "completion": "Yes."} for number in range(2)]
+    config = SFTConfig(output_dir=str(tmp_path), dtype="float32", log_to=["none"], batch_size=2)
+    with pytest.raises(UserError, match="update 1: the loss is not a finite number; the weights before it are unharmed"):
+        SFTTrainer(sharp_folders["tiny-llama"], rows, config).train()
+    saved = json.loads((tmp_path / "broken-batch-1.json").read_text())
+    assert sorted("Hi 0" in row["prompt"] for row in saved) == [False, True]
+    assert all("Yes." in row["response"] for row in saved)

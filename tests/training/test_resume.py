@@ -81,9 +81,11 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     monkeypatch.chdir(ROOT)
     more: list[str] = []
-    if stage == "ppo":  # with a rule model, whose multipliers and statistics are in the checkpoint too
+    if stage == "ppo":  # with rules, whose multipliers and statistics are in the checkpoint, and a judge, whose scores are
         cli.main(["rules", *options("rules", tmp_path / "rules", "--held_out_share", "0.95")])
+        cli.main(["reward", *options("reward", tmp_path / "judge")])
         more = ["--rules.model", str(tmp_path / "rules" / "model"), "--rules.budgets", "0.3"]
+        more += ["--selection.reward_model", str(tmp_path / "judge" / "model")]
     process = forked(cli.main, [stage.split()[0], *options(stage, killed, *more)])
     deadline = time.monotonic() + 120
     while not any(killed.glob("checkpoints/update-*/trainer.json")) and time.monotonic() < deadline:

@@ -18,6 +18,7 @@ from torch import nn
 
 from align import cli
 from align.core.signals import EXIT_STOPPED, Stopped
+from align.ppo.extensions import Extension
 from align.sft import SFTConfig
 from align.training.checkpoint import Checkpoint
 from align.training.engine import TrainEngine
@@ -26,8 +27,25 @@ from tests.launch.compared import metrics
 ROOT = Path(__file__).parents[2]
 COMMON = "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
 PPO = "--validation_prompts data/prompts_validation.jsonl --updates 6 --rollout_size 4 --epochs 2 --max_new_tokens 4 "
-PPO += "--missing_eos keep --kl.target 1 --evaluate_every 3"
+PPO += f"--missing_eos keep --kl.target 1 --evaluate_every 3 --extensions {__name__}:Fading"
 SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --epochs 1"
+
+
+class Fading(Extension):
+    """Divides scores by their number so far: a state that changes before the first step of an update."""
+
+    def __init__(self):
+        self.count = 0
+
+    def transform_scores(self, scores, rollout, parts):
+        self.count += len(scores)
+        return scores / self.count
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
 
 
 @pytest.fixture

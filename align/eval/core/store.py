@@ -100,7 +100,7 @@ def _append(path: Path, row: Json) -> None:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-WEIGHTS = (".safetensors", ".bin", ".model")
+WEIGHTS = (".safetensors", ".bin", ".model", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
 WEIGHT_BYTES = 1 << 20
 """Bytes that a fingerprint reads at the beginning and at the end of a weights file."""
 
@@ -109,14 +109,16 @@ def fingerprint(source: str) -> str:
     """12 hexadecimal digits of a SHA-256 over a file, or over a folder with a model or with data.
 
     Files are hashed completely; of weights, only the size and both ends: training changes all of them, and reading a large
-    model would take minutes. Hidden files and the model card do not count.
+    model would take minutes. Hidden files and the model card do not count. In a model's folder only the files directly in it
+    count.
 
     It is '' if `source` is empty or not on this machine (a hub name).
     """
     path, digest = resolve_path(source), hashlib.sha256()
     if not source or not path.exists():
         return ""
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+    is_model = any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    for file in sorted(path.glob("*") if is_model else path.rglob("*")) if path.is_dir() else [path]:
         name = file.relative_to(path) if path.is_dir() else Path()
         if not file.is_file() or file.suffix == ".md" or any(part.startswith(".") for part in name.parts):
             continue

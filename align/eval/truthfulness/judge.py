@@ -101,6 +101,10 @@ def run_train_judge(config: JudgeConfig) -> Path:
     accelerator, folder = make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0), Path(config.output_dir) / "model"
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
     training, held_out = split_by_question(rows, config.held_out, config.seed)
+    if len({row.label for row in training}) < 2:
+        raise UserError(
+            f"{config.data}: without the held-out questions, all answers have the same label; give more questions"
+        )
     loaded = _load_backbone(config.model, config.dtype, accelerator)
     training_features, held_out_features = (
         answer_features(

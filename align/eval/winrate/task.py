@@ -166,7 +166,7 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
         settings = {"reward_model": identity, "dtype": config.dtype}
         rewards[name] = reward_answers(path, reward, settings, evaluated, sampled, config.batch_tokens)
         answers[name] = {number: samples[0] for number, samples in sampled.items()}
-        if training_reward_fingerprint(evaluated.source) == identity:
+        if identity in training_reward_fingerprints(evaluated.source):
             console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
     comparisons = []
     for number, first, second in pairs_of_answers(answers):
@@ -176,16 +176,17 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
     return comparisons, f"reward model {Path(folder).name} {identity}".strip()
 
 
-def training_reward_fingerprint(model: str) -> str:
-    """The fingerprint of the reward model that a run's policy was trained on; '' where that is not known."""
+def training_reward_fingerprints(model: str) -> set[str]:
+    """Return the fingerprints of the reward models that a run's policy was trained on; empty where that is not known."""
     for folder in (Path(model), Path(model).parent):
         try:
             settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             continue
-        source = str(settings.get("reward_model") or "") if isinstance(settings, dict) else ""
-        return fingerprint(f"{source}/model" if (Path(source) / "model").is_dir() else source)
-    return ""
+        named = (settings.get("reward_model") or []) if isinstance(settings, dict) else []
+        sources = [named] if isinstance(named, str) else named
+        return {fingerprint(f"{each}/model" if (Path(each) / "model").is_dir() else each) for each in sources} - {""}
+    return set()
 
 
 def pairs_of_answers(answers: AnswersByModel) -> list[tuple[str, str, str]]:

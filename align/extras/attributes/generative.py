@@ -89,6 +89,11 @@ class RatedText:
     attributes: Mapping[str, float]
 
     @property
+    def learned(self) -> bool:
+        """Whether the generator learns the response."""
+        return len(self.parts) > 1
+
+    @property
     def rated_part(self) -> TextPart:
         """The response with the questions about it."""
         return self.parts[-1]

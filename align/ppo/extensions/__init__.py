@@ -93,17 +93,24 @@ class Extension:
         """Prepare the folder of the run, which is locked now, for the updates after `update` (0: for all)."""
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return further rewards [B] by name, which are added to the others; also called in evaluations."""
+        """Return further rewards [B] by name, which are added to the others; called for training and in evaluations."""
         return {}
 
     def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
-        """Return training scores [B], which have not been normalized yet; not called in evaluations.
+        """Return training scores [B]; not called in evaluations.
 
         Args:
             scores: [B] sums of all rewards, or what an earlier extension made of them.
             parts: [B] each, by name, logged as `reward/<name>`; an extension may add to them.
         """
         return scores
+
+    def token_rewards(self, rollout: Rollout, old: RoleOutputs) -> Tensor | None:
+        """Return further rewards [B, T] of tokens, which may read the log-probs of policy and reference; None: none.
+
+        They are added to the KL penalty and the score. A missing EOS does not change them, and evaluations leave them out.
+        """
+        return None
 
     def token_weights(self, rollout: Rollout, old: RoleOutputs) -> Tensor | None:
         """Return weights [B, T] of the policy's token losses; None: all are 1."""
@@ -144,11 +151,14 @@ class Extension:
         return ""
 
     def state_dict(self) -> Any:
-        """Return the state for a checkpoint: JSON values, or tensors by name."""
+        """Return the state for a checkpoint: JSON values, or a dict of JSON values and tensors, equal on every process.
+
+        Replace a tensor of the state, do not change it in place: a stop may save the state of the beginning of an update.
+        """
         return {}
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; tensors are on the CPU."""
 
 
 EXTENSIONS = {
@@ -189,7 +199,13 @@ def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> list[E
     return found
 
 
-def combined_token_weights(extensions: Sequence[Extension], rollout: Rollout, old: RoleOutputs) -> Tensor | None:
+def sum_of_token_rewards(extensions: Sequence[Extension], rollout: Rollout, old: RoleOutputs) -> Tensor | None:
+    """Return the sum of the extensions' token rewards [B, T]; None if there are none."""
+    rewards = [found for each in extensions if (found := each.token_rewards(rollout, old)) is not None]
+    return torch.stack(rewards).sum(0) if rewards else None
+
+
+def product_of_token_weights(extensions: Sequence[Extension], rollout: Rollout, old: RoleOutputs) -> Tensor | None:
     """Return the product of the extensions' token weights [B, T]; None if there are none."""
     weights = [found for each in extensions if (found := each.token_weights(rollout, old)) is not None]
     return torch.stack(weights).prod(0) if weights else None

@@ -67,7 +67,7 @@ class StoredState(Mapping[str, Tensor]):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, list[_Place]] = {}
         self._open: dict[Path, Any] = {}
-        for path in sorted(folder.glob("state*.safetensors")):
+        for path in sorted([*folder.glob(WHOLE), *folder.glob("state-*-of-*.safetensors")]):
             stored: Any = safe_open(path, framework="pt")
             self._open[path] = stored
             parts = json.loads((stored.metadata() or {}).get(PARTS, "{}"))

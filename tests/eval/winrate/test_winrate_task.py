@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
+from align.core.settings import dump
 from align.eval.core.results import read_evaluations
+from align.eval.core.store import fingerprint
 from align.eval.winrate.task import (
     WinrateConfig,
     endpoint_judge,
     function_judge,
     read_comparisons,
     run_winrate,
-    training_reward_fingerprint,
+    training_reward_fingerprints,
 )
+from align.ppo import PPOConfig
 from align.runtime.endpoint import EndpointConfig
 from annotation_ui.tasks.compare import Compare
 from tests.eval.files import stored_rows, values, write_rows
@@ -100,9 +103,10 @@ def test_a_reward_model_decides_and_a_second_start_computes_nothing(settings, re
 def test_which_reward_model_a_policy_was_trained_on(tmp_path, reward_folders, sharp_folders):
     run = tmp_path / "ppo"
     shutil.copytree(sharp_folders["tiny-gpt2"], run / "model")
-    (run / "config.yaml").write_text(f"reward_model: {reward_folders['tiny-gpt2']}\n")
-    assert training_reward_fingerprint(str(run)) == training_reward_fingerprint(str(run / "model")) != ""
-    assert training_reward_fingerprint(sharp_folders["tiny-gpt2"]) == ""
+    (run / "config.yaml").write_text(dump(PPOConfig(reward_model=[reward_folders["tiny-gpt2"]])))
+    expected = {fingerprint(reward_folders["tiny-gpt2"])}
+    assert training_reward_fingerprints(str(run)) == training_reward_fingerprints(str(run / "model")) == expected
+    assert training_reward_fingerprints(sharp_folders["tiny-gpt2"]) == set()
 
 
 # ------------------------------------------------------------------------------------------------------------- function

@@ -24,7 +24,6 @@ from align.extras.rules.rule_terms import (
 )
 from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection
 from align.ppo.records import Rollout
-from align.ppo.rewards import apply_missing_eos
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -260,8 +259,7 @@ def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, ha
     for update, (_, _, ends) in enumerate(policies, 1):
         evaluation = PolicyEvaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
         rules.evaluate(evaluation)
-        scores = apply_missing_eos(evaluation.scores, evaluation.rollout.ended_mask, "replace", -1.0)
-        scores = scores - evaluation.deduction
+        scores = evaluation.final_scores("replace", -1.0)
         selection.keeps(Candidate(update, scores.tolist(), evaluation.fault), kl=0.0)
     state = json.loads(json.dumps(selection.state_dict()))["kept"]
     assert state["update"] == kept[0]

@@ -53,6 +53,7 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
                 **critic,
                 **texts,
                 prompts="data/prompts_heldout.jsonl",
+                validation_prompts="data/prompts_validation.jsonl",
                 reward_model=str(shared / "reward" / model / rank / "model"),
                 updates=updates,
                 rollout_size=7,
@@ -75,7 +76,9 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
     }[stage]
     # The last batch of an epoch has 2 of 20 demonstrations, or 8 of 60 rankings.
     data, epochs = f"data/{data}.jsonl", math.ceil(updates / an_epoch)
-    run(config(**common, train_data=data, validation_data=data, batch_size=size, epochs=epochs, max_response_tokens=32))
+    more = {"demonstrations": "data/demonstrations_heldout.jsonl"} if stage == "reward" else {}
+    sizes = {"batch_size": size, "epochs": epochs, "max_response_tokens": 32}
+    run(config(**common, **more, **sizes, train_data=data, validation_data=data))
 
 
 if __name__ == "__main__":

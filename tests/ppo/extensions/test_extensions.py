@@ -44,6 +44,8 @@ def test_each_extension_has_a_setting():
     assert all(hasattr(PPOConfig(), name) for name in EXTENSIONS)
     config = PPOConfig(length_adjustment=0.5, samples_per_prompt=2, reference_refresh=3, ptx={"data": "texts.jsonl"})
     found = configured_extensions(vars(config))
+    order = list(EXTENSIONS)
+    assert order.index("rules") < order.index("length_adjustment"), "rules are part of the scores that are adjusted"
     assert [each.name for each in found] == ["length_adjustment", "ptx", "reference_refresh", "rollout_updates"]
     assert [each.name for each in found if each.has_state] == ["reference_refresh"]
 
@@ -56,6 +58,10 @@ class Counter(Extension):
 
     def metrics(self):
         return {"counted": float(self.updates)}
+
+    def token_rewards(self, rollout, old):
+        assert old.log_probs.shape == old.ref_log_probs.shape
+        return old.log_probs - old.ref_log_probs
 
     def after_update(self, update, experience):
         self.updates += 1
@@ -88,13 +94,34 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
     (row,) = rows_of(tmp_path / "run")
     assert row["reward/too_long"] == 1.0
     assert row["objective"] == pytest.approx(row["reward/mean"] - 0.5)
+    run_ppo(settings(prompts, tmp_path / "replaced", **own | {"missing_eos": "replace"}))
+    (row,) = rows_of(tmp_path / "replaced")
+    assert row["text/ended"] == 0
+    assert row["objective"] == -1.0, "the score of a truncated response replaces what extensions made of it"
 
 
-def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache):
+def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache, capsys):
     own = {"extensions": f"{__name__}:Counter", "save_every": 1}
     run_ppo(settings(prompts, tmp_path / "run", updates=2, **own))
     run_ppo(settings(prompts, tmp_path / "run", updates=4, resume=True, **own))
     assert [row["counted"] for row in rows_of(tmp_path / "run")] == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(UserError, match=r"holds the state of '.*:Counter', which these settings do not use"):
+        run_ppo(settings(prompts, tmp_path / "run", updates=5, resume=True, save_every=1))
+    run_ppo(settings(prompts, tmp_path / "plain", updates=1, save_every=1))
+    run_ppo(settings(prompts, tmp_path / "plain", updates=2, resume=True, **own))
+    assert f"has no state of '{__name__}:Counter', which begins anew" in capsys.readouterr().err
+
+
+class Rival(Extension):
+    """Names its reward as that of a function."""
+
+    def score(self, rollout):
+        return {"share_of_e": rollout.lengths.float()}
+
+
+def test_a_reward_of_an_extension_replaces_no_other(prompts, tmp_path, align_cache):
+    with pytest.raises(UserError, match=r"extension '.*:Rival': there is a reward 'share_of_e' already; give its own"):
+        run_ppo(settings(prompts, tmp_path / "run", updates=1, extensions=f"{__name__}:Rival"))
 
 
 @pytest.mark.parametrize(
