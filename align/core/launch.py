@@ -212,5 +212,6 @@ def end_process_group(reason: str = "", code: int = 1) -> None:
     import torch.distributed
 
     liveness.stop_watching(reason, code)
+    liveness.wait_until_heard()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -28,8 +28,8 @@ LOST_AFTER_ERROR = 8.0
 """Seconds without a heartbeat that count after an exchange has failed, in place of a longer `lost_after`."""
 TELL_SECONDS = 5.0
 """How long a process that ends waits for the store, which has gone or hangs with its process."""
-LEFT, VERDICT = b"left", "verdict"
-"""The last heartbeat of a process that ends in order, and the key of the first loss or error."""
+LEFT, VERDICT, HEARD = b"left", "verdict", "heard"
+"""The last heartbeat of a process that ends in order, the key of the first loss or error, and keys of who has read it."""
 
 
 class Watch:
@@ -46,6 +46,8 @@ class Watch:
         self.watched = range(1, processes) if rank == 0 else range(1)
         self.finished = threading.Event()
         self.exchanging: threading.Thread | None = None
+        self.staying: threading.Thread | None = None
+        """Waits for the others to read why this process, the first, ends."""
         self.verdict = ""
         """An exit code and the processes that are lost."""
         self.beats: dict[int, bytes] = {}
@@ -84,7 +86,15 @@ class Watch:
             if self.rank == 0:
                 # This process may hold the store, which the others have yet to read. Meanwhile it prints its error: a
                 # launcher that sees another process end will end this one.
-                threading.Thread(target=time.sleep, args=(2 * BEAT_SECONDS,), daemon=False).start()
+                self.staying = threading.Thread(target=self._wait_until_heard, daemon=False)
+                self.staying.start()
+
+    def _wait_until_heard(self) -> None:
+        """Wait until the others have read the verdict; without it they would take this process for lost."""
+        deadline, others = time.monotonic() + LOST_AFTER_ERROR, [f"{HEARD} {rank}" for rank in range(1, self.processes)]
+        with suppress(RuntimeError):
+            while time.monotonic() < deadline and not self.store.check(others):
+                time.sleep(BEAT_SECONDS / 10)
 
     def watch_all(self) -> None:
         """Watch all other processes with less patience: an exchange has failed, and the first process may not know it."""
@@ -113,6 +123,7 @@ class Watch:
                 self._read_beats()
                 if self.verdict or self.store.check([VERDICT]):
                     self.verdict = self.store.compare_set(VERDICT, "", self.verdict).decode(errors="replace")
+                    self.store.set(f"{HEARD} {self.rank}", "")
 
     def _judge(self) -> None:
         before = time.monotonic()
@@ -147,6 +158,7 @@ class Watch:
 
 
 _watch: Watch | None = None
+_left: Watch | None = None
 _started = 0
 
 
@@ -178,10 +190,17 @@ def stop_watching(reason: str = "", code: int = 1) -> None:
         reason: of an end before theirs, in one line; empty: the run is over, or all of them end by the same request to stop.
         code: the exit code that goes with it. The others end with it too.
     """
-    global _watch
+    global _watch, _left
     if _watch is not None:
         _watch.leave(reason, code)
+        _left = _watch
     _watch = None
+
+
+def wait_until_heard() -> None:
+    """Wait until the others have read why this process ends, before it closes the store that they read."""
+    if _left is not None and _left.staying is not None:
+        _left.staying.join()
 
 
 def wait_for_report() -> None:

@@ -115,7 +115,7 @@ class Settings:
     def __setattr__(self, name: str, value: object) -> None:
         if name in (blocks := block_paths(type(self))):
             value = _as_block(name, value, blocks[name])
-            if value is None and type(self).__dataclass_fields__[name].default is not None:
+            if value is None and name in _groups(type(self)):
                 raise UserError(f"{name} is None, but must be a block of settings")
         elif name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
             hint, limits = declared[name]
@@ -131,6 +131,11 @@ class Settings:
 def block_paths(settings: type[Any]) -> dict[str, str]:
     """The blocks of a settings dataclass: the "module:Class" of each by the name of its field."""
     return {item.name: item.metadata["block"] for item in fields(settings) if "block" in item.metadata}
+
+
+def _groups(settings: type[Any]) -> set[str]:
+    """The names of the blocks that are always there."""
+    return {item.name for item in fields(settings) if "block" in item.metadata and item.default is not None}
 
 
 def _as_block(name: str, value: object, path: str) -> object:
@@ -186,7 +191,11 @@ def _converted(name: str, value: object, hint: Any) -> object:
     if hint is int and isinstance(value, Integral) and not is_bool:
         return value if isinstance(value, int) else int(value)
     if hint is float and isinstance(value, Real) and not is_bool:
-        return value if isinstance(value, int | float) else float(value)
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise UserError(f"{name} is too large for a number with a fraction: {str(value)[:20]}...") from error
+        return value if isinstance(value, int | float) else number
     if hint is str and isinstance(value, str | os.PathLike):
         return _with_home(os.fspath(value)) if name not in TEXTS else value
     if hint in WANTED:

@@ -100,7 +100,7 @@ def read_by_transformers(classifier, tokenizer, rows):
 )
 @torch.no_grad()
 def test_a_saved_reward_model_is_a_classifier_with_the_same_scores_in_transformers(kind, lora_rank, request, tmp_path):
-    if kind == "bytes":  # one special token
+    if kind == "one special token":
         base = request.getfixturevalue("gpt2_of_bytes")
     else:
         name, pad = kind.split()
