@@ -45,7 +45,7 @@ class Range(NamedTuple):
     def _allow_one(self, value: Any) -> bool:
         if isinstance(value, str):
             return not self.choices or value in self.choices
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return False
         if value == self.off:
             return True
