@@ -71,7 +71,7 @@ def train_policy(labels: GoldLabels, condition: Condition, seed: int) -> None:
         "model": labels.sft,
         "prompts": labels.runs / "train-prompts.jsonl",
         "validation_prompts": labels.runs / "held-out-prompts.jsonl",
-        "selection": {"reward_model": labels.model},
+        "selection.reward_model": labels.model,
         "output_dir": labels.runs / name_of(condition, seed),
         "seed": seed,
     }
