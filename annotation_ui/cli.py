@@ -70,6 +70,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=_serve)
     commands = parser.add_subparsers(title="commands")
 
+    _add_user_commands(commands)
+    batch = commands.add_parser("import", help="make a batch from prompts or samples (JSON Lines)")
+    batch.add_argument("file", type=Path)
+    batch.add_argument("--task", choices=tuple(TASKS), required=True)
+    batch.add_argument("--name", help="of the batch (default: the file's name)")
+    batch.add_argument("--overlap", type=int, default=1, help="labelers for each item")
+    batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
+    batch.add_argument("--labeler", action="append", default=[], help="only for this one (may be given again)")
+    batch.add_argument("--attention-every", type=int, metavar="N", help="one attention item in N items (default: 10)")
+    batch.add_argument("--rules", help="name of a rule set, or a rule file")
+    for task, setting in task_settings():
+        kind: dict[str, Any] = {"action": "store_true"} if setting.kind is bool else {"type": setting.kind}
+        batch.add_argument(f"--{setting.name.replace('_', '-')}", help=f"{setting.help} (task {task.name})", **kind)
+    batch.set_defaults(run=_import)
+
+    commands.add_parser("batches", help="list batches with their progress").set_defaults(run=_list_batches)
+    for verb, is_open in (("open", True), ("close", False)):
+        change = commands.add_parser(f"{verb}-batch", help=f"{'' if is_open else 'do not '}give out the items of a batch")
+        change.add_argument("name")
+        change.set_defaults(run=_open_or_close, open=is_open)
+
+    _add_export_command(commands)
+
+    backup = commands.add_parser("backup", help="copy the SQLite database, also while the server runs")
+    backup.add_argument("file", type=Path)
+    backup.set_defaults(run=_backup)
+
+    migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
+    migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
+    migrate.set_defaults(run=_migrate)
+    return parser
+
+
+def _add_user_commands(commands: Any) -> None:
     user = commands.add_parser("create-user", help="add a user; prints the password")
     user.add_argument("name")
     user.add_argument("--role", choices=USER_ROLES, default="labeler")
@@ -88,37 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
     activate.set_defaults(run=_activate_user)
 
-    batch = commands.add_parser("import", help="make a batch from prompts or samples (JSON Lines)")
-    batch.add_argument("file", type=Path)
-    batch.add_argument("--task", choices=tuple(TASKS), required=True)
-    batch.add_argument("--name", help="of the batch (default: the file's name)")
-    batch.add_argument("--overlap", type=int, default=1, help="labelers for each item")
-    batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
-    batch.add_argument("--labeler", action="append", default=[], help="only for this one (may be given again)")
-    batch.add_argument("--attention-every", type=int, metavar="N", help="one attention item in N items (default: 10)")
-    batch.add_argument("--rules", help="name of a rule set, or a rule file")
-    for task, setting in task_settings():
-        kind: dict[str, Any] = {"action": "store_true"} if setting.kind is bool else {"type": setting.kind}
-        batch.add_argument(f"--{setting.name.replace('_', '-')}", help=f"{setting.help} (task {task.name})", **kind)
-    batch.set_defaults(run=_import)
-
     commands.add_parser("users", help="list users").set_defaults(run=_list_users)
-    commands.add_parser("batches", help="list batches with their progress").set_defaults(run=_list_batches)
-    for verb, is_open in (("open", True), ("close", False)):
-        change = commands.add_parser(f"{verb}-batch", help=f"{'' if is_open else 'do not '}give out the items of a batch")
-        change.add_argument("name")
-        change.set_defaults(run=_open_or_close, open=is_open)
-
-    _add_export_command(commands)
-
-    backup = commands.add_parser("backup", help="copy the SQLite database, also while the server runs")
-    backup.add_argument("file", type=Path)
-    backup.set_defaults(run=_backup)
-
-    migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
-    migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
-    migrate.set_defaults(run=_migrate)
-    return parser
 
 
 def _add_export_command(commands: Any) -> None:
