@@ -239,5 +239,6 @@ def before_after_row(
     name: str, values: Sequence[float] | Sequence[str], interval: str = "", note: str = ""
 ) -> dict[str, Any]:
     """One row of the table, from its values before and after."""
-    before, after = (value if isinstance(value, str) else round(value, 2) for value in values)
+    # Adding 0 turns a negative zero, which would be shown as -0, into 0.
+    before, after = (value if isinstance(value, str) else round(value, 2) + 0.0 for value in values)
     return {"name": name, "before": before, "after": after, "interval": interval, "note": note}

@@ -3,7 +3,7 @@
 import json
 import re
 
-from align.commands.demo import HEADLINES, best_of_row, evaluate_start_and_end, instruction_rows
+from align.commands.demo import HEADLINES, before_after_row, best_of_row, evaluate_start_and_end, instruction_rows
 from align.data.records import Prompt
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
 
@@ -48,3 +48,8 @@ def test_best_of_n_stands_beside_ppo_by_hand():
     assert (row["before"], row["after"]) == (1.5, 3.0)
     assert row["interval"].startswith("PPO gains +1.00 more (+0.50 to +1.50")  # 2 - 1.5 and 6 - 4.5
     assert "1.84 nats" in row["note"]  # log 16 - 15 / 16
+
+
+def test_a_value_that_rounds_to_zero_has_no_sign():
+    row = before_after_row("reward", [-0.001, 0.004])
+    assert (str(row["before"]), str(row["after"])) == ("0.0", "0.0")
