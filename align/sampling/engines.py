@@ -52,12 +52,12 @@ class SamplingEngine(Protocol):
 class TransformersEngine:
     """Samples with the trained model itself; the rows are divided among the processes."""
 
-    def __init__(self, optimization: TrainEngine, loaded: LoadedModel) -> None:
-        self.optimization, self.loaded = optimization, loaded
+    def __init__(self, train_engine: TrainEngine, loaded: LoadedModel) -> None:
+        self.train_engine, self.loaded = train_engine, loaded
         self.sampled_whole: bool | None = None
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
-        loaded, accelerator = self.loaded, self.optimization.accelerator
+        loaded, accelerator = self.loaded, self.train_engine.accelerator
         uniforms = row_uniforms(len(prompts), sampling, *seed)
         own = share_of_process(range(len(prompts)), accelerator)
         own_prompts = [prompts[row] for row in own]
@@ -72,14 +72,14 @@ class TransformersEngine:
     @contextmanager
     def _gathered_weights(self, whole: bool) -> Iterator[None]:
         """Weights that ZeRO-3 has sharded, gathered for this rollout: all at once, or layer by layer as they are read."""
-        model, accelerator = self.loaded.backbone.model, self.optimization.accelerator
+        model, accelerator = self.loaded.backbone.model, self.train_engine.accelerator
         reading = whole_weights(model.parameters()) if whole else LayerGathering(model, accelerator).reading()
-        with without_engine_hooks(self.optimization.module, accelerator), reading:
+        with without_engine_hooks(self.train_engine.module, accelerator), reading:
             yield
 
     def _fits_whole(self, prompts: Sequence[list[int]], sampling: Sampling) -> bool:
         """Whether every process has memory for whole weights and the cache; a change is reported."""
-        run, backbone = self.optimization.run, self.loaded.backbone
+        run, backbone = self.train_engine.run, self.loaded.backbone
         sharded = [weight for weight in backbone.model.parameters() if is_sharded(weight)]
         if not sharded:
             return True
@@ -98,7 +98,7 @@ class TransformersEngine:
         pass
 
 
-def make_engine(config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> SamplingEngine:
+def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedModel, longest: int) -> SamplingEngine:
     """The engine that `config.engine` names.
 
     Args:
@@ -108,7 +108,7 @@ def make_engine(config: EngineConfig, optimization: TrainEngine, loaded: LoadedM
         UserError: if vLLM is not installed or cannot serve this model, or if its server cannot be used.
     """
     if config.engine == "transformers":
-        return TransformersEngine(optimization, loaded)
+        return TransformersEngine(train_engine, loaded)
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"engine {config.engine}: vLLM is not installed where the training runs (it carries the weights to the server "
@@ -121,7 +121,7 @@ def make_engine(config: EngineConfig, optimization: TrainEngine, loaded: LoadedM
     from align.sampling.vllm_engines import VLLMColocate, VLLMServer
 
     kind_of_engine = VLLMServer if config.engine == "vllm-server" else VLLMColocate
-    return kind_of_engine(config, optimization, loaded, longest)
+    return kind_of_engine(config, train_engine, loaded, longest)
 
 
 def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:

@@ -62,11 +62,11 @@ class VLLMServer:
     client: "Client"
     """Exists only on the main process."""
 
-    def __init__(self, config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> None:
+    def __init__(self, config: EngineConfig, train_engine: TrainEngine, loaded: LoadedModel, longest: int) -> None:
         vllm = config.vllm
         self.url, self.timeout, self.retries = vllm.url.rstrip("/"), vllm.timeout, vllm.retries
-        self.optimization, self.loaded, self.longest, self.stale = optimization, loaded, longest, True
-        self.accelerator = optimization.accelerator
+        self.train_engine, self.loaded, self.longest, self.stale = train_engine, loaded, longest, True
+        self.accelerator = train_engine.accelerator
         require_servable(loaded.backbone, loaded.adapter)
         run_on_main(lambda: self._connect(longest), self.accelerator)
 
@@ -82,11 +82,11 @@ class VLLMServer:
             if attempt == self.retries:
                 break
             kept = f"{len(answered)} of {len(prompts)} responses are kept"
-            self.optimization.run.say(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
+            self.train_engine.run.say(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
             if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
                 break
             self.stale = True
-        self.optimization.run.open()  # on all processes, before the first one writes
+        self.train_engine.run.open()  # on all processes, before the first one writes
         update = 0 if isinstance(seed[-1], Stream) else seed[-1]
         saved = run_on_main(lambda: self._save(prompts, answered, update), self.accelerator)
         raise UserError(f"{gone}{saved}")
@@ -94,7 +94,7 @@ class VLLMServer:
     def _send_weights_if_stale(self) -> str:
         """Call on all processes; returns why the connection was lost, or ""."""
         if self.stale:
-            with gathered_weights(self.optimization.module, self.accelerator):
+            with gathered_weights(self.train_engine.module, self.accelerator):
                 gone = run_on_main(lambda: _connection_loss(self._send_weights), self.accelerator)
             if gone:
                 return gone
@@ -109,7 +109,7 @@ class VLLMServer:
             self.client.close_communicator()  # type: ignore[no-untyped-call]
 
     def _connect(self, longest: int) -> None:
-        self.optimization.run.say(f"waiting for the vLLM server at {self.url}")
+        self.train_engine.run.say(f"waiting for the vLLM server at {self.url}")
         with self._server_errors("the server"):
             self.client = Client(self.url, self.timeout)
         self._require_same_model(longest)
@@ -125,13 +125,13 @@ class VLLMServer:
             self._connect(self.longest)
         except UserError as error:
             raise ServerGoneError(str(error)) from error
-        self.optimization.run.say(f"the vLLM server at {self.url} is back")
+        self.train_engine.run.say(f"the vLLM server at {self.url} is back")
 
     def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
         """Save the sampled responses to the run's folder, and return the end of the error message."""
         if not answered:
             return ""
-        text, run = self.loaded.tokenization.text, self.optimization.run
+        text, run = self.loaded.tokenization.text, self.train_engine.run
         rows = [{"prompt": text(prompts[row]), "response": text(ids)} for row, (ids, _) in sorted(answered.items())]
         run.record("unfinished", rows, update)
         return f"; the {len(rows)} of {len(prompts)} responses that it gave are in {run.folder / 'unfinished.jsonl'}"
@@ -318,8 +318,8 @@ class VLLMColocate:
         UserError: if vLLM cannot be started here.
     """
 
-    def __init__(self, config: EngineConfig, optimization: TrainEngine, loaded: LoadedModel, longest: int) -> None:
-        self.optimization, self.loaded, self.stale = optimization, loaded, True
+    def __init__(self, config: EngineConfig, train_engine: TrainEngine, loaded: LoadedModel, longest: int) -> None:
+        self.train_engine, self.loaded, self.stale = train_engine, loaded, True
         require_servable(loaded.backbone, loaded.adapter)
         advice = "is there a GPU with memory for a second copy of the model (vllm.memory_share)?"
         with _vllm_errors("cannot start", advice):
@@ -327,7 +327,7 @@ class VLLMColocate:
 
             self.vllm = VLLMGeneration(
                 _ServedModel(loaded),  # type: ignore[arg-type]  # it reads only the model's name and named weights
-                optimization.accelerator,
+                train_engine.accelerator,
                 loaded.tokenization.tokenizer,
                 mode="colocate",
                 gpu_memory_utilization=config.vllm.memory_share,
@@ -336,10 +336,10 @@ class VLLMColocate:
             )
 
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
-        accelerator, seeds = self.optimization.accelerator, row_seeds(len(prompts), *seed)
+        accelerator, seeds = self.train_engine.accelerator, row_seeds(len(prompts), *seed)
         if self.stale:
             advice = "does it know this architecture and number format (it cannot on a CPU, where it packs weights)?"
-            with gathered_weights(self.optimization.module, accelerator), _vllm_errors("does not take the weights", advice):
+            with gathered_weights(self.train_engine.module, accelerator), _vllm_errors("does not take the weights", advice):
                 self.vllm.sync_weights()
             self.stale = False
 

@@ -51,27 +51,27 @@ def loss_of_rows(batch_loss, engine, examples, **values):
     return of_batch
 
 
-def totals(optimization, lengths, rows, budget, loss):
+def totals(engine, lengths, rows, budget, loss):
     """Loss, metrics and gradients of a global batch, computed in micro-batches of at most `budget` tokens."""
-    plan = micro_batches(rows, [lengths[row] for row in rows], budget, optimization.accelerator)
-    optimization.optimizer.zero_grad(set_to_none=True)
-    sums = {name: float(value) for name, value in accumulate(optimization, plan, loss).items()}
-    gradients = {name: w.grad.clone() for name, w in optimization.trainable.items() if w.grad is not None}
+    plan = micro_batches(rows, [lengths[row] for row in rows], budget, engine.accelerator)
+    engine.optimizer.zero_grad(set_to_none=True)
+    sums = {name: float(value) for name, value in accumulate(engine, plan, loss).items()}
+    gradients = {name: w.grad.clone() for name, w in engine.trainable.items() if w.grad is not None}
     return len(plan), sums, gradients
 
 
-def assert_invariant(optimization, lengths, loss_of):
+def assert_invariant(engine, lengths, loss_of):
     """The same within 1e-5 whatever the order and the micro-batches: every row alone (no padding), some, all at once."""
     rows = list(range(len(lengths)))
     shuffled = rows.copy()
     random.Random(5).shuffle(shuffled)
     assert shuffled != rows
-    count, expected, gradients = totals(optimization, lengths, rows, 10**6, loss_of(rows))
+    count, expected, gradients = totals(engine, lengths, rows, 10**6, loss_of(rows))
     assert count == 1
     assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
     counts = []
     for order, budget in ((shuffled, 10**6), (rows, 1), (shuffled, 1), (shuffled, 2 * max(lengths))):
-        count, sums, found = totals(optimization, lengths, order, budget, loss_of(order))
+        count, sums, found = totals(engine, lengths, order, budget, loss_of(order))
         counts.append(count)
         assert sums == pytest.approx(expected, abs=1e-5, rel=1e-6)
         assert found.keys() == gradients.keys()

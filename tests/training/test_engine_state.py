@@ -14,7 +14,7 @@ from tests.training.toy_modules import Kept, Weights, accumulate, regression, ve
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_a_resumed_optimization_goes_on_to_the_bit(toy_run, dtype, optimizer):
+def test_a_resumed_engine_goes_on_to_the_bit(toy_run, dtype, optimizer):
     def go(engine, loss, first, last):
         for update in range(first, last + 1):
             accumulate(engine, [MicroBatch(list(range(update, 12)), 1.0)], loss)
