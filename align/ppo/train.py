@@ -80,7 +80,7 @@ from align.training.start import Model, open_run
 from align.training.trial import can_try, memory_trial
 
 
-class Progress:
+class LoopState:
     """What changes from update to update besides the weights; checkpoints keep the parts with a state."""
 
     def __init__(self, config: PPOConfig, selects_by: str) -> None:
@@ -103,14 +103,14 @@ class Progress:
 def train(config: PPOConfig, ready: Prepared) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy."""
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
-    progress = Progress(config, "".join(extension.selects_by for extension in extensions))
-    parts = progress.parts() | {extension.name: extension for extension in extensions if extension.has_state}
+    state = LoopState(config, "".join(extension.selects_by for extension in extensions))
+    parts = state.parts() | {extension.name: extension for extension in extensions if extension.has_state}
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **parts})
     done = checkpoint.load()
     if done < config.updates and can_try(ready.engine):
         try_largest_micro_batch(config, ready)
     if not done and ready.validation:
-        run.log(0, evaluate(config, ready, progress, 0))
+        run.log(0, evaluate(config, ready, state, 0))
     run.open()  # locks the folder
     for extension in extensions:
         extension.resume(done)
@@ -118,15 +118,15 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         if any(extension.should_stop for extension in extensions):
             break
         clock = Clock()
-        experience = collect_experience(config, ready, progress, update, clock)  # steps 1 to 4
+        experience = collect_experience(config, ready, state, update, clock)  # steps 1 to 4
         metrics = rollout_metrics(experience, any(extension.corrects_sampling for extension in extensions))
         metrics |= update_policy(config, ready, experience, update)  # step 5
         ready.sampler.weights_changed()
         clock.lap("learn")
         # 6. Adapt the KL coefficient. While the policy is frozen, its KL must not change it.
-        progress.negative_kl.check(response_kl(experience))
+        state.negative_kl.check(response_kl(experience))
         if update > config.critic_warmup:
-            progress.kl.update(metrics["kl/k1"], len(experience.rollout))
+            state.kl.update(metrics["kl/k1"], len(experience.rollout))
         work = rollout_work(experience.rollout, ready.policy.backbone, config.micro_batch_tokens)
         flops = sum(phase_flops(ready.flops_profiles, work, config.epochs).values())
         for extension in extensions:  # extensions: after the update
@@ -136,19 +136,19 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         metrics |= {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
         if ready.validation and (update % config.evaluate_every == 0 or update == config.updates):
-            metrics |= evaluate(config, ready, progress, update)
+            metrics |= evaluate(config, ready, state, update)
         run.log(update, metrics)
         run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
-    run.say(progress.selection.warning())
+    run.say(state.selection.warning())
     # A folder of an earlier run may be there. A shared disk may show it to some processes only.
-    if progress.selection.kept is None or not run_on_main(folder.exists, run.accelerator):
+    if state.selection.kept is None or not run_on_main(folder.exists, run.accelerator):
         run.say("no evaluation chose a best policy; the last one is kept")
         with averaged_weights(ready):
             save_policy(config, ready, folder, {})
     return folder
 
 
-def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, update: int, clock: Clock) -> Experience:
+def collect_experience(config: PPOConfig, ready: Prepared, state: LoopState, update: int, clock: Clock) -> Experience:
     """Sample and score the responses of an update, and make the experience that the policy is trained on."""
     run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     # 1. Sample responses from the policy.
@@ -169,7 +169,7 @@ def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, u
             training_scores = extension.transform_scores(training_scores, rollout, parts)
     scores = apply_missing_eos(scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
     training_scores = apply_missing_eos(training_scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
-    run.say(progress.missing_eos.check(training_scores, rollout.ended_mask))
+    run.say(state.missing_eos.check(training_scores, rollout.ended_mask))
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
     minibatches = shuffled_minibatches(len(rollout), samples, config.minibatches, update, 0, config.seed)
     budget = config.micro_batch_tokens
@@ -177,7 +177,7 @@ def collect_experience(config: PPOConfig, ready: Prepared, progress: Progress, u
     # 4. Compute advantages.
     more_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards, token weights, records
     weights = product_of_token_weights(extensions, rollout, old)
-    kl_coef = progress.kl.coef
+    kl_coef = state.kl.coef
     advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, more_rewards)
     clock.lap("score")
     experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, parts, weights)
@@ -262,7 +262,7 @@ def micro_batch_loss(
 
 
 @torch.no_grad()
-def evaluate(config: PPOConfig, ready: Prepared, progress: Progress, update: int) -> dict[str, float]:
+def evaluate(config: PPOConfig, ready: Prepared, state: LoopState, update: int) -> dict[str, float]:
     """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
     run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     with averaged_weights(ready):
@@ -279,13 +279,13 @@ def evaluate(config: PPOConfig, ready: Prepared, progress: Progress, update: int
         rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
         outputs = forward_all_roles(ready.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
         metrics = evaluation_metrics(evaluation, scores, outputs)
-        for warning in progress.drift.check(metrics):
+        for warning in state.drift.check(metrics):
             run.say(f"warning: reward rose, but {warning}: read the samples before trusting it")
         for extension in extensions:
             run.say(extension.after_evaluation(update, metrics))
         run.record("samples", sample_rows(evaluation, scores), update)
         chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
-        if progress.selection.keeps(Candidate(update, chosen.tolist(), evaluation.fault), metrics["kl"]):
+        if state.selection.keeps(Candidate(update, chosen.tolist(), evaluation.fault), metrics["kl"]):
             save_policy(config, ready, run.folder / "model", metrics | {"update": update})
             metrics["kept"] = 1.0
         if update and config.keep_policies:

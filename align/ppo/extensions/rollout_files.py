@@ -173,25 +173,3 @@ def write_rollout(path: Path, rows: Sequence[RolloutRow]) -> None:
             writer.write_table(table)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
-
-
-def read_rollout(path: Path) -> list[RolloutRow]:
-    """Read what `write_rollout` wrote.
-
-    Raises:
-        UserError: if it is missing, broken, or not such a file.
-    """
-    try:
-        with pq.ParquetFile(path) as file:
-            table = file.read()
-        rows = []
-        for record in table.to_pylist():
-            parts = {
-                name.removeprefix(REWARD_PREFIX): value
-                for name, value in record.items()
-                if name.startswith(REWARD_PREFIX) and value is not None
-            }
-            rows.append(RolloutRow(**{name: record[name] for name in _COLUMNS}, parts=parts))
-        return rows
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a rollout of align ppo ({type(error).__name__}: {error})".split("\n")[0]) from error

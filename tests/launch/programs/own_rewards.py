@@ -56,21 +56,21 @@ def trainer(name, function, **more):
     return PPOTrainer("tiny-gpt2", [function], words, config, words, judge=judge)
 
 
-progress = []
+states = []
 
 
-class SeenProgress(train.Progress):
+class SeenState(train.LoopState):
     def __init__(self, *settings):
         super().__init__(*settings)
-        progress.append(self)
+        states.append(self)
 
 
-train.Progress = SeenProgress
+train.LoopState = SeenState
 made = trainer("noisy", noisy)
 made.train()
 seen = {
-    "selection": progress[0].selection.state_dict(),
-    "drift": progress[0].drift.state_dict(),
+    "selection": states[0].selection.state_dict(),
+    "drift": states[0].drift.state_dict(),
     "judge": made.prepared.extensions[-1].state_dict(),
     "calls": dict(calls),
 }

@@ -3,14 +3,13 @@
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from align.core.errors import UserError
 from align.ppo import PPOTrainer, run_ppo
 from align.ppo.extensions.rollout_files import (
     RolloutRow,
-    read_rollout,
     recorded_updates,
     rollout_path,
     rollout_paths,
@@ -47,6 +46,15 @@ def row(number: int, **changes: object) -> RolloutRow:
     return RolloutRow(**(given | changes))
 
 
+def read_rollout(path: Path) -> list[RolloutRow]:
+    """The rows of a file, as pyarrow reads them."""
+    rows = []
+    for record in pq.read_table(path).to_pylist():
+        parts = {name.removeprefix("reward/"): record.pop(name) for name in list(record) if name.startswith("reward/")}
+        rows.append(RolloutRow(**record, parts={name: value for name, value in parts.items() if value is not None}))
+    return rows
+
+
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     rows = [row(0), row(1, category="truth", id="a-1", text="\u65e5\x00</script>", tokens=["", "\u65e5", "\x00</script>"])]
     path = rollout_path(tmp_path, 7)
@@ -57,9 +65,6 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert found[0].parts == {name: float(torch.tensor(value)) for name, value in rows[0].parts.items()}
     assert torch.equal(torch.tensor(found[0].log_probs), torch.tensor(rows[0].log_probs)), "float32 to the bit"
     assert rollout_paths(tmp_path) == {7: path}
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"update-000007.parquet: not a rollout of align ppo"):
-        read_rollout(path)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-t5"])
