@@ -132,7 +132,7 @@ class TrainEngine:
 
     @contextmanager
     def trial(self, rows: list[int]) -> Iterator[None]:
-        """Let `backward` inside hold all gradients in memory, and drop them afterward. Random states stay as they are.
+        """Let `backward` inside hold all gradients in memory, and drop them afterward. torch's random state is restored.
 
         Args:
             rows: of the micro-batch that is tried.
