@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         prompt_index: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probs [B, T] of the response tokens where `mask` holds (None: of all real ones)."""
+        """Return log-probs [R, T] of the response tokens where `mask` holds (None: of all real ones)."""
         mask = response.mask() if mask is None else mask
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, prompt_index)

@@ -22,7 +22,7 @@ REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference
 
 
 class Prediction(NamedTuple):
-    """Predictions of policy and critic for responses, all [B, T], 0 past a response's end.
+    """Predictions of policy and critic for responses, all [R, T], 0 past a response's end.
 
     Entropy costs a softmax: it is computed where gradients are off, or if it is learned.
     """

@@ -163,13 +163,16 @@ class TrainEngine:
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def step(self, update: int) -> dict[str, float]:
+    def step(self, number: int) -> dict[str, float]:
         """Apply the gradients; return the learning rates and `gradient_norm` (before clipping).
+
+        Args:
+            number: of this optimizer step, from 1 to `total_steps`.
 
         Raises:
             NotFiniteError: if the gradient norm is not finite; nothing was updated.
         """
-        rates = {group.metric: group.rate(self.run.config, update, self.total_steps) for group in self.groups}
+        rates = {group.metric: group.rate(self.run.config, number, self.total_steps) for group in self.groups}
         for group in self._optimizer_groups():
             group["lr"] = rates[group["metric"]] * group["scale"]
         self.run.weights_changed()
