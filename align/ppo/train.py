@@ -80,7 +80,7 @@ from align.training.start import Model, open_run
 from align.training.trial import can_try, memory_trial
 
 
-class LoopState:
+class PPOState:
     """What changes from update to update besides the weights; checkpoints keep the parts with a state."""
 
     def __init__(self, config: PPOConfig, selects_by: str) -> None:
@@ -103,7 +103,7 @@ class LoopState:
 def train(config: PPOConfig, ready: Prepared) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy."""
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
-    state = LoopState(config, "".join(extension.selects_by for extension in extensions))
+    state = PPOState(config, "".join(extension.selects_by for extension in extensions))
     parts = state.parts() | {extension.name: extension for extension in extensions if extension.has_state}
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **parts})
     done = checkpoint.load()
@@ -148,7 +148,7 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
     return folder
 
 
-def collect_experience(config: PPOConfig, ready: Prepared, state: LoopState, update: int, clock: Clock) -> Experience:
+def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, update: int, clock: Clock) -> Experience:
     """Sample and score the responses of an update, and make the experience that the policy is trained on."""
     run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     # 1. Sample responses from the policy.
@@ -262,7 +262,7 @@ def micro_batch_loss(
 
 
 @torch.no_grad()
-def evaluate(config: PPOConfig, ready: Prepared, state: LoopState, update: int) -> dict[str, float]:
+def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -> dict[str, float]:
     """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
     run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     with averaged_weights(ready):

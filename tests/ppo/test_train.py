@@ -13,7 +13,7 @@ from align.ppo.extensions import EXTENSIONS
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.rewards import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
-from align.ppo.train import LoopState, compute_advantages
+from align.ppo.train import PPOState, compute_advantages
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -186,7 +186,7 @@ def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> Non
 
 
 def test_no_part_of_the_state_has_the_name_of_an_extension() -> None:
-    names = {"prompts", *LoopState(PPOConfig(), "").parts()}
+    names = {"prompts", *PPOState(PPOConfig(), "").parts()}
     assert not names & EXTENSIONS.keys()
 
 

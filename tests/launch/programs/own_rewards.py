@@ -59,13 +59,13 @@ def trainer(name, function, **more):
 states = []
 
 
-class SeenState(train.LoopState):
+class SeenState(train.PPOState):
     def __init__(self, *settings):
         super().__init__(*settings)
         states.append(self)
 
 
-train.LoopState = SeenState
+train.PPOState = SeenState
 made = trainer("noisy", noisy)
 made.train()
 seen = {
