@@ -33,7 +33,7 @@ def make(folder: Path, scale: str) -> None:
     for seed, work in enumerate(ALL.values()):
         make_texts(folder, scaled(work, SCALES[scale]), folder / ("race" if work.stage == "race" else "model"), seed)
     make_reward_model(folder, {})
-    make_reward_model(folder, {"lora_rank": LORA_RANK})
+    make_reward_model(folder, {"lora_r": LORA_RANK})
     made.write_text(recipe, encoding="utf-8")
 
 
@@ -120,7 +120,7 @@ def make_reward_model(folder: Path, settings: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as run:
         data = Path(run) / "rankings.jsonl"
         data.write_text((folder / "reward_k4.jsonl").read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
-        more = settings | {"train_data": str(data), "output_dir": f"{run}/run", "log_to": ["none"]}
+        more = settings | {"train_data": str(data), "output_dir": f"{run}/run", "report_to": ["none"]}
         run_reward(RewardConfig(model=str(folder / "model"), chat_template="raw", **more)).rename(target)
 
 

@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 from benchmarks.forked_runs import Killed, run_alone, run_forked
 from tests.launch.launcher import launched
 
-COMMON = "--dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3 --save_every 2"
+COMMON = "--dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3 --save_steps 2"
 COMMON += " --resume auto"
-SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --evaluate_every 4"
+SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --eval_steps 4"
 SFT += " --validation_data data/demonstrations_heldout.jsonl"
-REWARD = "--train_data data/rankings_heldout.jsonl --batch_size 4 --max_response_tokens 16 --evaluate_every 4"
+REWARD = "--train_data data/rankings_heldout.jsonl --batch_size 4 --max_response_tokens 16 --eval_steps 4"
 REWARD += " --validation_data data/rankings_heldout.jsonl --demonstrations data/demonstrations_heldout.jsonl"
 PPO = "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e --updates 9"
-PPO += " --rollout_size 4 --epochs 2 --minibatches 2 --max_new_tokens 6 --missing_eos keep --evaluate_every 4"
-RULES = "--train_data data/rule_judgments.jsonl --batch_size 6 --max_response_tokens 16 --held_out_share 0.9"
+PPO += " --rollout_batch_size 4 --epochs 2 --minibatches 2 --max_new_tokens 6 --missing_eos keep --eval_steps 4"
+RULES = "--train_data data/rule_judgments.jsonl --batch_size 6 --max_response_tokens 16 --validation_split 0.9"
 RULES += " --rules forms/rules/plain-style.yaml forms/rules/sparrow-dialogue.yaml"
-LLAMA, T5, LORA = "--model tiny-llama", "--model tiny-t5", "--model tiny-llama --lora_rank 4"
+LLAMA, T5, LORA = "--model tiny-llama", "--model tiny-t5", "--model tiny-llama --lora_r 4"
 VARIANTS = {
     "sft": ("sft", f"{LLAMA} {SFT}"),
     "sft-t5": ("sft", f"{T5} {SFT}"),

@@ -21,18 +21,18 @@ from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_U
 
 def _settings(folder: Path, seed: int, scratch: Path, model: str = "model") -> dict[str, Any]:
     """Settings that all stages share."""
-    run = {"output_dir": str(scratch / "run"), "log_to": ["none"], "seed": seed}
+    run = {"output_dir": str(scratch / "run"), "report_to": ["none"], "seed": seed}
     return {"model": str(folder / model), "chat_template": "raw"} | run
 
 
 def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
         **_settings(folder, seed, scratch),
-        reward_model=str(folder / ("reward_lora" if work.settings.get("lora_rank") else "reward")),
+        reward_model=str(folder / ("reward_lora" if work.settings.get("lora_r") else "reward")),
         prompts=str(folder / f"{work.name}.jsonl"),
         max_prompt_tokens=work.prompt[1],
         max_new_tokens=work.response[1],
-        rollout_size=work.rows,
+        rollout_batch_size=work.rows,
         updates=work.warmup + work.measured,
         missing_eos="keep",
         learning_rate=LEARNING_RATE,
@@ -102,7 +102,7 @@ def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
         reward_functions=[f"{letters.__module__}:{letters.__name__}"],
         max_prompt_tokens=work.prompt[1],
         max_new_tokens=TOKENS,
-        rollout_size=work.rows,
+        rollout_batch_size=work.rows,
         updates=RACE_UPDATES,
         epochs=PPO_EPOCHS,
         missing_eos="keep",

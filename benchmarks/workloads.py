@@ -112,7 +112,7 @@ WORKS = (
         _PPO,
         name="ppo_lora",
         title="the same with LoRA, micro-batches of 512 tokens",
-        settings={"lora_rank": LORA_RANK, "micro_batch_tokens": 512},
+        settings={"lora_r": LORA_RANK, "micro_batch_tokens": 512},
         compared_with="ppo",
     ),
     replace(

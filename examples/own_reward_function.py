@@ -29,12 +29,12 @@ def main(model_name: str = "tiny-llama", output_dir: str = "runs/examples/own-re
     config = PPOConfig(
         output_dir=output_dir,
         updates=updates,
-        rollout_size=64,
+        rollout_batch_size=64,
         max_new_tokens=16,
         learning_rate=3e-3,
         kl={"beta": 0.01},
         missing_eos="keep",
-        log_to=["none"],
+        report_to=["none"],
     )
     prompts = ["Name a tree.", "What is in the sea?", "Say hello."]
     trainer = PPOTrainer(model, [share_of_e], prompts, config, tokenizer=tokenizer)

@@ -173,7 +173,7 @@ def tiny_name(request) -> str:
 
 @pytest.fixture(scope="session")
 def load_sharp(sharp_folders) -> Callable[..., LoadedModel]:
-    """`load_sharp("tiny-gpt2", adapter="policy", lora_rank=4)`: a fresh sharpened model, in float32.
+    """`load_sharp("tiny-gpt2", adapter="policy", lora_r=4)`: a fresh sharpened model, in float32.
 
     An adapter starts with random weights, not with none, unless `fresh_adapter` says so.
     """
@@ -218,7 +218,7 @@ def make_run(tmp_path) -> Callable[..., Run]:
     def make(config_class, stage: str, **settings) -> Run:
         made.append(stage)
         folder = str(tmp_path / f"run-{len(made)}")
-        return Run(config_class(output_dir=folder, dtype="float32", log_to=["none"], **settings), stage)
+        return Run(config_class(output_dir=folder, dtype="float32", report_to=["none"], **settings), stage)
 
     return make
 

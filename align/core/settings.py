@@ -220,9 +220,9 @@ class ModelConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "number format of computations; auto: bfloat16 where the hardware multiplies it; masters stay float32"
     )
-    lora_rank: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)", ge=0)
+    lora_r: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)", ge=0)
     lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
-    lora_targets: str = option("all-linear", "modules that get an adapter: all-linear, or names separated by commas")
+    lora_target_modules: str = option("all-linear", "modules that get an adapter: all-linear, or names separated by commas")
     prefix_lm: bool = option(
         False,
         "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
@@ -245,11 +245,11 @@ class RunConfig(Settings):
     resume: bool = option(
         False, "continue from the last whole checkpoint in output_dir; true and auto start from scratch where there is none"
     )
-    log_to: list[str] = option(
+    report_to: list[str] = option(
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )
     learning_rate: float = option(1e-5, "peak learning rate", gt=0)
-    layer_decay: float = option(
+    layerwise_lr_decay: float = option(
         1.0, "rate of a layer as a share of that of the layer above it (ULMFiT: 0.385); 1: all the same", gt=0, le=1
     )
     schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
@@ -262,17 +262,17 @@ class RunConfig(Settings):
     max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never", ge=0)
     micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; changes no result", gt=0)
     memory_limit: float = option(0.0, "GiB that the estimate before the start allows a process; 0: what is free", ge=0)
-    router_loss_weight: float = option(
+    router_aux_loss_coef: float = option(
         0.0, "weight of the loss that keeps a mixture's experts evenly used (Switch Transformers: 0.01)", ge=0
     )
-    save_every: int = option(
+    save_steps: int = option(
         0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop", ge=0
     )
-    keep_checkpoints: int = option(2, "newest checkpoints that are kept, in case the last one is damaged; 0: all", ge=0)
+    save_total_limit: int = option(2, "newest checkpoints that are kept, in case the last one is damaged; 0: all", ge=0)
     checkpoint_in_background: bool = option(
         False, "train while a copy of the state is written to disk (AdamW: 12 bytes of main memory for each trained weight)"
     )
-    lost_after: float = option(
+    peer_timeout: float = option(
         45.0, "seconds without a heartbeat of another process after which the run ends and names it; 0: never", ge=5, off=0
     )
     collective_timeout: float = option(

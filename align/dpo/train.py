@@ -83,7 +83,7 @@ def train(
     # Before a checkpoint is loaded, the weights are those of the start.
     examples, referenced = read_reference(order.examples, held_out, engine, backbone, profile, budget)
     batches = order.over(examples)
-    loop = EpochLoop(engine, order, config.evaluate_every)
+    loop = EpochLoop(engine, order, config.eval_steps)
     planned = ((batch, sizes_of(batch, backbone)) for batch in batches.first_batches())
     loop.try_largest_micro_batch(planned, loss_of)
 

@@ -147,7 +147,7 @@ class Loop:
             )
         ids = sorted({row["id"] for row in rows})
         order = generator(self.config.seed, Stream.LOOP_PROMPTS, number, 2).permutation(len(ids))
-        held_out = {ids[index] for index in order[: round(len(ids) * self.config.held_out_share)]}
+        held_out = {ids[index] for index in order[: round(len(ids) * self.config.validation_split)]}
         parts = {"train": [row for row in rows if row["id"] not in held_out]}
         parts["heldout"] = [row for row in rows if row["id"] in held_out]
         for part, kept in parts.items():

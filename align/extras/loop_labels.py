@@ -69,7 +69,7 @@ class LoopConfig(Settings):
     overlap: int = option(1, "labelers who rank each item in the app", gt=0)
     poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing", ge=0)
 
-    held_out_share: float = option(0.125, "share of a round's rankings that no reward model learns from", ge=0, lt=1)
+    validation_split: float = option(0.125, "share of a round's rankings that no reward model learns from", ge=0, lt=1)
     earlier_weight: float = option(1.0, "weight of a round's rankings relative to those of the next round", gt=0)
     more_rankings: str = option("", "more rankings for every reward model, named as in train_data; empty: none")
     reward_models: int = option(1, "reward models per round, with different seeds; PPO uses them as an ensemble", gt=0)

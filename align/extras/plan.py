@@ -30,7 +30,7 @@ GIB = 2**30
 
 USABLE = 0.8
 """Share of a device's memory that a plan fills. The rest is for activations, its context, communication and fragments."""
-STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_size": "ppo"}
+STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_batch_size": "ppo"}
 """A setting that only one of the planned stages has: it identifies the stage of a run."""
 
 

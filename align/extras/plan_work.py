@@ -134,18 +134,18 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     )
     counted = min(config.updates, COUNTED_UPDATES)
     samples = config.samples_per_prompt
-    drawn = (config.rollout_size // samples, samples, config.seed)
+    drawn = (config.rollout_batch_size // samples, samples, config.seed)
     groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn), response_tokens) for n in range(1, counted + 1))
     work = [group for update in groups for group in update]
     phases = {name: flops * config.updates / counted for name, flops in phase_flops(profiles, work, config.epochs).items()}
     if config.ptx:
         ptx = PtxExamples(config.ptx, loaded, config.max_prompt_tokens, config.seed, config.skip_bad_rows)
         mean = sum(map(ptx.flops, ptx.draw(DRAWN_EXAMPLES, (0,)))) / DRAWN_EXAMPLES
-        phases["ptx"] = mean * config.ptx.per_response * config.rollout_size * config.epochs * config.updates
-    rollouts = {"sampling": [config.rollout_size] * config.updates}
+        phases["ptx"] = mean * config.ptx.per_response * config.rollout_batch_size * config.epochs * config.updates
+    rollouts = {"sampling": [config.rollout_batch_size] * config.updates}
     if config.validation_prompts:
         fixed = encode_prompts(config.validation_prompts, loaded, limits, config.skip_bad_rows)
-        times = 2 + (config.updates - 1) // config.evaluate_every  # before the first update, and after the last
+        times = 2 + (config.updates - 1) // config.eval_steps  # before the first update, and after the last
         judges = profiles._replace(critic=None)
         once = phase_flops(judges, _work(config, backbone, fixed, response_tokens), epochs=0)
         phases["evaluation"] = times * sum(once.values())

@@ -159,7 +159,7 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
         UserError: if the config's rank, alpha or targets differ, or the adapter holds biases of the base.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    if config.lora_targets == ALL_LINEAR:
+    if config.lora_target_modules == ALL_LINEAR:
         # Layers inside LoRA layers, and modules that the adapter holds whole.
         whole = [name for name, module in model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
         inside = tuple(f"{name}." for name in (*layers, *whole))
@@ -169,27 +169,29 @@ def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: P
         of_experts = linear_layers(model)
         wanted = wanted & (set(of_experts) | layers.keys()) if of_experts is not None else wanted
     else:
-        targets = tuple(f".{target}" for target in config.lora_targets.split(","))
+        targets = tuple(f".{target}" for target in config.lora_target_modules.split(","))
         wanted = {name for name, _ in model.named_modules() if f".{name}".endswith(targets)}
     values = {
-        "lora_rank": (config.lora_rank, getattr(stored, "r", "none")),
+        "lora_r": (config.lora_r, getattr(stored, "r", "none")),
         "lora_alpha": (config.lora_alpha, getattr(stored, "lora_alpha", "none")),
-        "lora_targets": (
-            config.lora_targets,
-            config.lora_targets if wanted == layers.keys() else ",".join(sorted({n.rsplit(".", 1)[-1] for n in layers})),
+        "lora_target_modules": (
+            config.lora_target_modules,
+            config.lora_target_modules
+            if wanted == layers.keys()
+            else ",".join(sorted({n.rsplit(".", 1)[-1] for n in layers})),
         ),
     }
     for name, (given, actual) in values.items():
         if given != actual:
             raise UserError(
                 f"model '{config.model}' is an adapter with {name} {actual}, which training continues; {name} is {given}: "
-                f"set it to {actual}, or set lora_rank to 0 to merge the adapter and train all weights"
+                f"set it to {actual}, or set lora_r to 0 to merge the adapter and train all weights"
             )
     bias = getattr(stored, "bias", "none")
     if bias != "none":
         raise UserError(
             f"model '{config.model}' is an adapter with bias {bias}, which holds biases of its base; only adapters "
-            "with bias none can be continued: set lora_rank to 0 to merge the adapter and train all weights"
+            "with bias none can be continued: set lora_r to 0 to merge the adapter and train all weights"
         )
 
 

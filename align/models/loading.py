@@ -89,8 +89,8 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow
     tokenization = _load_tokenization(config, model, source, base)
     if not is_adapter:
         return _with_fresh_adapter(model, tokenization, base, config, adapter)
-    peft_model = load_adapter(model, source, "start" if config.lora_rank else "merged")
-    if not config.lora_rank:
+    peft_model = load_adapter(model, source, "start" if config.lora_r else "merged")
+    if not config.lora_r:
         merged = merge_adapter(peft_model, source).requires_grad_(True)  # PEFT had frozen the base
         return _finish(config, LoadedModel(wrap(merged), tokenization, base))
     require_lora_settings(config, model, peft_model.peft_config["start"])
@@ -223,12 +223,12 @@ def _with_fresh_adapter(
     check: bool = True,
 ) -> LoadedModel:
     """Return a model of which all weights are trained, or a new adapter on it; `check` as for `wrap`."""
-    if not config.lora_rank:
+    if not config.lora_r:
         return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base), check)
     by_default = linear_layers(model) or ALL_LINEAR
-    targets = by_default if config.lora_targets == ALL_LINEAR else config.lora_targets.split(",")
+    targets = by_default if config.lora_target_modules == ALL_LINEAR else config.lora_target_modules.split(",")
     lora = LoraConfig(
-        r=config.lora_rank,
+        r=config.lora_r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # PEFT divides by it: a float is as good
         target_modules=targets,
         base_model_name_or_path=base,
@@ -237,7 +237,7 @@ def _with_fresh_adapter(
     try:
         peft_model = get_peft_model(model, lora, adapter_name=adapter, autocast_adapter_dtype=False)
     except ValueError as error:
-        raise UserError(f"lora_targets '{config.lora_targets}': {first_line(error)}") from error
+        raise UserError(f"lora_target_modules '{config.lora_target_modules}': {first_line(error)}") from error
     backbone = wrap(model, faster_lora(peft_model), check)
     return _finish(config, LoadedModel(backbone, tokenization, base, adapter), check)
 

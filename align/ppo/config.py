@@ -62,7 +62,7 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
         0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit", ge=0
     )
     updates: int = option(100, "rollouts to sample and learn from", gt=0)
-    rollout_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
+    rollout_batch_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
     samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
     epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
     minibatches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
@@ -93,14 +93,14 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
         ge=0,
     )
     critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen", ge=0)
-    evaluate_every: int = option(10, "updates between evaluations on validation_prompts", gt=0)
+    eval_steps: int = option(10, "updates between evaluations on validation_prompts", gt=0)
     max_kl: float = option(
         25.0,
         "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
         "with selection the judge's highest score; with rules.budgets, one within its budgets wins first",
         gt=0,
     )
-    keep_confidence: float = option(
+    best_policy_confidence: float = option(
         0.0,
         "replace the kept policy, first the starting model, only at this confidence, by a paired test over "
         "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
@@ -164,10 +164,10 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
         shorter = self.critic_warmup < self.updates
         require_setting(self, "critic_warmup", shorter, f"below updates ({self.updates})")
         self._check_objective()
-        divides = self.rollout_size % self.samples_per_prompt == 0
-        require_setting(self, "samples_per_prompt", divides, f"a divisor of rollout_size ({self.rollout_size})")
-        prompts = self.rollout_size // self.samples_per_prompt
-        most = f"at most rollout_size / samples_per_prompt ({prompts})"
+        divides = self.rollout_batch_size % self.samples_per_prompt == 0
+        require_setting(self, "samples_per_prompt", divides, f"a divisor of rollout_batch_size ({self.rollout_batch_size})")
+        prompts = self.rollout_batch_size // self.samples_per_prompt
+        most = f"at most rollout_batch_size / samples_per_prompt ({prompts})"
         require_setting(self, "minibatches", self.minibatches <= prompts, most)
 
     def _check_objective(self) -> None:

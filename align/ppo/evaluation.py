@@ -123,7 +123,7 @@ class PolicySelection:
             return ""
         fault = f"; it is {kept.fault}, as every policy that was evaluated" if kept.fault else ""
         if kept.update == 0:
-            level = f"keep_confidence {self.confidence:g}"
+            level = f"best_policy_confidence {self.confidence:g}"
             return f"warning: no policy was better than the starting model at {level}: that is what was kept{fault}"
         if replaces(kept, start):
             return f"warning: the policy of update {kept.update} was kept{fault}" if fault else ""

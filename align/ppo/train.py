@@ -88,8 +88,8 @@ class PPOState:
         self.negative_kl = NegativeKLWatch()
         self.drift = DriftWatch()
         self.missing_eos = MissingEosWatch(config.missing_eos_score if config.missing_eos == "replace" else None)
-        evaluations = len(range(0, config.updates, config.evaluate_every)) + 1
-        limits = (config.keep_confidence, evaluations, config.max_kl, config.critic_warmup)
+        evaluations = len(range(0, config.updates, config.eval_steps)) + 1
+        limits = (config.best_policy_confidence, evaluations, config.max_kl, config.critic_warmup)
         self.selection = PolicySelection(*limits, selects_by or "reward")
 
     def parts(self) -> dict[str, Stateful]:
@@ -135,7 +135,7 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
             extension.after_update(update, experience)
         metrics |= {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
-        if ready.validation and (update % config.evaluate_every == 0 or update == config.updates):
+        if ready.validation and (update % config.eval_steps == 0 or update == config.updates):
             metrics |= evaluate(config, ready, state, update)
         run.log(update, metrics)
         run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
@@ -153,7 +153,7 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
     run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     # 1. Sample responses from the policy.
     samples = config.samples_per_prompt
-    prompts = prompts_of_update(ready.prompts, update, config.rollout_size // samples, samples, config.seed)
+    prompts = prompts_of_update(ready.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
     key = (config.seed, Stream.ROLLOUT, update)
     rollout = sample_rollout(ready.sampler, ready.policy.tokenization, prompts, ready.sampling, key)
     clock.lap("sample")
@@ -321,7 +321,7 @@ def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
     """Run the largest micro-batch of this process, with responses of the largest length, and report its peak of memory."""
     plans, samples, length = [], config.samples_per_prompt, config.max_new_tokens
     for update in range(1, min(config.updates, PLANNED_UPDATES) + 1):
-        prompts = prompts_of_update(ready.prompts, update, config.rollout_size // samples, samples, config.seed)
+        prompts = prompts_of_update(ready.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
         rollout = Rollout(prompts, [[0] * length] * len(prompts), [], [])
         plans.append((rollout, shuffled_minibatches(len(rollout), samples, config.minibatches, update, 0, config.seed)))
     backbone, budget, accelerator = ready.policy.backbone, config.micro_batch_tokens, ready.run.accelerator

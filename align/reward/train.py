@@ -80,7 +80,7 @@ def train(
         lm_weight=lm_weight,
         device=run.accelerator.device,
     )
-    loop = EpochLoop(engine, order, config.evaluate_every)
+    loop = EpochLoop(engine, order, config.eval_steps)
     planned = ((batch, group_sizes(backbone, batch)) for batch in order.first_batches())
     loop.try_largest_micro_batch(planned, loss_of)
 

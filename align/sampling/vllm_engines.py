@@ -369,7 +369,7 @@ class VLLMColocate:
             for seed in seeds
         ]
         requests = [{"prompt_token_ids": ids} for ids in prompts]
-        with _vllm_errors("cannot sample", "lower rollout_size or raise vllm.memory_share if memory ran out"):
+        with _vllm_errors("cannot sample", "lower rollout_batch_size or raise vllm.memory_share if memory ran out"):
             outputs = self.vllm.llm.generate(requests, sampling_params=settings, use_tqdm=False)
         with _vllm_errors("gave a wrong answer", "is this version of vLLM one that this package knows?"):
             rows = []

@@ -35,7 +35,7 @@ def require_servable(backbone: Backbone, adapter: str | None) -> None:
         if id(_base(layer)) in tied:
             raise UserError(
                 f"engine: LoRA on '{path}', whose matrix both reads and writes tokens, cannot be merged for vLLM; leave "
-                "it out of lora_targets"
+                "it out of lora_target_modules"
             )
 
 

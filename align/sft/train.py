@@ -54,7 +54,7 @@ def train(
     run, budget, prompt_weight = engine.run, config.micro_batch_tokens, config.prompt_loss_weight
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
-    loop = EpochLoop(engine, batches, config.evaluate_every)
+    loop = EpochLoop(engine, batches, config.eval_steps)
     planned = [longest_batch(config)] if isinstance(batches, StreamedBatches) else batches.first_batches()
     loop.try_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
     if not loop.done:

@@ -30,7 +30,7 @@ class EpochConfig(ModelConfig, RunConfig):
     batch_size: int = option(16, "examples in one update, over all processes", gt=0)
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
     max_response_tokens: int = option(1024, "longest response, in tokens", gt=0)
-    evaluate_every: int = option(0, "updates between evaluations; 0: at the end of each epoch", ge=0)
+    eval_steps: int = option(0, "updates between evaluations; 0: at the end of each epoch", ge=0)
 
     @property
     def limits(self) -> Limits:

@@ -54,7 +54,7 @@ class DeepSpeedEngine(TrainEngine):
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
+        self.expert_load = ExpertLoad.from_module(module, run.config.router_aux_loss_coef)
         optimizer = build_optimizer(run.config, self.trainable, self.groups, rate_scales(run.config, module))
         gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)

@@ -82,7 +82,7 @@ class TrainEngine:
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.optimizer = build_optimizer(run.config, self.masters, self.groups, rate_scales(run.config, module))
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
-        self.expert_load = ExpertLoad.from_module(module, run.config.router_loss_weight)
+        self.expert_load = ExpertLoad.from_module(module, run.config.router_aux_loss_coef)
         if self.accelerator.num_processes > 1:
             self.reduction = GradientReduction(self.masters)
 

@@ -32,16 +32,16 @@ class EpochLoop:
 
     Args:
         batches: the examples of each update.
-        evaluate_every: updates between evaluations; 0: at the end of each epoch.
+        eval_steps: updates between evaluations; 0: at the end of each epoch.
 
     Attributes:
         done: updates before this run began or resumed.
         total: updates in all.
     """
 
-    def __init__(self, engine: TrainEngine, batches: Batches, evaluate_every: int) -> None:
+    def __init__(self, engine: TrainEngine, batches: Batches, eval_steps: int) -> None:
         self.engine, self.run, self.clock = engine, engine.run, Clock()
-        self.total, self.evaluate_every = engine.total_steps, evaluate_every or batches.updates_per_epoch
+        self.total, self.eval_steps = engine.total_steps, eval_steps or batches.updates_per_epoch
         self.best, self.is_missing = math.inf, False
         self.evaluated: int | None = None
         self.checkpoint = Checkpoint(self.run, engine, {"batches": batches, "best": self})
@@ -90,7 +90,7 @@ class EpochLoop:
 
     def evaluates(self, update: int) -> bool:
         """Return whether the model is evaluated after an update."""
-        if update % self.evaluate_every and update != self.total:
+        if update % self.eval_steps and update != self.total:
             return False
         self.evaluated = update
         return True

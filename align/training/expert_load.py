@@ -1,4 +1,4 @@
-"""How evenly the experts of a mixture are used: a figure of every update, and with `router_loss_weight` a loss."""
+"""How evenly the experts of a mixture are used: a figure of every update, and with `router_aux_loss_coef` a loss."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ class ExpertLoad:
             return cls(routing, weight)
         if weight:
             name = f"model type '{backbone.model.config.model_type}'" if backbone is not None else "what is trained"
-            raise UserError(f"router_loss_weight is {weight:g}, but {name} has no experts; set it to 0")
+            raise UserError(f"router_aux_loss_coef is {weight:g}, but {name} has no experts; set it to 0")
         return None
 
     def add(

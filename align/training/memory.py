@@ -164,8 +164,8 @@ class Memory:
         except Exception:  # loading will refuse this architecture or config, and say why
             return
         weights = weights_bytes([model])
-        trained = [] if config.lora_rank else list(model.parameters())
-        self._require(self._estimate(config, trained, weights * (1 if config.lora_rank else 1 + copies)), config)
+        trained = [] if config.lora_r else list(model.parameters())
+        self._require(self._estimate(config, trained, weights * (1 if config.lora_r else 1 + copies)), config)
 
     def check(
         self,
@@ -278,8 +278,8 @@ def suggestions(estimate: MemoryEstimate, config: ModelConfig, sharding: Shardin
     resident = estimate.resident
     state = resident["masters"] + resident["optimizer"] + estimate.gradients
     savings = []
-    if not config.lora_rank:
-        savings += [(state, "lora_rank 16"), (resident["optimizer"], "optimizer adafactor")]
+    if not config.lora_r:
+        savings += [(state, "lora_r 16"), (resident["optimizer"], "optimizer adafactor")]
     zero = "ZeRO-3 on two processes (docs/clusters.md)" if sharding.stage < 3 else "twice the processes"
     savings.append(((state + resident["weights"]) // 2, zero))
     largest = sorted(((size, text) for size, text in savings if size > 0.01 * estimate.total), reverse=True)

@@ -68,17 +68,19 @@ def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[
 
 
 def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
-    """The factor of each weight's rate: `layer_decay` once for each layer above its own, and once more.
+    """The factor of each weight's rate: `layerwise_lr_decay` once for each layer above its own, and once more.
 
     Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
     """
     scales: dict[str, float] = {}
-    if config.layer_decay == 1:
+    if config.layerwise_lr_decay == 1:
         return scales
     for prefix, model in module.named_modules():
         if isinstance(model, PreTrainedModel) and not any(name.startswith(f"{prefix}.") for name in scales):
             depths, layers = weight_depths(model)
-            scales |= {f"{prefix}.{name}": config.layer_decay ** (layers + 1 - depth) for name, depth in depths.items()}
+            scales |= {
+                f"{prefix}.{name}": config.layerwise_lr_decay ** (layers + 1 - depth) for name, depth in depths.items()
+            }
     return scales
 
 

@@ -74,7 +74,7 @@ class Run:
         self.config, self.stage = config, stage
         self.folder = Path(config.output_dir)
         self.dtype = compute_dtype(config.dtype)
-        self.trackers = [name for name in config.log_to if name != "none"]
+        self.trackers = [name for name in config.report_to if name != "none"]
         self.accelerator = make_accelerator(
             self.dtype,
             config.max_grad_norm,
@@ -82,7 +82,7 @@ class Run:
             log_with=self.trackers or None,
             project_dir=str(self.folder),
         )
-        watch_other_processes(self.accelerator, config.lost_after)
+        watch_other_processes(self.accelerator, config.peer_timeout)
         run_on_all(lambda: require_usable(self.folder, self.trackers), self.accelerator)  # machines may differ
         self.memory = Memory(self.accelerator, config.memory_limit)
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
@@ -107,7 +107,7 @@ class Run:
         if self.checkpoint:
             self.say(compare_settings(config, self.folder))
         elif has_results:
-            self.say(f"{self.folder} holds no checkpoint to resume from (see save_every): starting with the first update")
+            self.say(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened = False
         self.stop = StopRequest(config.stop_grace)
@@ -146,7 +146,7 @@ class Run:
             if self.checkpoint:
                 for line in set_aside(self.folder, self.checkpoint):
                     self.say(line)
-                keep_newest(self.folder, self.config.keep_checkpoints)
+                keep_newest(self.folder, self.config.save_total_limit)
             write_text(self.folder / "config.yaml", dump(self.config))
             write_json(self.folder / "environment.json", environment())
             done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1
@@ -217,7 +217,7 @@ class Run:
         """Count updates from `first` to `total` (both included), with a progress bar and the remaining time.
 
         Args:
-            checkpoint: is saved after every `save_every` updates and before a stop.
+            checkpoint: is saved after every `save_steps` updates and before a stop.
 
         Raises:
             Stopped: if a process was asked to stop: after an update, or within one that has changed no weight.
@@ -247,7 +247,7 @@ class Run:
                     self.memory.hold_to_estimate()
                     self.progress.update(self.task, completed=update)
                     self.background.check()
-                    if self.config.save_every and update % self.config.save_every == 0:
+                    if self.config.save_steps and update % self.config.save_steps == 0:
                         with self.stop.saving():
                             checkpoint.save(update)
                         self.saved = update

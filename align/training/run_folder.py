@@ -83,18 +83,18 @@ def _taken(folder: Path) -> UserError:
 
 # A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
 MODEL_SETTINGS = (
-    *("model", "chat_template", "template_date", "lora_rank", "lora_alpha", "lora_targets"),
+    *("model", "chat_template", "template_date", "lora_r", "lora_alpha", "lora_target_modules"),
     *("optimizer", "critic", "reference_refresh"),
 )
 # The number of an update decides which examples it reads. With other values it would read examples again and skip others.
 ORDER_SETTINGS = (
     *("seed", "batch_size", "mixing_cap", "mixing_temperature", "stream_block"),
-    *("rollout_size", "samples_per_prompt"),
+    *("rollout_batch_size", "samples_per_prompt"),
 )
 SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
 FREE_ON_RESUME = (
-    *("resume", "output_dir", "log_to", "memory_limit", "keep_checkpoints"),
-    *("collective_timeout", "lost_after", "stop_grace", "checkpoint_in_background"),
+    *("resume", "output_dir", "report_to", "memory_limit", "save_total_limit"),
+    *("collective_timeout", "peer_timeout", "stop_grace", "checkpoint_in_background"),
 )
 
 
@@ -155,7 +155,7 @@ def require_usable(folder: Path, trackers: Sequence[str]) -> None:
     """
     for name in trackers:
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"log_to: {name} is not installed; install it: pip install {name}")
+            raise UserError(f"report_to: {name} is not installed; install it: pip install {name}")
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
         # The longest path that a run writes, and each name: the system refuses to look for those that are too long.

@@ -52,14 +52,14 @@ SIZES = {
         ("data/prompts.jsonl", "data/prompts_round2.jsonl"),
         "data/prompts_heldout.jsonl",
         {"temperature": 1.0, "max_new_tokens": 64},  # answers differ more than at the demo's 0.7
-        {"updates": 18, "evaluate_every": 3, "kl": {"beta": 0.01}},
+        {"updates": 18, "eval_steps": 3, "kl": {"beta": 0.01}},
     ),
     "tiny": Size(  # only shows that a study runs
         ("data/rankings_heldout.jsonl",),
         ("data/prompts_validation.jsonl",),
         "data/prompts_heldout.jsonl",
         {"max_prompt_tokens": 96, "max_new_tokens": 8, "overlong": "truncate"},
-        {"updates": 2, "evaluate_every": 1, "rollout_size": 8, "minibatches": 2, "max_new_tokens": 8},
+        {"updates": 2, "eval_steps": 1, "rollout_batch_size": 8, "minibatches": 2, "max_new_tokens": 8},
     ),
 }
 

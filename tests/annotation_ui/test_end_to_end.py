@@ -11,7 +11,7 @@ from annotation_ui.cli import main
 from tests.annotation_ui.pages import open_rank, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
 
-QUIET = ["--log_to", "none", "--dtype", "float32"]
+QUIET = ["--report_to", "none", "--dtype", "float32"]
 TINY = ["--model", "tiny-llama", *QUIET]
 
 
@@ -76,10 +76,10 @@ def test_clicks_train_a_rule_model_that_ppo_obeys(server, browser, tmp_path):
 
     style, output = "forms/rules/plain-style.yaml", tmp_path / "rules"
     cli.main(
-        ["rules", *TINY, "--train_data", str(path), "--rules", style, "--output_dir", str(output), "--held_out_share", "0"]
+        ["rules", *TINY, "--train_data", str(path), "--rules", style, "--output_dir", str(output), "--validation_split", "0"]
     )
     ppo = ["--rules.model", str(output / "model"), "--output_dir", str(tmp_path / "ppo"), "--updates", "2"]
-    cli.main(["ppo", *TINY, *ppo, "--rollout_size", "4", "--max_new_tokens", "6", "--rules.budgets", "0.1"])
+    cli.main(["ppo", *TINY, *ppo, "--rollout_batch_size", "4", "--max_new_tokens", "6", "--rules.budgets", "0.1"])
     last = json.loads((tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
     for rule in ("no-digits", "no-exclamation-marks"):
         assert 0 < last[f"reward/rule/{rule}"] < 1

@@ -59,7 +59,7 @@ def model(tmp_path):
 def adapter(model, tmp_path):
     """A new adapter on that model, with PEFT's files."""
     folder = tmp_path / "adapter"
-    loaded = load(ModelConfig(model=str(model), lora_rank=4), torch.float32)
+    loaded = load(ModelConfig(model=str(model), lora_r=4), torch.float32)
     loaded.backbone.peft.save_pretrained(folder, selected_adapters=["policy"])
     for path in (folder / "policy").iterdir():
         path.rename(folder / path.name)

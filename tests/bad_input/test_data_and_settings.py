@@ -37,7 +37,7 @@ def test_a_prompt_beyond_the_model(stage, tmp_path, refused):
 
 
 def test_no_such_model(refused, demonstrations):
-    line = refused("sft", "--model", "./nothing/here", "--log_to", "none", "--train_data", demonstrations)
+    line = refused("sft", "--model", "./nothing/here", "--report_to", "none", "--train_data", demonstrations)
     assert line.startswith("error: model './nothing/here' is no folder, no hub name and none of the built-in models")
 
 

@@ -29,7 +29,7 @@ def test_an_existing_run_without_resume(finished, demonstrations, refused):
 
 @pytest.mark.parametrize(
     ("key", "value", "old"),
-    [("model", "tiny-llama", "'tiny-gpt2'"), ("lora_rank", "4", "0"), ("optimizer", "adafactor", "")],
+    [("model", "tiny-llama", "'tiny-gpt2'"), ("lora_r", "4", "0"), ("optimizer", "adafactor", "")],
 )
 def test_resuming_another_model(key, value, old, finished, demonstrations, refused):
     line = refused("sft", *TINY, "--train_data", demonstrations, "--resume", f"--{key}", value, output=finished)
@@ -68,7 +68,7 @@ def test_an_output_dir_whose_path_is_too_long(kind, demonstrations, tmp_path, ca
 def test_resuming_another_architecture_without_its_settings(finished, demonstrations, refused, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "copy"))
     (run / "config.yaml").unlink()
-    words = ("--model", "tiny-llama", "--log_to", "none", "--train_data", demonstrations, "--resume")
+    words = ("--model", "tiny-llama", "--report_to", "none", "--train_data", demonstrations, "--resume")
     line = refused("sft", *words, output=run, alone=False)
     assert "the checkpoint belongs to another model or other settings" in line
 
@@ -78,7 +78,7 @@ def test_other_settings_are_told_on_resume(finished, tmp_path, capsys):
     data = finished.parent / "demos.jsonl"
     cli.main(["sft", *TINY, "--train_data", str(data), "--epochs", "3", "--resume", "--output_dir", str(run)])
     printed = capsys.readouterr().err
-    assert f"{run} continues with other settings: save_every 0 (was 1), epochs 3 (was 2)" in printed
+    assert f"{run} continues with other settings: save_steps 0 (was 1), epochs 3 (was 2)" in printed
     assert [json.loads(line)["update"] for line in (run / "metrics.jsonl").read_text().splitlines()][-3:] == [1, 2, 3]
 
 
@@ -87,7 +87,7 @@ def test_a_metrics_line_that_a_kill_cut_short(finished, tmp_path):
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"update": 3, "los')
     data = finished.parent / "demos.jsonl"
-    words = ["--train_data", str(data), "--epochs", "2", "--save_every", "1", "--resume", "--output_dir", str(run)]
+    words = ["--train_data", str(data), "--epochs", "2", "--save_steps", "1", "--resume", "--output_dir", str(run)]
     cli.main(["sft", *TINY, *words])
     assert (run / "metrics.jsonl").read_text() == whole
 

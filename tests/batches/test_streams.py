@@ -149,7 +149,7 @@ def demonstrations(tmp_path):
 
 def test_fine_tuning_on_a_stream(demonstrations, tmp_path, capsys):
     words = f"--model tiny-t5 --train_data {demonstrations} --stream_updates 7 --stream_block 12 --batch_size 5"
-    words += f" --dtype float32 --log_to none --learning_rate 1e-2 --output_dir {tmp_path / 'run'} --save_every 7"
+    words += f" --dtype float32 --report_to none --learning_rate 1e-2 --output_dir {tmp_path / 'run'} --save_steps 7"
     cli.main(["sft", *words.split()])
     assert "a stream of examples to learn from" in capsys.readouterr().err
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -171,7 +171,7 @@ def test_fine_tuning_on_a_stream(demonstrations, tmp_path, capsys):
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, data, more, complaint):
-    settings = {"output_dir": str(tmp_path), "log_to": ["none"], "dtype": "float32", "stream_updates": 3, **more}
+    settings = {"output_dir": str(tmp_path), "report_to": ["none"], "dtype": "float32", "stream_updates": 3, **more}
     with pytest.raises(UserError, match=complaint) as caught:
         SFTTrainer("tiny-llama", data, SFTConfig(**settings))
     assert "\n" not in str(caught.value)
@@ -179,7 +179,7 @@ def test_a_mistake_is_one_line(tmp_path, data, more, complaint):
 
 def test_a_resumed_stream_goes_on_to_the_same_bits(demonstrations, tmp_path):
     shared = {"model": "tiny-llama", "train_data": demonstrations, "stream_updates": 6, "stream_block": 7, "batch_size": 4}
-    shared |= {"dtype": "float32", "log_to": ["none"], "learning_rate": 1e-2, "save_every": 2, "keep_checkpoints": 0}
+    shared |= {"dtype": "float32", "report_to": ["none"], "learning_rate": 1e-2, "save_steps": 2, "save_total_limit": 0}
 
     def run(folder, **more):
         config = SFTConfig(output_dir=str(tmp_path / folder), **shared, **more)

@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     for seed, name in enumerate(NAMES):
         make_texts(made, scaled(ALL[name], TINY), made / ("race" if name == "time_to_reward" else "model"), seed)
     make_reward_model(made, {})
-    make_reward_model(made, {"lora_rank": 2})
+    make_reward_model(made, {"lora_r": 2})
     return made
 
 

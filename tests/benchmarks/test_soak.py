@@ -19,7 +19,7 @@ NAMED = dict.fromkeys(PREPARED, "model")
 def test_settings_are_those_of_a_stage(name):
     stage, options = VARIANTS[name]
     config = parse(stage_configs()[stage], [*COMMON.split(), *options.format_map(NAMED).split(), "--output_dir", "run"])
-    assert config.save_every == 2
+    assert config.save_steps == 2
 
 
 def test_a_launched_variant_is_one_of_the_others():

@@ -148,7 +148,7 @@ def test_run_stage_hides_no_fault_of_the_program():
 
 
 SMALL = words_of(
-    model="tiny-gpt2", overlong="truncate", max_prompt_tokens=64, max_response_tokens=32, batch_size=2, log_to="none"
+    model="tiny-gpt2", overlong="truncate", max_prompt_tokens=64, max_response_tokens=32, batch_size=2, report_to="none"
 )
 
 

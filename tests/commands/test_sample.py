@@ -34,7 +34,7 @@ def reward_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reward")
     rows = [{"prompt": f"{i}?", "responses": ["yes", "no", "what"], "ranks": [1, 2, 2]} for i in range(8)]
     (folder / "rankings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = words_of(model="tiny-gpt2", train_data=folder / "rankings.jsonl", output_dir=folder / "run", log_to="none")
+    settings = words_of(model="tiny-gpt2", train_data=folder / "rankings.jsonl", output_dir=folder / "run", report_to="none")
     cli.main(["reward", *settings, "--demonstrations", str(ROOT / "data" / "demonstrations_heldout.jsonl")])
     return folder / "run" / "model"
 

@@ -54,30 +54,30 @@ def test_booleans(from_yaml, texts, value):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("log_to: none", ["none"]),
-        ("log_to: [wandb, trackio]", ["wandb", "trackio"]),
-        ("log_to:\n  - wandb\n", ["wandb"]),
-        ("log_to:", ["tensorboard"]),
+        ("report_to: none", ["none"]),
+        ("report_to: [wandb, trackio]", ["wandb", "trackio"]),
+        ("report_to:\n  - wandb\n", ["wandb"]),
+        ("report_to:", ["tensorboard"]),
     ],
 )
 def test_lists_in_yaml(from_yaml, text, value):
-    assert from_yaml(text).log_to == value
+    assert from_yaml(text).report_to == value
 
 
 def test_lists_on_the_command_line():
-    assert read(SFTConfig, "--log_to", "wandb", "tensorboard", "--seed", "1").log_to == ["wandb", "tensorboard"]
+    assert read(SFTConfig, "--report_to", "wandb", "tensorboard", "--seed", "1").report_to == ["wandb", "tensorboard"]
     words = ["--reward_functions", "a.b:f=0.5", "c:g=-2"]
     assert parse(PPOConfig, words).reward_functions == ["a.b:f=0.5", "c:g=-2"]
     assert parse(PPOConfig, ["--reward_functions=a.b:f=0.5"]).reward_functions == ["a.b:f=0.5"]
 
 
 def test_an_empty_list_in_a_later_file_wins(tmp_path):
-    (tmp_path / "a.yaml").write_text("log_to: [wandb]\nseed: 1\n")
-    (tmp_path / "b.yaml").write_text("log_to: []\n")
+    (tmp_path / "a.yaml").write_text("report_to: [wandb]\nseed: 1\n")
+    (tmp_path / "b.yaml").write_text("report_to: []\n")
     one, two = (["--config", str(tmp_path / name)] for name in ("a.yaml", "b.yaml"))
-    assert read(SFTConfig, *one, *two).log_to == []
-    assert read(SFTConfig, *two, *one).log_to == ["wandb"]
-    assert read(SFTConfig, *one, *two, "--log_to", "trackio").log_to == ["trackio"]
+    assert read(SFTConfig, *one, *two).report_to == []
+    assert read(SFTConfig, *two, *one).report_to == ["wandb"]
+    assert read(SFTConfig, *one, *two, "--report_to", "trackio").report_to == ["trackio"]
 
 
 @pytest.mark.parametrize("number", ["-1e-5", "-.1E-4", "-0.00001", "-1e-05"])
@@ -96,7 +96,7 @@ def test_texts_that_look_like_something_else(from_yaml):
 def test_texts_stay_as_they_were_written(from_yaml, text):
     assert from_yaml(f"model: {text}").model == text
     assert from_yaml(f"model: '{text}'").model == text
-    assert from_yaml(f"log_to: [none]\nmodel: {text}  # a name\n").model == text
+    assert from_yaml(f"report_to: [none]\nmodel: {text}  # a name\n").model == text
 
 
 def test_a_number_means_its_digits(from_yaml):
@@ -183,7 +183,7 @@ def test_an_option_without_its_value():
 def test_a_mapping_is_not_a_value(from_yaml):
     refused(lambda: from_yaml("seed: {a: 1}"), "a.yaml", "'seed'", "mapping")
     for text in ("[{a: 1}]", "[[wandb]]", "!own wandb", "[!own wandb]"):
-        refused(lambda: from_yaml(f"log_to: {text}"), "a.yaml:1: key 'log_to'")  # noqa: B023 called at once
+        refused(lambda: from_yaml(f"report_to: {text}"), "a.yaml:1: key 'report_to'")  # noqa: B023 called at once
 
 
 @pytest.mark.parametrize("text", ["", "- seed", "seed", "3"])

@@ -65,7 +65,7 @@ def test_path_objects_are_settings():
 def test_path_objects_are_arguments_of_trainers(tmp_path):
     (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "Hi", "completion": "Hello."}) + "\n")
     model = Path(resolve_model("tiny-gpt2"))
-    config = SFTConfig(output_dir=tmp_path / "run", log_to="none", dtype="float32")
+    config = SFTConfig(output_dir=tmp_path / "run", report_to="none", dtype="float32")
     trainer = SFTTrainer(model, tmp_path / "d.jsonl", config, validation_data=tmp_path / "d.jsonl")
     assert len(trainer.held_out) == 1
     assert trainer.config.train_data == str(tmp_path / "d.jsonl")
@@ -80,10 +80,12 @@ def test_a_path_among_rewards_is_a_reward_model():
 
 
 def test_one_value_of_a_list_may_stand_alone():
-    assert SFTConfig(log_to="none").log_to == ["none"]
+    assert SFTConfig(report_to="none").report_to == ["none"]
     assert PPOConfig(reward_model=Path("a")).reward_model == ["a"]
-    with pytest.raises(UserError, match="log_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"):
-        SFTConfig(log_to="nothing")
+    with pytest.raises(
+        UserError, match="report_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"
+    ):
+        SFTConfig(report_to="nothing")
 
 
 @pytest.mark.parametrize(
@@ -130,19 +132,19 @@ ALL = [
     ("warmup", [-0.1, 1.0, math.nan], [0.0, 0.99]),
     *((name, [-0.1, 1.0], [0.0, 0.95]) for name in ("adam_beta1", "adam_beta2")),
     ("micro_batch_tokens", [0, -1], [1]),
-    *((name, [-1], [0, 8]) for name in ("lora_rank", "save_every", "keep_checkpoints")),
+    *((name, [-1], [0, 8]) for name in ("lora_r", "save_steps", "save_total_limit")),
     *((name, [-0.1], [0.0]) for name in ("max_grad_norm", "weight_decay", "adam_epsilon", "memory_limit")),
     ("lora_alpha", [math.nan], [-1.0]),
-    ("router_loss_weight", [-0.1], [0.0]),
-    ("layer_decay", [0, 1.1], [0.4, 1.0]),
+    ("router_aux_loss_coef", [-0.1], [0.0]),
+    ("layerwise_lr_decay", [0, 1.1], [0.4, 1.0]),
     ("seed", [-1, 2**32], [0, 2**32 - 1]),
-    ("lost_after", [-1.0, 4.9], [0.0, 5.0]),
+    ("peer_timeout", [-1.0, 4.9], [0.0, 5.0]),
     *((name, [0.9, 86_401], [1, 86_400]) for name in ("collective_timeout", "stop_grace")),
-    ("log_to", [["tensorbord"], ["wandb", "x"]], [["none"], ["wandb", "trackio"]]),
+    ("report_to", [["tensorbord"], ["wandb", "x"]], [["none"], ["wandb", "trackio"]]),
 ]
 EPOCHS = [
     *((name, [0, -1], [1]) for name in ("epochs", "batch_size", "max_prompt_tokens", "max_response_tokens")),
-    ("evaluate_every", [-1], [0]),
+    ("eval_steps", [-1], [0]),
     ("mixing_cap", [-1], [0]),
     ("mixing_temperature", [0.9], [1.0]),
 ]
@@ -152,12 +154,12 @@ RANGES = {
     DPOConfig: [*EPOCHS, ("beta", [0.0, -0.1, math.nan], [0.01]), ("label_smoothing", [-0.1, 0.5], [0.0, 0.49])],
     PPOConfig: [
         *((name, [0, -1], [1]) for name in ("updates", "epochs", "max_new_tokens", "max_prompt_tokens")),
-        ("rollout_size", [0, -64], [1]),
+        ("rollout_batch_size", [0, -64], [1]),
         ("temperature", [0.0, -1.0], [0.7]),
         ("missing_eos_score", [math.nan], [-1.0]),
         ("kl.horizon", [0], [1]),
         ("max_kl", [0.0], [0.1]),
-        ("evaluate_every", [0], [1]),
+        ("eval_steps", [0], [1]),
         *(
             (name, [-0.1, math.nan], [0.0])
             for name in ("kl.beta", "kl.target", "loss.clip", "loss.value_clip", "loss.value_weight")
@@ -248,7 +250,7 @@ WORDS = st.text(st.characters(exclude_categories=["C"]), max_size=20).filter(lam
     warmup=st.floats(0, 1, exclude_max=True),
     resume=st.booleans(),
     schedule=st.sampled_from(["cosine", "linear", "inverse_sqrt", "constant"]),
-    log_to=st.lists(st.sampled_from(["tensorboard", "wandb", "trackio", "none"]), min_size=1, max_size=3),
+    report_to=st.lists(st.sampled_from(["tensorboard", "wandb", "trackio", "none"]), min_size=1, max_size=3),
 )
 def test_dump_round_trip_of_any_values(tmp_path_factory, **values):
     path = tmp_path_factory.getbasetemp() / "round-trip.yaml"

@@ -61,11 +61,9 @@ def log_prob(loaded, prompt, response):
     return sum(float(every[place, token]) for place, token in enumerate(response))
 
 
-@pytest.mark.parametrize(("lora_rank", "settings"), [(0, {}), (4, {"label_smoothing": 0.2}), (0, {"loss": "ipo"})], ids=str)
-def test_padding_order_and_micro_batches_change_nothing(
-    tiny_name, load_sharp, make_stage, hand_rollout, lora_rank, settings
-):
-    loaded = load_sharp(tiny_name, lora_rank=lora_rank)
+@pytest.mark.parametrize(("lora_r", "settings"), [(0, {}), (4, {"label_smoothing": 0.2}), (0, {"loss": "ipo"})], ids=str)
+def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_stage, hand_rollout, lora_r, settings):
+    loaded = load_sharp(tiny_name, lora_r=lora_r)
     stage = make_stage(loaded, rankings(hand_rollout), beta=0.5, **settings)
     examples = list(map(ReferencedRanking, rankings(hand_rollout), moved(stage.reference)))
     loss_of = loss_of_rows(batch_loss, stage.engine, examples, pair_loss=stage.pair_loss)
@@ -88,17 +86,17 @@ def test_the_loss_is_equation_7_over_all_untied_pairs(tiny_name, load_sharp, mak
 
 def test_the_margin_is_that_of_the_rewards(sharp_folders, tmp_path):
     rows = [{"prompt": f"Hi {number}", "chosen": "Yes, please.", "rejected": "No."} for number in range(4)]
-    config = DPOConfig(output_dir=str(tmp_path), dtype="float32", log_to=["none"], batch_size=2, learning_rate=1e-3)
+    config = DPOConfig(output_dir=str(tmp_path), dtype="float32", report_to=["none"], batch_size=2, learning_rate=1e-3)
     DPOTrainer(sharp_folders["tiny-llama"], rows, config).train()
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["rewards/margin"] == pytest.approx(last["rewards/chosen"] - last["rewards/rejected"], abs=1e-5)
     assert last["rewards/margin"] != 0.0
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_the_policy_is_its_own_reference_at_first(tiny_name, load_sharp, make_stage, hand_rollout, lora_rank):
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_the_policy_is_its_own_reference_at_first(tiny_name, load_sharp, make_stage, hand_rollout, lora_r):
     examples = rankings(hand_rollout)
-    stage = make_stage(load_sharp(tiny_name, lora_rank=lora_rank), examples)
+    stage = make_stage(load_sharp(tiny_name, lora_r=lora_r), examples)
     loss, sums = stage.loss()
     assert float(loss.detach()) == pytest.approx(math.log(2), abs=1e-6)
     assert float(sums["rewards/chosen"]) == pytest.approx(0.0, abs=1e-6)
@@ -107,7 +105,7 @@ def test_the_policy_is_its_own_reference_at_first(tiny_name, load_sharp, make_st
 
 def test_the_reference_of_a_new_adapter_is_the_base(tiny_name, load_sharp, make_stage, hand_rollout):
     examples = rankings(hand_rollout)
-    adapted = make_stage(load_sharp(tiny_name, lora_rank=4, fresh_adapter=True), examples)
+    adapted = make_stage(load_sharp(tiny_name, lora_r=4, fresh_adapter=True), examples)
     bare = make_stage(load_sharp(tiny_name), examples)
     for one, other in zip(adapted.reference, bare.reference, strict=True):
         assert one == pytest.approx(other, abs=1e-5)

@@ -113,7 +113,7 @@ def test_a_simulated_labelers_figures_by_hand():
         ({"samples": 3}, "samples is 3, but must be such that a prompt gets 2 to 9 answers; .* it gets 6 to 12"),
         ({"samples": 1, "temperatures": [1.0]}, "it gets 1 to 2"),
         ({"temperatures": [1.0, 1.0]}, "must be different numbers"),
-        ({"held_out_share": 1.0}, "at least 0 and below 1"),
+        ({"validation_split": 1.0}, "at least 0 and below 1"),
     ],
 )
 def test_settings_that_cannot_be(wrong, why):
@@ -153,10 +153,10 @@ def test_a_folder_belongs_to_one_loop(tmp_path):
 @pytest.fixture
 def settings(tmp_path, sharp_folders):
     """Settings of a loop that takes seconds, as words of a command line."""
-    common = {"log_to": ["none"], "dtype": "float32", "lora_rank": 2, "overlong": "truncate", "max_prompt_tokens": 64}
+    common = {"report_to": ["none"], "dtype": "float32", "lora_r": 2, "overlong": "truncate", "max_prompt_tokens": 64}
     reward = {**common, "batch_size": 4, "max_response_tokens": 16, "demonstrations": "data/demonstrations_heldout.jsonl"}
-    ppo = {**common, "prompts": "data/prompts_heldout.jsonl", "updates": 2, "rollout_size": 4, "max_new_tokens": 8}
-    ppo |= {"save_every": 1, "validation_prompts": str(tmp_path / "few.jsonl"), "evaluate_every": 2, "learning_rate": 1e-3}
+    ppo = {**common, "prompts": "data/prompts_heldout.jsonl", "updates": 2, "rollout_batch_size": 4, "max_new_tokens": 8}
+    ppo |= {"save_steps": 1, "validation_prompts": str(tmp_path / "few.jsonl"), "eval_steps": 2, "learning_rate": 1e-3}
     for name, values in (("reward", reward), ("ppo", ppo)):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values))
     write_rows(tmp_path / "few.jsonl", [{"prompt": f"Say {word}.", "id": word} for word in ("one", "two")])
@@ -171,7 +171,7 @@ def settings(tmp_path, sharp_folders):
         temperatures=[1.0],
         max_new_tokens=8,
         labeler="tests.extras.liking:code_points",
-        held_out_share=0.0,
+        validation_split=0.0,
     )
 
 
@@ -201,7 +201,7 @@ def as_words(value):
 @pytest.mark.slow  # half a minute, and test_resume.py kills each stage
 @pytest.mark.timeout(600)
 def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_been(settings, tmp_path):
-    config = replace(more_prompts(settings, 24), reward_models=2, held_out_share=0.34)
+    config = replace(more_prompts(settings, 24), reward_models=2, validation_split=0.34)
     whole = run_loop(config)
     steps = json.loads((whole / "loop.json").read_text())["steps"]
     assert list(steps) == [

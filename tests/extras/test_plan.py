@@ -82,7 +82,7 @@ def test_the_simplest_way_that_fits_is_taken():
 
 def test_shapes_are_those_of_the_loaded_model():
     for name, rank in (("tiny-llama", 4), ("tiny-gpt2", 0)):
-        config = ModelConfig(model=name, lora_rank=rank, dtype="float32")
+        config = ModelConfig(model=name, lora_r=rank, dtype="float32")
         shapes, real = (make(config, torch.float32) for make in (load_shapes, load))
         assert shapes.backbone.device.type == "meta"
         for some, other in zip(shapes.backbone.parameters(), real.backbone.parameters(), strict=True):
@@ -109,7 +109,7 @@ def runs(tmp_path_factory):
     data = root / "demonstrations.jsonl"
     rows = [{"prompt": "Count" + "." * n, "completion": "one " * (1 + n)} for n in range(6)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    shared = {"model": "tiny-llama", "dtype": "float32", "log_to": ["none"]}
+    shared = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"]}
     run_sft(SFTConfig(**shared, train_data=str(data), batch_size=2, epochs=2, output_dir=str(root / "sft")))
     run_ppo(
         PPOConfig(
@@ -117,7 +117,7 @@ def runs(tmp_path_factory):
             prompts=str(data),
             reward_functions=["align.ppo.toy_rewards:share_of_e"],
             updates=3,
-            rollout_size=6,
+            rollout_batch_size=6,
             samples_per_prompt=2,
             epochs=2,
             max_new_tokens=8,
@@ -153,7 +153,13 @@ def test_a_plan_of_fine_tuning_has_the_flops_that_the_run_counted(runs):
 def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
     from align.ppo import PPOConfig, run_ppo
 
-    changes = {"updates": 4, "rollout_size": 4, "samples_per_prompt": 1, "epochs": 3, "output_dir": str(runs / "other")}
+    changes = {
+        "updates": 4,
+        "rollout_batch_size": 4,
+        "samples_per_prompt": 1,
+        "epochs": 3,
+        "output_dir": str(runs / "other"),
+    }
     found = planned(runs, "ppo", **changes)
     settings = yaml.safe_load((runs / "ppo.yaml").read_text(encoding="utf-8"))
     run_ppo(PPOConfig(**settings))

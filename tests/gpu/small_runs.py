@@ -11,10 +11,10 @@ from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
 
-COMMON = {"log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64, "learning_rate": 1e-4}
+COMMON = {"report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64, "learning_rate": 1e-4}
 SUPERVISED = {"max_response_tokens": 32, "batch_size": 30}
 RANKINGS = {"train_data": "data/rankings_heldout.jsonl", "validation_data": "data/rankings_heldout.jsonl"}
-PPO = {"updates": 2, "rollout_size": 8, "max_new_tokens": 16, "epochs": 1, "minibatches": 1, "missing_eos": "keep"}
+PPO = {"updates": 2, "rollout_batch_size": 8, "max_new_tokens": 16, "epochs": 1, "minibatches": 1, "missing_eos": "keep"}
 
 
 def sft(model: str, folder: Path, **settings: Any) -> Path:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests.gpu import small_runs
 
-SETTINGS = {"save_every": 2, "keep_checkpoints": 9, "dtype": "bfloat16"}
+SETTINGS = {"save_steps": 2, "save_total_limit": 9, "dtype": "bfloat16"}
 CLOSE = 0.05
 """Of the largest weight: how far two runs of the same settings may end apart where kernels add up in any order."""
 
@@ -20,7 +20,7 @@ def resumed(stage, model, tmp_path):
     if stage == "ppo":
         more |= {"updates": 4, "epochs": 2, "minibatches": 2, "reward_functions": ["align.ppo.toy_rewards:share_of_e"]}
     else:
-        more |= {"batch_size": 8, "save_every": 1}
+        more |= {"batch_size": 8, "save_steps": 1}
     whole, again = tmp_path / "whole", tmp_path / "again"
     run(model, whole, **more)
     saved = sorted(whole.glob("checkpoints/update-*"), key=lambda path: int(path.name.removeprefix("update-")))

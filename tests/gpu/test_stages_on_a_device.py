@@ -33,7 +33,7 @@ GPU = pytest.mark.gpu
         *(pytest.param("cuda", model, marks=GPU) for model in ("tiny-llama", "tiny-gpt2", "tiny-t5", "smollm2-135m")),
     ],
 )
-@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), {"lora_rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), {"lora_r": 4}], ids=["full", "lora"])
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=GPU), "bfloat16"])
 def test_every_stage_runs(where, model, settings, dtype, tmp_path, record_property):
     on_gpu = torch.cuda.is_available()  # the stages take a GPU wherever there is one
@@ -91,7 +91,7 @@ def trainer(stage, settings, folder):
         data = "data/demonstrations.jsonl"
         config = SFTConfig(**common | {"train_data": data, "batch_size": 64, "max_response_tokens": 256})
         return SFTTrainer(config.model, config.train_data, config)
-    config = PPOConfig(**common | PPO | {"rollout_size": 64, "max_new_tokens": 128})
+    config = PPOConfig(**common | PPO | {"rollout_batch_size": 64, "max_new_tokens": 128})
     return PPOTrainer(config.model, [share_of_e], config.prompts, config)
 
 
@@ -99,7 +99,7 @@ def trainer(stage, settings, folder):
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"lora_rank": 16}, {"gradient_checkpointing": True}, {"optimizer": "adafactor"}],
+    [{}, {"lora_r": 16}, {"gradient_checkpointing": True}, {"optimizer": "adafactor"}],
     ids=["full", "lora", "checkpointing", "adafactor"],
 )
 def test_the_estimate(stage, settings, tmp_path, record_property):

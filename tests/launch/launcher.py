@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
 PPO = "align/ppo/train.py"
 CHECKPOINTS = """
-    --reward_functions align.ppo.toy_rewards:share_of_e --dtype float32 --log_to none --save_every 1
-    --max_prompt_tokens 64 --overlong truncate --max_new_tokens 8 --rollout_size 6
+    --reward_functions align.ppo.toy_rewards:share_of_e --dtype float32 --report_to none --save_steps 1
+    --max_prompt_tokens 64 --overlong truncate --max_new_tokens 8 --rollout_batch_size 6
     --schedule constant --learning_rate 1e-3 --missing_eos keep
 """
 TELL = """

@@ -18,7 +18,7 @@ from tests.launch.programs import spare_weight
 PROGRAMS = Path(__file__).parent / "programs"
 DECAYED = (1 - 0.1 * 0.5) ** 4
 """Of a weight that begins at 1: four steps at a rate of 0.1 and a decay of 0.5, which nothing else moves."""
-AVERAGED = ["--ema_decay", "0.8", "--validation_prompts", "data/prompts_validation.jsonl", "--evaluate_every", "1"]
+AVERAGED = ["--ema_decay", "0.8", "--validation_prompts", "data/prompts_validation.jsonl", "--eval_steps", "1"]
 AVERAGED += ["--reward_functions", "tests.sampling.rewards:letters"]  # hardly ever the same twice
 
 
@@ -62,7 +62,7 @@ def test_a_zero3_checkpoint_resumes_on_one_process(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--lora_rank", "4"]], ids=["full", "lora"])
+@pytest.mark.parametrize("more", [[], ["--lora_r", "4"]], ids=["full", "lora"])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_mean_of_the_weights_under_zero_is_that_of_one_process_also_after_a_resume(stage, more, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

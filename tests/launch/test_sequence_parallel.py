@@ -12,16 +12,18 @@ from tests.launch.compared import metrics
 from tests.launch.launcher import ROOT, launch_in_turn
 from tests.models.architectures import make_model
 
-COMMON = "--model tiny-llama --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
+COMMON = (
+    "--model tiny-llama --dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
+)
 COMMON += " --max_response_tokens 33 --micro_batch_tokens 256"
 WORDS = {
     "sft": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --validation_data data/demonstrations_heldout.jsonl"
     " --batch_size 10",
     "reward": f"{COMMON} --train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl"
     " --demonstrations data/demonstrations_heldout.jsonl --batch_size 15 --lm_loss_weight 0.5",
-    "lora": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --lora_rank 4"
+    "lora": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --lora_r 4"
     " --gradient_checkpointing true",
-    "experts": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --router_loss_weight 0.1",
+    "experts": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --router_aux_loss_coef 0.1",
 }
 
 

@@ -14,7 +14,7 @@ from tests.models.adapters import IDS
 @pytest.fixture
 def lora(load_sharp, tiny_name):
     """Each of the three sharpened tiny models in turn, with an adapter `policy` that is not at zero."""
-    return load_sharp(tiny_name, lora_rank=4)
+    return load_sharp(tiny_name, lora_r=4)
 
 
 @pytest.fixture

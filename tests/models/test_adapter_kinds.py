@@ -36,7 +36,7 @@ MERGED = {
 
 
 def settings_of(folder, targets, rank=2, **more):
-    return ModelConfig(model=folder, lora_rank=rank, lora_alpha=8, lora_targets=targets, **more)
+    return ModelConfig(model=folder, lora_r=rank, lora_alpha=8, lora_target_modules=targets, **more)
 
 
 @pytest.mark.parametrize("kind", CONTINUED)
@@ -77,8 +77,8 @@ def test_a_shared_weight_in_parts_cannot_be_merged(make_adapter, sharp_folders):
 @pytest.mark.parametrize(
     ("name", "targets", "settings", "rank", "message"),
     [
-        ("tiny-gpt2", "c_attn", {"bias": "all"}, 2, "adapter with bias all, which .*: set lora_rank to 0 to merge"),
-        ("tiny-gpt2", "c_attn", {"bias": "lora_only"}, 2, "adapter with bias lora_only, which .*: set lora_rank to 0"),
+        ("tiny-gpt2", "c_attn", {"bias": "all"}, 2, "adapter with bias all, which .*: set lora_r to 0 to merge"),
+        ("tiny-gpt2", "c_attn", {"bias": "lora_only"}, 2, "adapter with bias lora_only, which .*: set lora_r to 0"),
         ("tiny-llama", "q_proj", {"lora_bias": True}, 0, "PEFT cannot merge it into its base .*the base layer has no bias"),
         ("tiny-t5", "q,shared", {}, 0, "adapts one of [34] layers that share a weight and cannot be merged"),
     ],
@@ -92,7 +92,7 @@ def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targe
 @torch.no_grad()
 @pytest.mark.parametrize("targets", ["q_proj", "q_proj,embed_tokens"])
 def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
-    loaded = load_sharp("tiny-llama", lora_rank=2, lora_targets=targets)
+    loaded = load_sharp("tiny-llama", lora_r=2, lora_target_modules=targets)
     module = build_actor_critic(loaded, reference_moves=True)
     for weight in adapter_parameters(loaded.backbone.model, "policy").values():
         torch.nn.init.normal_(weight, std=0.3)
@@ -109,7 +109,7 @@ def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
 def test_a_separate_critic_trains_its_adapter_alone_at_its_rate(sharp_folders, load_sharp, name):
     """BigBird-Pegasus has layers called `value`, as the critic's adapter is, and LoRA on an embedding has no module."""
     if name == "tiny-llama":
-        loaded = load_sharp(name, lora_rank=2, lora_targets="q_proj,embed_tokens")
+        loaded = load_sharp(name, lora_r=2, lora_target_modules="q_proj,embed_tokens")
     else:
         sizes = {
             "d_model": 32,
@@ -122,7 +122,7 @@ def test_a_separate_critic_trains_its_adapter_alone_at_its_rate(sharp_folders, l
         model = AutoModelForSeq2SeqLM.from_config(BigBirdPegasusConfig(**sizes))
         assert any(".value." in key for key, _ in model.named_parameters())
         tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-t5"])
-        loaded = from_objects(model, tokenizer, ModelConfig(lora_rank=2, lora_targets="query,value"))
+        loaded = from_objects(model, tokenizer, ModelConfig(lora_r=2, lora_target_modules="query,value"))
     module = build_actor_critic(loaded, "separate")
     model = loaded.backbone.model
     policy, critic = (adapter_parameters(model, adapter) for adapter in ("policy", "value"))
@@ -135,8 +135,8 @@ def test_a_separate_critic_trains_its_adapter_alone_at_its_rate(sharp_folders, l
 
 def test_adapters_that_change_their_base_are_not_mounted_on_the_policys(load_sharp, tmp_path):
     """A reward adapter with biases of the base, or one made by PiSSA, would change what the policy computes."""
-    policy = load_sharp("tiny-gpt2", lora_rank=2, lora_targets="c_attn")
-    reward = load_sharp("tiny-gpt2", adapter="reward", lora_rank=2, lora_targets="c_attn")
+    policy = load_sharp("tiny-gpt2", lora_r=2, lora_target_modules="c_attn")
+    reward = load_sharp("tiny-gpt2", adapter="reward", lora_r=2, lora_target_modules="c_attn")
     for number, (field, value, shares) in enumerate(
         [("bias", "none", True), ("bias", "all", False), ("init_lora_weights", "pissa", False)]
     ):

@@ -25,7 +25,7 @@ def test_without_its_adapters_the_backbone_is_the_base_to_the_bit(lora, backbone
 
 
 def test_a_fresh_adapter_changes_nothing(load_sharp, backbone, tiny_name):
-    fresh = load_sharp(tiny_name, lora_rank=4, fresh_adapter=True)
+    fresh = load_sharp(tiny_name, lora_r=4, fresh_adapter=True)
     torch.testing.assert_close(states(fresh.backbone, "policy"), states(backbone), atol=1e-6, rtol=0)
 
 
@@ -92,10 +92,10 @@ def beginning(request, tiny_name, load_sharp, sharp_folders, tmp_path):
     if request.param == "full":
         return load_sharp(tiny_name)
     if request.param == "lora":
-        return load_sharp(tiny_name, lora_rank=4, fresh_adapter=True)
-    before = load_sharp(tiny_name, lora_rank=4)
+        return load_sharp(tiny_name, lora_r=4, fresh_adapter=True)
+    before = load_sharp(tiny_name, lora_r=4)
     save_model(tmp_path / "sft", before, weights_of(before.backbone), CARD)
-    loaded = load(ModelConfig(model=str(tmp_path / "sft"), lora_rank=4), torch.float32)
+    loaded = load(ModelConfig(model=str(tmp_path / "sft"), lora_r=4), torch.float32)
     assert (loaded.adapter, loaded.start_adapter) == ("policy", "start")
     assert torch.equal(states(loaded.backbone, "policy"), states(before.backbone, "policy"))
     return loaded
@@ -154,11 +154,11 @@ def test_recomputing_blocks_changes_no_gradient(tiny_name, load_sharp, make_ppo,
     def beginning(checkpointing):
         if mode == "full":
             return load_sharp(tiny_name, gradient_checkpointing=checkpointing)
-        loaded = load_sharp(tiny_name, lora_rank=4, gradient_checkpointing=checkpointing)
+        loaded = load_sharp(tiny_name, lora_r=4, gradient_checkpointing=checkpointing)
         if mode.startswith("lora,"):
             return loaded
         save_model(tmp_path / "sft", loaded, weights_of(loaded.backbone), CARD)
-        config = ModelConfig(model=str(tmp_path / "sft"), lora_rank=4, gradient_checkpointing=checkpointing)
+        config = ModelConfig(model=str(tmp_path / "sft"), lora_r=4, gradient_checkpointing=checkpointing)
         return load(config, torch.float32)
 
     critic = "separate" if "critic" in mode else "shared"
@@ -176,7 +176,7 @@ def test_recomputing_blocks_changes_no_gradient(tiny_name, load_sharp, make_ppo,
 
 @torch.no_grad()
 def test_an_adapter_on_the_vocabulary_matrix_does_not_reach_the_reference(load_sharp, make_ppo, sharp_backbones):
-    loaded = load_sharp("tiny-llama", lora_rank=2, lora_targets="q_proj,lm_head")
+    loaded = load_sharp("tiny-llama", lora_r=2, lora_target_modules="q_proj,lm_head")
     module = make_ppo(loaded).engine.module
     base = make_ppo(load_sharp("tiny-llama")).engine.module
     expected = base("language", PROMPT, RESPONSE)
@@ -195,7 +195,7 @@ def with_own_matrix(make_adapter):
 def test_an_adapter_with_whole_modules_of_its_own_is_switched_with_them(with_own_matrix, sharp_folders, checkpointing):
     """PEFT's `modules_to_save` keeps whole matrices in an adapter: the base must be read without them."""
     folder, theirs = with_own_matrix
-    lora = {"lora_rank": 2, "lora_alpha": 8, "lora_targets": "q_proj"}
+    lora = {"lora_r": 2, "lora_alpha": 8, "lora_target_modules": "q_proj"}
     loaded = load(ModelConfig(model=folder, gradient_checkpointing=checkpointing, **lora), torch.float32)
     bare = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])(IDS).logits
     for adapter, logits in {"start": theirs, "policy": theirs, None: bare}.items():
@@ -218,25 +218,27 @@ def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lora_rank": 16}, "is an adapter with lora_rank 4, which .*; lora_rank is 16: set it to 4, or set"),
-        ({"lora_rank": 4, "lora_alpha": 8.0}, "is an adapter with lora_alpha 32.0, .* lora_alpha is 8.0: set it to 32.0"),
+        ({"lora_r": 16}, "is an adapter with lora_r 4, which .*; lora_r is 16: set it to 4, or set"),
+        ({"lora_r": 4, "lora_alpha": 8.0}, "is an adapter with lora_alpha 32.0, .* lora_alpha is 8.0: set it to 32.0"),
         (
-            {"lora_rank": 4, "lora_targets": "q_proj,v_proj"},
-            "with lora_targets down_proj,.*q_proj.*, which .* is q_proj,v_proj",
+            {"lora_r": 4, "lora_target_modules": "q_proj,v_proj"},
+            "with lora_target_modules down_proj,.*q_proj.*, which .* is q_proj,v_proj",
         ),
     ],
     ids=["rank", "alpha", "targets"],
 )
 def test_lora_settings_that_an_adapter_cannot_take_are_refused(load_sharp, tmp_path, settings, message):
     """They were ignored, and config.yaml said what was not so."""
-    loaded = load_sharp("tiny-llama", lora_rank=4)
+    loaded = load_sharp("tiny-llama", lora_r=4)
     save_model(tmp_path / "sft", loaded, weights_of(loaded.backbone), CARD)
-    load(ModelConfig(model=str(tmp_path / "sft"), lora_rank=4), torch.float32)
+    load(ModelConfig(model=str(tmp_path / "sft"), lora_r=4), torch.float32)
     with pytest.raises(UserError, match=message):
         load(ModelConfig(model=str(tmp_path / "sft"), **settings), torch.float32)
 
 
 def test_an_adapter_on_few_modules_names_them_where_all_are_asked_for(with_own_matrix):
     folder, _ = with_own_matrix
-    with pytest.raises(UserError, match=r"with lora_targets q_proj, .* lora_targets is all-linear: set it to q_proj"):
-        load(ModelConfig(model=folder, lora_rank=2, lora_alpha=8), torch.float32)
+    with pytest.raises(
+        UserError, match=r"with lora_target_modules q_proj, .* lora_target_modules is all-linear: set it to q_proj"
+    ):
+        load(ModelConfig(model=folder, lora_r=2, lora_alpha=8), torch.float32)

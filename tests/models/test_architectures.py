@@ -118,7 +118,7 @@ def test_torch_counts_the_same_flops(name):
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.05 if "LongT5" not in name else 0.2)
 
 
-COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64}
+COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64}
 TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
 
 
@@ -135,7 +135,7 @@ def test_all_stages(name, rank, tmp_path):
     model = make_model(name)
     model.save_pretrained(tmp_path / "base")
     byte_tokenizer(append_eos=model.config.is_encoder_decoder).save_pretrained(tmp_path / "base")
-    common = COMMON | {"lora_rank": rank}
+    common = COMMON | {"lora_r": rank}
     demonstrations = write_rows(tmp_path / "sft.jsonl", [{"prompt": text, "completion": "Yes, it is."} for text in TEXTS])
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "Yes", "rejected": "No, no"} for text in TEXTS])
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
@@ -157,7 +157,14 @@ def test_all_stages(name, rank, tmp_path):
     settings = common | {"model": str(sft), "output_dir": str(tmp_path / "ppo")}
     run_ppo(
         PPOConfig(
-            **settings, **rewards, prompts=prompts, updates=1, rollout_size=4, minibatches=1, epochs=1, max_new_tokens=6
+            **settings,
+            **rewards,
+            prompts=prompts,
+            updates=1,
+            rollout_batch_size=4,
+            minibatches=1,
+            epochs=1,
+            max_new_tokens=6,
         )
     )
     (row,) = metrics_of(tmp_path / "ppo")

@@ -92,7 +92,7 @@ def test_beside_a_policys_weights_are_tokenizer_generation_settings_and_card(tin
 
 
 def test_a_saved_adapter_loads_in_peft_with_equal_logits(tiny_name, load_sharp, sharp_folders, tmp_path):
-    loaded = load_sharp(tiny_name, lora_rank=4)
+    loaded = load_sharp(tiny_name, lora_r=4)
     state = LanguageModel(loaded.backbone, "policy").state_dict()
     save_model(tmp_path / "model", loaded, weights_of(loaded.backbone, state, "backbone.model."), CARD)
     expected = our_logits(loaded)
@@ -100,7 +100,7 @@ def test_a_saved_adapter_loads_in_peft_with_equal_logits(tiny_name, load_sharp, 
     assert_same_logits(PeftModel.from_pretrained(base, tmp_path / "model").eval(), tiny_name, expected)
     auto_peft = AutoPeftModelForSeq2SeqLM if tiny_name == "tiny-t5" else AutoPeftModelForCausalLM
     assert_same_logits(auto_peft.from_pretrained(tmp_path / "model").eval(), tiny_name, expected)
-    again = load(ModelConfig(model=str(tmp_path / "model"), lora_rank=4), torch.float32)
+    again = load(ModelConfig(model=str(tmp_path / "model"), lora_r=4), torch.float32)
     torch.testing.assert_close(our_logits(again), expected, atol=1e-6, rtol=0)
     stored = load_file(tmp_path / "model" / "adapter_model.safetensors")
     assert all(".lora_A.weight" in name or ".lora_B.weight" in name for name in stored)
@@ -109,7 +109,7 @@ def test_a_saved_adapter_loads_in_peft_with_equal_logits(tiny_name, load_sharp, 
 
 
 def test_an_adapter_is_merged_where_all_weights_are_to_be_trained(tiny_name, load_sharp, tmp_path):
-    loaded = load_sharp(tiny_name, lora_rank=4)
+    loaded = load_sharp(tiny_name, lora_r=4)
     save_model(tmp_path / "model", loaded, weights_of(loaded.backbone), CARD)
     merged = load(ModelConfig(model=str(tmp_path / "model")), torch.float32)
     assert merged.adapter is None
@@ -122,14 +122,14 @@ def test_an_adapter_is_merged_where_all_weights_are_to_be_trained(tiny_name, loa
 
 @pytest.fixture
 def adapter_folder(load_sharp, tmp_path):
-    loaded = load_sharp("tiny-llama", lora_rank=4)
+    loaded = load_sharp("tiny-llama", lora_r=4)
     save_model(tmp_path / "adapter", loaded, weights_of(loaded.backbone), CARD)
     return tmp_path / "adapter"
 
 
 def refusal(folder):
     with pytest.raises(UserError) as error:
-        load(ModelConfig(model=str(folder), lora_rank=4), torch.float32)
+        load(ModelConfig(model=str(folder), lora_r=4), torch.float32)
     text = one_line(error)
     assert str(folder) in text
     return text
@@ -196,7 +196,7 @@ def test_broken_weights_are_refused(tiny_name, fault, sharp_folders, tmp_path):
 
 
 def test_an_adapter_without_weights_is_not_saved(load_sharp, tmp_path):
-    loaded = load_sharp("tiny-gpt2", lora_rank=4)
+    loaded = load_sharp("tiny-gpt2", lora_r=4)
     bare = {name: weight for name, weight in weights_of(loaded.backbone).items() if "lora" not in name}
     with pytest.raises(UserError, match=r"^adapter 'policy' holds no weights: nothing was saved$"):
         save_model(tmp_path / "model", loaded, bare, CARD)

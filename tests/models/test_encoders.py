@@ -40,7 +40,7 @@ def family(request):
 
 @pytest.fixture
 def load_encoder(sharpen, tmp_path):
-    """`load_encoder("bert", lora_rank=4)`: an encoder as pretraining leaves it, loaded to be trained as a reward model."""
+    """`load_encoder("bert", lora_r=4)`: an encoder as pretraining leaves it, loaded to be trained as a reward model."""
 
     def load_one(family, adapter="reward", **settings):
         folder = tmp_path / family
@@ -100,7 +100,7 @@ def test_a_saved_reward_model_is_a_classifier_of_plain_transformers(family, load
 
 def test_a_saved_adapter_is_one_of_plain_peft(family, load_encoder, tmp_path):
     """It holds the poolers whole, which pretraining did not make."""
-    loaded = load_encoder(family, lora_rank=4)
+    loaded = load_encoder(family, lora_r=4)
     model = changed(loaded)
     expected = scores_of(model, loaded)
     with loaded.backbone.adapter(None):
@@ -111,7 +111,7 @@ def test_a_saved_adapter_is_one_of_plain_peft(family, load_encoder, tmp_path):
     torch.testing.assert_close(plain_scores(classifier, tmp_path / "reward"), expected, atol=1e-5, rtol=0)
     again = load_reward_model(str(tmp_path / "reward"), "float32")
     torch.testing.assert_close(scores_of(again.model, again.loaded), expected, atol=1e-4, rtol=0)
-    config = ModelConfig(model=str(tmp_path / "reward"), dtype="float32", lora_rank=4)
+    config = ModelConfig(model=str(tmp_path / "reward"), dtype="float32", lora_r=4)
     further = load(config, torch.float32, adapter="reward", allow_reward_model=True)
     found = scores_of(RewardModel(further.backbone, model.head, "reward"), further)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -186,7 +186,7 @@ def test_an_encoder_in_memory_needs_the_class_of_a_classifier():
     with pytest.raises(UserError, match="model type 'bert' reads text in both directions"):
         wrap(BertForMaskedLM(CONFIGS["bert"]).eval())
     model = BertForSequenceClassification(CONFIGS["bert"])
-    loaded = from_objects(model, pair_tokenizer("bert"), ModelConfig(model="-", lora_rank=2), "reward")
+    loaded = from_objects(model, pair_tokenizer("bert"), ModelConfig(model="-", lora_r=2), "reward")
     assert loaded.adapter == "reward"
     with pytest.raises(UserError, match="not a language model"):
         loaded.backbone.prefill(Padded.from_lists([[5]]))

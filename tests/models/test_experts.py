@@ -125,7 +125,7 @@ def folders(tmp_path_factory):
     return found
 
 
-COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64, "batch_size": 4}
+COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64, "batch_size": 4}
 ROWS = [
     {"prompt": "Hi " * number, "completion": "Yes, it is. " * number, "chosen": "Yes " * number, "rejected": "no"}
     for number in (1, 2, 3, 5)
@@ -150,7 +150,7 @@ def balanced(stage, config, folder, tmp_path, number, **settings):
 )
 def test_micro_batches_change_neither_the_loss_nor_the_load(stage, config, folders, tmp_path):
     one, cut = (
-        balanced(stage, config, folders[MIXTRAL], tmp_path, tokens, micro_batch_tokens=tokens, router_loss_weight=0.5)[0]
+        balanced(stage, config, folders[MIXTRAL], tmp_path, tokens, micro_batch_tokens=tokens, router_aux_loss_coef=0.5)[0]
         for tokens in (4096, 30)
     )
     for name in ("loss", "gradient_norm", *(key for key in one if key.startswith("experts/"))):
@@ -169,8 +169,8 @@ def test_ppo_and_dpo_balance_the_policys_experts(name, folders, tmp_path):
     prompts = write_rows(tmp_path / "prompts.jsonl", rows_with("prompt"))
     pairs = write_rows(tmp_path / "pairs.jsonl", rows_with("prompt", "chosen", "rejected"))
     settings = {name: value for name, value in COMMON.items() if name != "batch_size"}
-    settings |= {"model": folders[name], "router_loss_weight": 0.5}
-    ppo = {"prompts": prompts, "rollout_size": 4, "minibatches": 1, "updates": 1, "max_new_tokens": 6}
+    settings |= {"model": folders[name], "router_aux_loss_coef": 0.5}
+    ppo = {"prompts": prompts, "rollout_batch_size": 4, "minibatches": 1, "updates": 1, "max_new_tokens": 6}
     rewards = {"reward_functions": ["align.ppo.toy_rewards:brevity"]}
     run_ppo(PPOConfig(**settings, **ppo, **rewards, output_dir=str(tmp_path / "ppo")))
     run_dpo(DPOConfig(**settings, train_data=pairs, batch_size=4, output_dir=str(tmp_path / "dpo")))
@@ -189,20 +189,22 @@ def test_the_metrics_are_those_of_the_page(folders, tmp_path):
 
 
 def test_the_loss_evens_the_load_out(folders, tmp_path):
-    settings = {"epochs": 15, "learning_rate": 3e-3, "schedule": "constant", "router_loss_weight": 10.0}
+    settings = {"epochs": 15, "learning_rate": 3e-3, "schedule": "constant", "router_aux_loss_coef": 10.0}
     rows = balanced(run_sft, SFTConfig, folders[MIXTRAL], tmp_path, "even", **settings)
     assert rows[0]["experts/balance"] > 1.1
     assert rows[-1]["experts/balance"] < 1.0 + 0.6 * (rows[0]["experts/balance"] - 1.0)
 
 
 def test_a_model_without_experts_has_none_to_balance(tmp_path):
-    with pytest.raises(UserError, match=r"^router_loss_weight is 0.01, but model type 'gpt2' has no experts; set it to 0$"):
-        balanced(run_sft, SFTConfig, "tiny-gpt2", tmp_path, "none", router_loss_weight=0.01)
+    with pytest.raises(
+        UserError, match=r"^router_aux_loss_coef is 0.01, but model type 'gpt2' has no experts; set it to 0$"
+    ):
+        balanced(run_sft, SFTConfig, "tiny-gpt2", tmp_path, "none", router_aux_loss_coef=0.01)
 
 
 def test_no_adapter_goes_onto_a_router(folders):
     for name in (MIXTRAL, SWITCH):
-        config = ModelConfig(model=folders[name], lora_rank=2)
+        config = ModelConfig(model=folders[name], lora_r=2)
         adapted = {key for key, _ in load(config, torch.float32).backbone.model.named_parameters() if "lora_A" in key}
         assert adapted
         assert not [key for key in adapted if "router" in key or "gate." in key]

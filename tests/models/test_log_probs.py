@@ -76,7 +76,7 @@ def test_parts_give_the_numbers_of_the_whole(load_sharp, tiny_name, rows, with_e
 
 
 def test_an_adapter_of_the_vocabulary_matrix_is_used_again(load_sharp, monkeypatch):
-    loaded = load_sharp("tiny-gpt2", lora_rank=4, lora_targets="lm_head")
+    loaded = load_sharp("tiny-gpt2", lora_r=4, lora_target_modules="lm_head")
     whole = outcome(loaded.backbone, loaded.adapter, False)
     assert {name.split(".")[-3] for name in whole if "lora" in name} == {"lora_A", "lora_B"}
     in_parts_of(7, loaded.backbone, monkeypatch)

@@ -14,7 +14,7 @@ MORE_TERMS = {"loss": {"entropy_weight": 0.3, "clip_high": 0.4}, "kl": {"penalty
 
 
 @pytest.mark.parametrize(
-    ("lora_rank", "more"),
+    ("lora_r", "more"),
     [
         (0, {"critic": "shared"}),
         (0, {"critic": "separate"}),
@@ -24,8 +24,8 @@ MORE_TERMS = {"loss": {"entropy_weight": 0.3, "clip_high": 0.4}, "kl": {"penalty
     ],
     ids=str,
 )
-def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, more):
-    trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), temperature=0.8, micro_batch_tokens=20, **more)
+def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_r, more):
+    trainer = make_ppo(load_sharp(tiny_name, lora_r=lora_r), temperature=0.8, micro_batch_tokens=20, **more)
     torch.manual_seed(3)
     torch.nn.init.normal_(trainer.engine.module.value_head.linear.weight, std=0.1)
     roles = role_outputs(trainer, hand_rollout)
@@ -40,13 +40,13 @@ def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, 
     assert 0.05 < sums["clipped/policy"] < 0.95
 
 
-@pytest.mark.parametrize(("lora_rank", "critic"), [(0, "separate"), (4, "shared"), (4, "separate")], ids=str)
+@pytest.mark.parametrize(("lora_r", "critic"), [(0, "separate"), (4, "shared"), (4, "separate")], ids=str)
 def test_several_responses_to_a_prompt_cost_it_once_and_change_nothing(
-    tiny_name, load_sharp, make_ppo, hand_rollout, lora_rank, critic, monkeypatch
+    tiny_name, load_sharp, make_ppo, hand_rollout, lora_r, critic, monkeypatch
 ):
     """Two prompts with three responses each, read by prompt groups and row by row: the same outputs, loss and gradients."""
     rollout = dataclasses.replace(hand_rollout, prompts=[hand_rollout.prompts[i] for i in (1, 1, 1, 4, 4, 4)])
-    trainer = make_ppo(load_sharp(tiny_name, lora_rank=lora_rank), critic=critic, samples_per_prompt=3, rollout_size=6)
+    trainer = make_ppo(load_sharp(tiny_name, lora_r=lora_r), critic=critic, samples_per_prompt=3, rollout_batch_size=6)
     torch.manual_seed(3)
     torch.nn.init.normal_(trainer.engine.module.value_head.linear.weight, std=0.1)
     backbone = trainer.loaded.backbone
@@ -82,7 +82,7 @@ def test_a_family_is_cut_at_the_budget_and_at_its_most(backbone):
 
 
 def test_what_the_roles_say_of_a_rollout_does_not_depend_on_micro_batches(tiny_name, load_sharp, make_ppo, hand_rollout):
-    loaded = load_sharp(tiny_name, lora_rank=4)
+    loaded = load_sharp(tiny_name, lora_r=4)
     found = []
     for budget, minibatches in ((1, 1), (40, 1), (10**6, 3)):
         trainer = make_ppo(loaded, micro_batch_tokens=budget, minibatches=minibatches)

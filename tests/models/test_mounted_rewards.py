@@ -21,7 +21,7 @@ from tests.models.adapters import PROMPT, RESPONSE, adapter_weights, save_reward
 @pytest.fixture
 def reward_folder(tiny_name, load_sharp, tmp_path):
     """A saved reward model that is an adapter on the base that the policy uses too."""
-    loaded = load_sharp(tiny_name, adapter="reward", lora_rank=3)
+    loaded = load_sharp(tiny_name, adapter="reward", lora_r=3)
     with torch.no_grad():
         for weight in adapter_weights(loaded.backbone, "reward").values():
             weight.mul_(1.2)  # not the policy's weights
@@ -83,7 +83,7 @@ def test_a_critic_adapter_starts_as_the_mounted_reward(lora, reward_folder, make
 
 def test_a_reward_model_with_a_chat_template_of_its_own_is_not_mounted(reward_folder, load_sharp, tiny_name):
     """Its adapter would read the policy's token ids, which are those of another template: wrong scores, without a word."""
-    alike, other = load_sharp(tiny_name, lora_rank=4), load_sharp(tiny_name, lora_rank=4, chat_template="raw")
+    alike, other = load_sharp(tiny_name, lora_r=4), load_sharp(tiny_name, lora_r=4, chat_template="raw")
     assert can_share_base(reward_folder, alike)
     assert not can_share_base(reward_folder, other)
     scorers = [
@@ -104,6 +104,6 @@ def test_a_reward_model_with_a_chat_template_of_its_own_is_not_mounted(reward_fo
 
 def test_a_reward_model_on_another_base_is_not_mounted(reward_folder, load_sharp, sharp_folders, tmp_path, tiny_name):
     other = "tiny-llama" if tiny_name != "tiny-llama" else "tiny-gpt2"
-    assert not can_share_base(reward_folder, load_sharp(other, lora_rank=4))
+    assert not can_share_base(reward_folder, load_sharp(other, lora_r=4))
     assert not can_share_base(reward_folder, load_sharp(tiny_name))  # the policy's weights are trained: nothing to share
-    assert not can_share_base(sharp_folders[tiny_name], load_sharp(tiny_name, lora_rank=4))  # not a reward model
+    assert not can_share_base(sharp_folders[tiny_name], load_sharp(tiny_name, lora_r=4))  # not a reward model

@@ -63,28 +63,35 @@ def test_a_text_is_read_otherwise_than_causally(loaded, load_sharp):
     assert (alone - plain.hidden(prompt, response)).abs().max() > 0.1
 
 
-COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 64}
+COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64}
 TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_path):
     """Only SFT has the setting. PPO itself refuses a first minibatch whose ratio is not 1."""
-    common = COMMON | {"lora_rank": rank}
+    common = COMMON | {"lora_r": rank}
     demonstrations = write_rows(tmp_path / "sft.jsonl", [{"prompt": text, "completion": "Yes, it is."} for text in TEXTS])
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "Yes", "rejected": "No, no"} for text in TEXTS])
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
     settings = common | {"model": "tiny-llama", "train_data": demonstrations, "batch_size": 4, "prefix_lm": True}
     sft = run_sft(SFTConfig(**settings, output_dir=str(tmp_path / "sft")))
-    found = load(ModelConfig(model=str(sft), lora_rank=rank), torch.float32)
+    found = load(ModelConfig(model=str(sft), lora_r=rank), torch.float32)
     assert not found.backbone.causal
     settings = common | {"model": str(sft), "output_dir": str(tmp_path / "reward")}
     reward = run_reward(RewardConfig(**settings, train_data=pairs, batch_size=4))
     assert not load_reward_model(str(reward), "float32").loaded.backbone.causal
-    settings = common | {"model": str(sft), "reward_model": str(reward), "prompts": prompts, "save_every": 1}
-    settings |= {"rollout_size": 4, "minibatches": 1, "epochs": 1, "max_new_tokens": 6, "updates": 2, "learning_rate": 1e-3}
+    settings = common | {"model": str(sft), "reward_model": str(reward), "prompts": prompts, "save_steps": 1}
+    settings |= {
+        "rollout_batch_size": 4,
+        "minibatches": 1,
+        "epochs": 1,
+        "max_new_tokens": 6,
+        "updates": 2,
+        "learning_rate": 1e-3,
+    }
     whole = run_ppo(PPOConfig(**settings, output_dir=str(tmp_path / "ppo")))
-    assert not load(ModelConfig(model=str(whole), lora_rank=rank), torch.float32).backbone.causal
+    assert not load(ModelConfig(model=str(whole), lora_r=rank), torch.float32).backbone.causal
     rows = metrics_of(tmp_path / "ppo")
     assert rows[0]["kl/k1"] == pytest.approx(0.0, abs=1e-5)
     assert rows[0]["clipped/policy"] == 0.0

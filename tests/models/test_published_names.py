@@ -58,22 +58,22 @@ def published(monkeypatch):
     monkeypatch.setitem(zoo._BUILTIN, "tiny-llama", changed)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-def test_a_built_in_model_has_the_name_of_the_published_one(lora_rank, published, tmp_path):
-    loaded = load(ModelConfig(model="tiny-llama", lora_rank=lora_rank), torch.float32)
+@pytest.mark.parametrize("lora_r", [0, 2])
+def test_a_built_in_model_has_the_name_of_the_published_one(lora_r, published, tmp_path):
+    loaded = load(ModelConfig(model="tiny-llama", lora_r=lora_r), torch.float32)
     folder = save(loaded, tmp_path / "model")
     assert head_of(folder)["base_model"] == PUBLISHED
     for path in folder.iterdir():
         assert b"align-cache" not in path.read_bytes()
         assert str(resolve_model("tiny-llama")).encode() not in path.read_bytes()
-    if lora_rank:
+    if lora_r:
         assert named_base(folder) == PUBLISHED
         assert base_of(str(folder)) == (str(resolve_model("tiny-llama")), True)  # not the hub's, whose weights may differ
-    again = load(ModelConfig(model=str(folder), lora_rank=lora_rank), torch.float32)
+    again = load(ModelConfig(model=str(folder), lora_r=lora_r), torch.float32)
     torch.testing.assert_close(logits(again), logits(loaded), atol=1e-6, rtol=0)
     continued = save(again, tmp_path / "continued")
-    assert head_of(continued).get("base_model") == (PUBLISHED if lora_rank else None)
-    assert not lora_rank or base_of(str(continued)) == (str(resolve_model("tiny-llama")), True)
+    assert head_of(continued).get("base_model") == (PUBLISHED if lora_r else None)
+    assert not lora_r or base_of(str(continued)) == (str(resolve_model("tiny-llama")), True)
 
 
 def test_an_adapter_that_was_made_elsewhere_is_on_the_published_model(published, tmp_path):
@@ -82,8 +82,8 @@ def test_an_adapter_that_was_made_elsewhere_is_on_the_published_model(published,
 
 
 def test_a_further_adapter_asks_nothing_of_the_hub(published, tmp_path):
-    folder = save(load(ModelConfig(model="tiny-llama", lora_rank=2), torch.float32), tmp_path / "model")
-    loaded = load(ModelConfig(model="tiny-llama", lora_rank=2), torch.float32)
+    folder = save(load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32), tmp_path / "model")
+    loaded = load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32)
     add_adapter(loaded.backbone, str(folder), "reward")
     copy_adapter(loaded.backbone.peft, "reward", "value")
     with loaded.backbone.adapter("value"):
@@ -92,7 +92,7 @@ def test_a_further_adapter_asks_nothing_of_the_hub(published, tmp_path):
 
 
 def test_a_base_that_was_changed_by_hand_is_followed(published, sharp_folders, tmp_path):
-    folder = save(load(ModelConfig(model="tiny-llama", lora_rank=2), torch.float32), tmp_path / "model")
+    folder = save(load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32), tmp_path / "model")
     settings = json.loads((folder / "adapter_config.json").read_text())
     settings["base_model_name_or_path"] = sharp_folders["tiny-llama"]
     (folder / "adapter_config.json").write_text(json.dumps(settings))
@@ -100,27 +100,27 @@ def test_a_base_that_was_changed_by_hand_is_followed(published, sharp_folders, t
 
 
 def test_a_built_in_model_without_a_published_one_is_named_in_adapters_alone(tmp_path):
-    folder = save(load(ModelConfig(model="tiny-llama", lora_rank=2), torch.float32), tmp_path / "model")
+    folder = save(load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32), tmp_path / "model")
     assert "base_model" not in head_of(folder)
     assert named_base(folder) == "tiny-llama"
     assert base_of(str(folder)) == (str(resolve_model("tiny-llama")), True)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-def test_a_local_folder_is_left_out_of_the_card_and_found_by_its_adapters(lora_rank, sharp_folders, tmp_path):
+@pytest.mark.parametrize("lora_r", [0, 2])
+def test_a_local_folder_is_left_out_of_the_card_and_found_by_its_adapters(lora_r, sharp_folders, tmp_path):
     base = sharp_folders["tiny-llama"]
-    loaded = load(ModelConfig(model=base, lora_rank=lora_rank), torch.float32)
+    loaded = load(ModelConfig(model=base, lora_r=lora_r), torch.float32)
     folder = save(loaded, tmp_path / "model")
     assert "base_model" not in head_of(folder)
     assert base not in (folder / "README.md").read_text()
-    assert not lora_rank or base_of(str(folder)) == (base, True)
+    assert not lora_r or base_of(str(folder)) == (base, True)
 
 
 def test_an_adapter_on_a_model_in_memory_names_no_base(sharp_folders, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
     model.config.name_or_path = ""
     tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
-    folder = save(from_objects(model, tokenizer, ModelConfig(model="", lora_rank=2)), tmp_path / "model")
+    folder = save(from_objects(model, tokenizer, ModelConfig(model="", lora_r=2)), tmp_path / "model")
     assert named_base(folder) is None
     assert "base_model" not in head_of(folder)
     with pytest.raises(UserError, match="base_model_name_or_path is empty"):

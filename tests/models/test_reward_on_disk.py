@@ -40,10 +40,10 @@ TEXTS = ("Hello there.", "No", "Louÿs, perhaps?")
 
 @pytest.fixture
 def saved_reward(load_sharp, tmp_path):
-    """`saved_reward("tiny-gpt2", lora_rank=4)`: the rewards [2] of a reward model that was saved in tmp_path / "reward"."""
+    """`saved_reward("tiny-gpt2", lora_r=4)`: the rewards [2] of a reward model that was saved in tmp_path / "reward"."""
 
-    def save(name, lora_rank=0, mean=0.75):
-        model = save_reward(tmp_path / "reward", load_sharp(name, adapter="reward", lora_rank=lora_rank), mean)
+    def save(name, lora_r=0, mean=0.75):
+        model = save_reward(tmp_path / "reward", load_sharp(name, adapter="reward", lora_r=lora_r), mean)
         with torch.no_grad():
             rewards = model(PROMPT, RESPONSE)
         assert (rewards[0] - rewards[1]).abs() > 0.1
@@ -94,18 +94,18 @@ def read_by_transformers(classifier, tokenizer, rows):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("lora_r", [0, 2])
 @pytest.mark.parametrize(
     "kind", ["tiny-gpt2 own", "tiny-llama own", "tiny-llama none", "tiny-llama end", "one special token"]
 )
 @torch.no_grad()
-def test_a_saved_reward_model_is_a_classifier_with_the_same_scores_in_transformers(kind, lora_rank, request, tmp_path):
+def test_a_saved_reward_model_is_a_classifier_with_the_same_scores_in_transformers(kind, lora_r, request, tmp_path):
     if kind == "one special token":
         base = request.getfixturevalue("gpt2_of_bytes")
     else:
         name, pad = kind.split()
         base = request.getfixturevalue("padded_by")(pad, name)
-    config = ModelConfig(model=str(base), lora_rank=lora_rank)
+    config = ModelConfig(model=str(base), lora_r=lora_r)
     loaded = load(config, torch.float32, "reward", allow_reward_model=True)
     for name, weight in loaded.backbone.model.named_parameters():
         if "lora_B" in name:
@@ -118,7 +118,7 @@ def test_a_saved_reward_model_is_a_classifier_with_the_same_scores_in_transforme
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "reward")
     assert tokenizer.pad_token_id not in {row[-1] for row in rows}
     assert tokenizer.pad_token == "<pad>" or "own" not in kind  # padding that ends no text is kept
-    if lora_rank:
+    if lora_r:
         classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
         classifier.config.pad_token_id = tokenizer.pad_token_id
         classifier = PeftModel.from_pretrained(classifier, tmp_path / "reward").eval()
@@ -155,13 +155,13 @@ def test_trls_reward_trainer_takes_a_saved_reward_model(saved_reward, tmp_path):
     assert float(found) == pytest.approx(float(expected[0]), abs=1e-2)  # TRL may load it in bfloat16
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("lora_r", [0, 4])
 @torch.no_grad()
-def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, saved_reward, tmp_path):
-    expected = saved_reward(tiny_name, lora_rank, mean=-1.25)
+def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_r, saved_reward, tmp_path):
+    expected = saved_reward(tiny_name, lora_r, mean=-1.25)
     found = load_reward_model(str(tmp_path / "reward"), "float32")
     # A merged adapter multiplies in another order.
-    torch.testing.assert_close(found.model(PROMPT, RESPONSE), expected, atol=1e-4 if lora_rank else 1e-6, rtol=0)
+    torch.testing.assert_close(found.model(PROMPT, RESPONSE), expected, atol=1e-4 if lora_r else 1e-6, rtol=0)
     assert found.mean == -1.25
     assert not any(weight.requires_grad for weight in found.model.parameters())
     assert is_reward_model(str(tmp_path / "reward"))
@@ -169,9 +169,9 @@ def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_rank, saved_rew
     assert float(shared[0]) == pytest.approx(float(expected[0]), abs=1e-4)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_training_can_go_on_from_a_reward_model(tiny_name, lora_rank, saved_reward, tmp_path):
-    expected, config = saved_reward(tiny_name, lora_rank), ModelConfig(model=str(tmp_path / "reward"), lora_rank=lora_rank)
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_training_can_go_on_from_a_reward_model(tiny_name, lora_r, saved_reward, tmp_path):
+    expected, config = saved_reward(tiny_name, lora_r), ModelConfig(model=str(tmp_path / "reward"), lora_r=lora_r)
     loaded = load(config, torch.float32, adapter="reward", allow_reward_model=True)
     head, _ = load_head(str(tmp_path / "reward"), loaded.backbone)
     further = save_reward(tmp_path / "further", loaded, head=head)

@@ -37,7 +37,7 @@ def folder_with(sharp_folders, tmp_path):
 
 
 def settings_of(tmp_path, **more):
-    return {"output_dir": str(tmp_path / "run"), "dtype": "float32", "log_to": ["none"], **more}
+    return {"output_dir": str(tmp_path / "run"), "dtype": "float32", "report_to": ["none"], **more}
 
 
 WITHOUT_EFFECT = {
@@ -61,11 +61,11 @@ def test_settings_without_effect_are_left_out_and_all_others_kept(settings, fold
     assert before.generate(ids).tolist() == after.generate(ids).tolist()
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-def test_settings_changed_in_memory_are_saved_too(lora_rank, sharp_folders, tmp_path):
+@pytest.mark.parametrize("lora_r", [0, 2])
+def test_settings_changed_in_memory_are_saved_too(lora_r, sharp_folders, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
     model.generation_config.temperature = 0.7
-    config = SFTConfig(**settings_of(tmp_path, lora_rank=lora_rank))
+    config = SFTConfig(**settings_of(tmp_path, lora_r=lora_r))
     tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
     SFTTrainer(model, DEMONSTRATIONS, config, tokenizer=tokenizer).train()
     GenerationConfig.from_pretrained(tmp_path / "run" / "model").validate(strict=True)
@@ -150,15 +150,15 @@ def sampled(loaded):
         return sample(loaded.backbone, [[9, 10]], uniforms, settings, loaded.tokenization.end_ids)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-def test_a_response_ends_at_every_end_of_the_generation_config_here_and_in_what_is_saved(lora_rank, folder_with, tmp_path):
+@pytest.mark.parametrize("lora_r", [0, 2])
+def test_a_response_ends_at_every_end_of_the_generation_config_here_and_in_what_is_saved(lora_r, folder_with, tmp_path):
     base = folder_with({"eos_token_id": [1, 30]})
     always_says(base, 30)
     path = Path(base) / "generation_config.json"
     assert json.loads(path.read_text())["eos_token_id"] == [1, 30]
     ids = torch.tensor([[9, 10]])
     theirs = AutoModelForCausalLM.from_pretrained(base).generate(ids, max_new_tokens=5)[0, 2:].tolist()
-    loaded = load(ModelConfig(model=base, lora_rank=lora_rank), torch.float32)
+    loaded = load(ModelConfig(model=base, lora_r=lora_r), torch.float32)
     found = sampled(loaded)
     assert (found.ids, found.ended) == ([theirs], [True])
     assert theirs == [30]
@@ -167,13 +167,13 @@ def test_a_response_ends_at_every_end_of_the_generation_config_here_and_in_what_
     assert ends == [1, 30]
     again = load(ModelConfig(model=str(tmp_path / "saved")), torch.float32)
     assert again.tokenization.end_ids == load_shapes(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1, 30}
-    if not lora_rank:
+    if not lora_r:
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
         assert saved.generate(ids, max_new_tokens=5)[0, 2:].tolist() == [30]
 
 
 def test_an_adapter_without_a_generation_config_ends_where_its_base_does(folder_with, tmp_path):
-    loaded = load(ModelConfig(model=folder_with({"eos_token_id": [1, 30]}), lora_rank=2), torch.float32)
+    loaded = load(ModelConfig(model=folder_with({"eos_token_id": [1, 30]}), lora_r=2), torch.float32)
     save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
     (tmp_path / "saved" / "generation_config.json").unlink()
     assert load(ModelConfig(model=str(tmp_path / "saved")), torch.float32).tokenization.end_ids == {1, 30}

@@ -171,7 +171,7 @@ def test_what_is_random_in_training_mode_whatever_its_rates_is_refused(sharpen, 
 def with_dropout(make_adapter):
     """The settings of an adapter that was trained elsewhere with dropout."""
     folder, _ = make_adapter("tiny-llama", "q_proj")
-    return ModelConfig(model=folder, lora_rank=2, lora_alpha=8, lora_targets="q_proj", gradient_checkpointing=True)
+    return ModelConfig(model=folder, lora_r=2, lora_alpha=8, lora_target_modules="q_proj", gradient_checkpointing=True)
 
 
 @torch.no_grad()
@@ -187,7 +187,7 @@ def test_adapters_that_are_copied_later_have_no_dropout_either(with_dropout):
 @pytest.mark.parametrize("kind", ["reward", "rules"])
 def test_a_mounted_adapter_leaves_gradient_checkpointing_on(load_sharp, with_dropout, tmp_path, kind):
     """PEFT's `load_adapter` puts the whole model into evaluation mode, where transformers recomputes nothing."""
-    reward = load_sharp("tiny-llama", adapter="reward", lora_rank=2)
+    reward = load_sharp("tiny-llama", adapter="reward", lora_r=2)
     reward.backbone.peft.peft_config["reward"].lora_dropout = 0.5
     save_reward(tmp_path / kind, reward, **({"kind": RULE} if kind == "rules" else {}))
     loaded = load(with_dropout, torch.float32)

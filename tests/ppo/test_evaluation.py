@@ -25,16 +25,16 @@ def fewer_es(prompts, responses):
 def trained(folder: Path, judge=None, **more) -> Path:
     config = PPOConfig(
         output_dir=str(folder / "run"),
-        log_to=["none"],
+        report_to=["none"],
         dtype="float32",
         max_new_tokens=12,
         missing_eos="keep",
         learning_rate=1e-2,
         kl={"beta": 0.0},
-        evaluate_every=6,
+        eval_steps=6,
         max_kl=1000.0,
         updates=6,
-        rollout_size=32,
+        rollout_batch_size=32,
         **more,
     )
     return PPOTrainer("tiny-gpt2", [share_of_e], WORDS, config, WORDS, judge=judge).train()
@@ -42,9 +42,9 @@ def trained(folder: Path, judge=None, **more) -> Path:
 
 def test_the_first_trained_policy_is_tested_against_the_start(tmp_path, capsys):
     """The judge likes the start best, so the start is what is kept, and the run says it."""
-    folder = trained(tmp_path, fewer_es, keep_confidence=0.95)
+    folder = trained(tmp_path, fewer_es, best_policy_confidence=0.95)
     printed = " ".join(capsys.readouterr().err.split())
-    assert "warning: no policy was better than the starting model at keep_confidence 0.95" in printed
+    assert "warning: no policy was better than the starting model at best_policy_confidence 0.95" in printed
     assert "| update | 0 |" in (folder / "README.md").read_text()
     kept, start = (load_file(path / "model.safetensors") for path in (folder, Path(resolve_model("tiny-gpt2"))))
     assert all(torch.equal(kept[name], start[name].float()) for name in kept)
@@ -53,7 +53,7 @@ def test_the_first_trained_policy_is_tested_against_the_start(tmp_path, capsys):
 
 
 def test_a_policy_that_is_better_replaces_the_start(tmp_path, capsys):
-    folder = trained(tmp_path, keep_confidence=0.9)
+    folder = trained(tmp_path, best_policy_confidence=0.9)
     assert "| update | 0 |" not in (folder / "README.md").read_text()
     assert "starting model" not in capsys.readouterr().err
 

@@ -67,7 +67,7 @@ def test_a_replacement_above_the_scores_of_complete_responses_is_named_once(more
     def level(prompts, responses):
         return [-6.0] * len(responses)
 
-    settings = {"log_to": ["none"], "dtype": "float32", "learning_rate": 1e-6, "updates": 2, "epochs": 1}
+    settings = {"report_to": ["none"], "dtype": "float32", "learning_rate": 1e-6, "updates": 2, "epochs": 1}
     config = PPOConfig(output_dir=str(tmp_path / "run"), max_new_tokens=12, **settings, **more)
     PPOTrainer("tiny-gpt2", [level], ["red", "green"], config).train()
     printed = " ".join(capsys.readouterr().err.split())

@@ -125,7 +125,7 @@ def test_a_critic_starts_from_a_reward_model_only_where_ids_mean_the_same(added,
 def test_a_context_that_the_longest_response_will_exceed_is_refused_before_training(classifier, sharp_folders, tmp_path):
     folder, tokenizer, _ = classifier(max_position_embeddings=24)
     words = ["red", "green, blue"]
-    config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], dtype="float32", chat_template="raw", updates=1)
+    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", chat_template="raw", updates=1)
     longest = len(tokenizer("green, blue").input_ids)
     with pytest.raises(
         UserError, match=rf"its context of 24 tokens is too short for a prompt of {longest} and a response of"
@@ -141,7 +141,7 @@ def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_t
     folder, _, _ = classifier(template)
     asked = {"prompt": [*ASKED]}
     told = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED]}
-    config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], dtype="float32", updates=1, max_new_tokens=4)
+    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", updates=1, max_new_tokens=4)
     PPOTrainer(
         sharp_folders["tiny-llama"], [folder], [asked], dataclasses.replace(config, output_dir=str(tmp_path / "fine"))
     )
@@ -152,7 +152,9 @@ def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_t
 
 def test_a_model_in_memory_needs_its_tokenizer(classifier, sharp_folders, tmp_path):
     folder, tokenizer, model = classifier(CHATML)
-    config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], dtype="float32", updates=1, rollout_size=4)
+    config = PPOConfig(
+        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", updates=1, rollout_batch_size=4
+    )
     for given in ({"reward": [model]}, {"reward": [], "judge": model}):
         with pytest.raises(UserError, match=r"LlamaForSequenceClassification is a model, .*reward_of_classifier"):
             PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)

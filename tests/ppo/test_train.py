@@ -28,15 +28,15 @@ def settings(model: str, folder: Path, **more: object) -> PPOConfig:
         "prompts": str(prompts),
         "validation_prompts": str(prompts),
         "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
-        "log_to": ["none"],
+        "report_to": ["none"],
         "dtype": "float32",
         "updates": 30,
-        "rollout_size": 64,
+        "rollout_batch_size": 64,
         "max_new_tokens": 12,
         "missing_eos": "keep",
         "learning_rate": 3e-3,
         "kl": {"beta": 0.0},
-        "evaluate_every": 10,
+        "eval_steps": 10,
         "max_kl": 1000.0,
     }
     return PPOConfig(**(given | more))
@@ -94,7 +94,7 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
             updates=5,
             critic_warmup=3,
             value_learning_rate=1e-2,
-            evaluate_every=1,
+            eval_steps=1,
             kl={"beta": 0.0, "target": 6.0},
         )
     )
@@ -118,7 +118,7 @@ def fewer_es(prompts: list[object], responses: list[str]) -> list[float]:
 def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = settings("tiny-gpt2", tmp_path, evaluate_every=4, selection={"patience": 3}, updates=60)
+    config = settings("tiny-gpt2", tmp_path, eval_steps=4, selection={"patience": 3}, updates=60)
     PPOTrainer(config.model, [share_of_e], config.prompts, config, config.prompts, judge=fewer_es).train()
     rows = metrics(tmp_path)
     assert rows[-1]["update"] < 60
@@ -146,7 +146,7 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     ids=lambda more: more["advantages"],
 )
 def test_a_reward_rises_without_a_critic(more: dict[str, object], tmp_path: Path) -> None:
-    run_ppo(settings("tiny-gpt2", tmp_path, updates=14, samples_per_prompt=8, evaluate_every=7, **more))
+    run_ppo(settings("tiny-gpt2", tmp_path, updates=14, samples_per_prompt=8, eval_steps=7, **more))
     rows = metrics(tmp_path)
     assert rows[0]["validation/reward"] < 0.05
     assert rows[-1]["validation/reward"] > 0.1

@@ -86,7 +86,7 @@ def test_each_stage_starts_from_what_an_earlier_one_of_the_model_left(path):
 def test_the_7b_fits_one_gpu():
     for stage in ("sft", "reward", "ppo"):
         config = settings(stage, "llama-7b-lora")
-        assert (config.lora_rank, config.gradient_checkpointing, config.dtype) == (16, True, "bfloat16")
+        assert (config.lora_r, config.gradient_checkpointing, config.dtype) == (16, True, "bfloat16")
         assert settings(stage, "t5-3b").optimizer == "adafactor"
 
 

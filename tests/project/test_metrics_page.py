@@ -66,13 +66,13 @@ def runs(tmp_path_factory, serve):
     root = tmp_path_factory.mktemp("docs")
     data = write_data(root)
     config = {
-        stage: partial(made, dtype="float32", log_to=["none"], save_every=1, output_dir=str(root / stage))
+        stage: partial(made, dtype="float32", report_to=["none"], save_steps=1, output_dir=str(root / stage))
         for stage, made in stage_configs().items()
     }
     demonstrations, rankings = data["demonstrations"], data["rankings"]
     learned = {"train_data": demonstrations, "validation_data": demonstrations, "batch_size": 1}
     start = str(run_sft(config["sft"](model="tiny-llama", **learned)))
-    run_distill(config["distill"](model=start, student_share=0.5, **learned))
+    run_distill(config["distill"](model=start, on_policy_fraction=0.5, **learned))
     learned = {"train_data": rankings, "validation_data": rankings, "batch_size": 1}
     terms = {"demonstrations": demonstrations, "centering_weight": 0.01, "lm_loss_weight": 0.5}
     scorer = str(run_reward(config["reward"](model=start, **terms, **learned)))
@@ -81,7 +81,7 @@ def runs(tmp_path_factory, serve):
     run_attribute_model(config["attributes"](model=start, form="generative", **rated))
     judged = {"rules": ["forms/rules/plain-style.yaml"], "held_out_rules": ["no-exclamation-marks"]}
     judge = run_rule_model(
-        config["rules"](model=start, train_data=data["judgments"], held_out_share=0.5, batch_size=2, **judged)
+        config["rules"](model=start, train_data=data["judgments"], validation_split=0.5, batch_size=2, **judged)
     )
     ppo = config["ppo"](
         model=start,
@@ -95,13 +95,13 @@ def runs(tmp_path_factory, serve):
         validation_prompts=data["prompts"],
         ptx={"data": demonstrations},
         updates=2,
-        rollout_size=4,
+        rollout_batch_size=4,
         max_new_tokens=4,
         missing_eos="keep",
         samples_per_prompt=2,
         minibatches=2,
         length_adjustment=0.5,
-        evaluate_every=1,
+        eval_steps=1,
         keep_policies=True,
         engine="vllm-server",
         importance_cap=2.0,

@@ -21,7 +21,7 @@ from align.sft import SFTConfig, run_sft
 from tests.extras.rules.planted import RULES
 from tests.models.encoders import CONFIGS, write_encoder
 
-COMMON = {"dtype": "float32", "log_to": ["none"], "max_prompt_tokens": 160}
+COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 160}
 CASES = [(family, rank) for family in CONFIGS for rank in (0, 4)]
 
 
@@ -31,9 +31,9 @@ def cases(*always):
 
 
 def settings(folder, rank):
-    given = {"learning_rate": 3e-3 if rank else 1e-3, "lora_rank": rank, "epochs": 6, "batch_size": 6, "seed": 2}
+    given = {"learning_rate": 3e-3 if rank else 1e-3, "lora_r": rank, "epochs": 6, "batch_size": 6, "seed": 2}
     # One evaluation, at the end: the best model is then the last one.
-    return COMMON | given | {"output_dir": str(folder), "held_out_share": 0.25, "evaluate_every": 1000}
+    return COMMON | given | {"output_dir": str(folder), "validation_split": 0.25, "eval_steps": 1000}
 
 
 def texts(count):
@@ -64,7 +64,9 @@ def last_row(folder):
 
 def metrics_of_ppo(folder, reward, **judge):
     """Of an update of a GPT-2, which reads other token ids than the judge."""
-    config = PPOConfig(**COMMON, **judge, output_dir=str(folder), updates=1, rollout_size=4, minibatches=1, max_new_tokens=6)
+    config = PPOConfig(
+        **COMMON, **judge, output_dir=str(folder), updates=1, rollout_batch_size=4, minibatches=1, max_new_tokens=6
+    )
     PPOTrainer("tiny-gpt2", reward, ["Hi", "Why?"], config).train()
     return last_row(folder)
 
@@ -78,7 +80,7 @@ def test_an_encoder_learns_is_reloaded_by_transformers_and_rewards_a_policy(fami
     ]
     base = write_encoder(family, tmp_path / "base", sharpen)
     config = settings(tmp_path / "reward", rank)
-    del config["held_out_share"]
+    del config["validation_split"]
     folder = RewardTrainer(base, rows, RewardConfig(**config), rows).train()
     assert last_row(tmp_path / "reward")["validation/accuracy"] > 0.9
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -13,10 +13,10 @@ from align.training.start import build_engine
 from tests.models.losses import ADAPTER, assert_invariant, loss_of_rows, rankings
 
 
-@pytest.mark.parametrize("lora_rank", [0, ADAPTER])
+@pytest.mark.parametrize("lora_r", [0, ADAPTER])
 @pytest.mark.parametrize("terms", [{}, {"centering_weight": 0.1}, {"lm_weight": 0.5}], ids=str)
-def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_rank, terms):
-    loaded = load_sharp(tiny_name, adapter="reward", lora_rank=lora_rank)
+def test_the_reward_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_r, terms):
+    loaded = load_sharp(tiny_name, adapter="reward", lora_r=lora_r)
     run = make_run(RewardConfig, "reward")
     torch.manual_seed(2)
     model = build_module(loaded, ScalarHead(loaded.backbone.hidden_size, bias=False), "", "lm_weight" in terms)

@@ -54,6 +54,6 @@ def test_a_gpu_without_float64_is_not_taken(apple_gpu):
 
 
 def test_a_run_says_why_it_is_on_the_processor(apple_gpu, tmp_path, capsys):
-    run = Run(SFTConfig(output_dir=str(tmp_path / "run"), dtype="float32", log_to=["none"]), "sft")
+    run = Run(SFTConfig(output_dir=str(tmp_path / "run"), dtype="float32", report_to=["none"]), "sft")
     assert run.accelerator.device == torch.device("cpu")
     assert "no float64" in capsys.readouterr().err

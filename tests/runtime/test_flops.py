@@ -77,9 +77,9 @@ def counted(work):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_torch_counts_the_same(load_sharp, tiny_name, lora_rank):
-    loaded = load_sharp(tiny_name, lora_rank=lora_rank)
+@pytest.mark.parametrize("lora_r", [0, 4])
+def test_torch_counts_the_same(load_sharp, tiny_name, lora_r):
+    loaded = load_sharp(tiny_name, lora_r=lora_r)
     loaded.backbone.model.set_attn_implementation("eager")  # torch's counter does not know the fused kernel on CPUs
     shape, policy = flops_profile(loaded.backbone, loaded.adapter), LanguageModel(loaded.backbone, loaded.adapter)
     prompt, response = Padded.from_lists([[9] * PROMPT]), Padded.from_lists([[8] * RESPONSE])
@@ -89,7 +89,7 @@ def test_torch_counts_the_same(load_sharp, tiny_name, lora_rank):
         )
     found = counted(lambda: policy(prompt, response, response.mask()).sum().backward())
     expected = training_flops(shape, PROMPT, [RESPONSE], RESPONSE)
-    if lora_rank == 0:
+    if lora_r == 0:
         assert found == expected
     else:  # nothing is learned below the first layer: its projections of the embeddings give no gradient back
         assert 0.93 * expected < found < expected

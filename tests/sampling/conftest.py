@@ -15,7 +15,7 @@ def common_settings(tmp_path, sharp_folders):
     return {
         "model": sharp_folders["tiny-llama"],
         "dtype": "float32",
-        "log_to": ["none"],
+        "report_to": ["none"],
         "reward_functions": ["tests.sampling.rewards:letters"],
         "prompts": str(path),
         "updates": 2,
@@ -31,11 +31,11 @@ def settings(common_settings):
     """A run with a vLLM server, which is evaluated and saved after every update."""
     return common_settings | {
         "validation_prompts": common_settings["prompts"],
-        "evaluate_every": 1,
-        "rollout_size": 4,
+        "eval_steps": 1,
+        "rollout_batch_size": 4,
         "max_new_tokens": 6,
         "temperature": 0.8,
-        "save_every": 1,
+        "save_steps": 1,
         "seed": 3,
         "engine": "vllm-server",
         "vllm": {"timeout": 20.0},

@@ -31,7 +31,7 @@ def plain_names(loaded):
 @pytest.mark.parametrize("name", DECODERS)
 def test_an_adapter_is_added_as_peft_would_merge_it(load_sharp, name):
     """GPT-2's matrices are stored the other way round; a second adapter on the same layers must not be mixed in."""
-    plain, loaded = load_sharp(name), load_sharp(name, lora_rank=4, lora_alpha=6.0)
+    plain, loaded = load_sharp(name), load_sharp(name, lora_r=4, lora_alpha=6.0)
     copy_adapter(loaded.backbone.peft, "policy", "value")
     before = {key: weight.clone() for key, weight in loaded.backbone.model.named_parameters()}
     for key, weight in loaded.backbone.model.named_parameters():
@@ -50,13 +50,13 @@ def test_an_adapter_is_added_as_peft_would_merge_it(load_sharp, name):
     assert all(torch.equal(after[key], weight) for key, weight in before.items() if ".value." not in key)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("lora_r", [0, 2])
 @pytest.mark.parametrize("architecture", DECODERS_OF_THE_PAGE)
-def test_the_names_and_shapes_are_those_of_a_plain_checkpoint(architecture, lora_rank, tmp_path):
+def test_the_names_and_shapes_are_those_of_a_plain_checkpoint(architecture, lora_r, tmp_path):
     """Of every decoder of docs/models.md. GPT-NeoX's output has another name in memory, and experts are one tensor there."""
     make_model(architecture).save_pretrained(tmp_path)
     plain = load_file(tmp_path / "model.safetensors")
-    config = ModelConfig(model="-", lora_rank=lora_rank)
+    config = ModelConfig(model="-", lora_r=lora_r)
     loaded = from_objects(make_model(architecture), byte_tokenizer(), config)
     sent = dict(served_weights(loaded.backbone, loaded.adapter))
     assert sent.keys() == plain.keys()
@@ -66,7 +66,7 @@ def test_the_names_and_shapes_are_those_of_a_plain_checkpoint(architecture, lora
 
 
 def test_a_bfloat16_base_does_not_drift(load_sharp):
-    loaded = load_sharp("tiny-llama", lora_rank=4)
+    loaded = load_sharp("tiny-llama", lora_r=4)
     loaded.backbone.model.to(torch.bfloat16)
     weights = dict(loaded.backbone.model.named_parameters())
     before = {key: weight.clone() for key, weight in weights.items()}
@@ -77,7 +77,7 @@ def test_a_bfloat16_base_does_not_drift(load_sharp):
 
 
 def test_what_cannot_be_added_to_a_matrix_is_refused(load_sharp):
-    plain = load_sharp("tiny-llama", lora_rank=4)
+    plain = load_sharp("tiny-llama", lora_r=4)
     require_servable(plain.backbone, plain.adapter)
     model = load_sharp("tiny-llama").backbone
     peft_model = PeftModel(model.model, LoraConfig(r=2, target_modules=["q_proj"], use_dora=True), adapter_name="policy")
@@ -92,5 +92,5 @@ def test_a_vocabulary_matrix_that_reads_and_writes_gets_no_adapter(load_sharp):
     model.lm_head.weight = model.model.embed_tokens.weight
     peft_model = PeftModel(model, LoraConfig(r=2, target_modules=["lm_head"]), adapter_name="policy")
     loaded.backbone._unlisted["peft"] = peft_model
-    with pytest.raises(UserError, match=r"'lm_head', whose matrix both reads and writes .* out of lora_targets"):
+    with pytest.raises(UserError, match=r"'lm_head', whose matrix both reads and writes .* out of lora_target_modules"):
         require_servable(loaded.backbone, "policy")

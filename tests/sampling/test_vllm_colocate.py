@@ -16,12 +16,12 @@ from tests.sampling.rewards import PROMPTS
 @pytest.fixture
 def settings(common_settings):
     engine = {"engine": "vllm-colocate", "vllm": {"memory_share": 0.25}}
-    return common_settings | {"rollout_size": 3, "max_new_tokens": 5, **engine}
+    return common_settings | {"rollout_batch_size": 3, "max_new_tokens": 5, **engine}
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
 def test_two_updates_sample_from_the_weights_of_each(stand_in_vllm, settings, load_sharp, rank):
-    folder = run_ppo(PPOConfig(**settings, lora_rank=rank)).parent
+    folder = run_ppo(PPOConfig(**settings, lora_r=rank)).parent
     from vllm.model import MADE
 
     llm = MADE.pop()

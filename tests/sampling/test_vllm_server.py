@@ -56,7 +56,7 @@ def learned(folder, start, alpha_over_rank):
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
 def test_each_rollout_is_sampled_from_the_weights_of_its_update(serve, settings, rank):
     server = serve(settings["model"])
-    folder = run_ppo(PPOConfig(**at(settings, server.url), lora_rank=rank, lora_alpha=8.0)).parent
+    folder = run_ppo(PPOConfig(**at(settings, server.url), lora_r=rank, lora_alpha=8.0)).parent
     start = plain(settings["model"])
     assert len(server.updates) == 3, "before the first rollout and after each update"
     for sent in server.updates:
@@ -80,7 +80,7 @@ def test_each_rollout_is_sampled_from_the_weights_of_its_update(serve, settings,
 
 def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings, load_sharp):
     server = serve(settings["model"])
-    run_ppo(PPOConfig(**at(settings, server.url) | {"rollout_size": 6, "samples_per_prompt": 2}))
+    run_ppo(PPOConfig(**at(settings, server.url) | {"rollout_batch_size": 6, "samples_per_prompt": 2}))
     tokenization = load_sharp("tiny-llama").tokenization
     prompts = [tokenization.prompt_ids(({"role": "user", "content": text},)) for text in PROMPTS]
     asked = [server.requests[a:b] for a, b in ((0, 3), (3, 9), (9, 12), (12, 18), (18, 21))]
@@ -156,7 +156,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, r
 def test_a_server_that_stays_away_leaves_what_it_gave(serve, settings, tmp_path):
     dying = serve(settings["model"])
     dying.dies_after = 3 + 2  # in the middle of the first rollout
-    settings |= {"rollout_size": 200}
+    settings |= {"rollout_batch_size": 200}
     settings["vllm"]["timeout"] = 1.0
     with pytest.raises(UserError, match=r"the (\d+) of 200 responses that it gave are in .*unfinished.jsonl") as caught:
         run_ppo(PPOConfig(**at(settings, dying.url)))

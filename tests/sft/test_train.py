@@ -15,11 +15,11 @@ from tests.models.losses import ADAPTER, assert_invariant, hand_turns, loss_of_r
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
-@pytest.mark.parametrize("lora_rank", [0, ADAPTER])
-def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, weight, lora_rank):
+@pytest.mark.parametrize("lora_r", [0, ADAPTER])
+def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, weight, lora_r):
     if weight and not load_sharp(tiny_name).backbone.prompt_in_row:
         weight = 0.0  # an encoder predicts nothing: refused by `encode`
-    loaded = load_sharp(tiny_name, lora_rank=lora_rank)
+    loaded = load_sharp(tiny_name, lora_r=lora_r)
     run = make_run(SFTConfig, "sft", prompt_loss_weight=weight)
     engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
     turns = hand_turns(hand_rollout)
@@ -47,7 +47,7 @@ def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp,
 def test_a_nan_ends_the_run_and_its_batch_is_saved(sharp_folders, tmp_path, monkeypatch):
     monkeypatch.setattr("align.sft.train.demonstration_loss", lambda log_probs, *_: log_probs.sum() * float("nan"))
     rows = [{"prompt": f"Hi {number}", "completion": "Yes."} for number in range(2)]
-    config = SFTConfig(output_dir=str(tmp_path), dtype="float32", log_to=["none"], batch_size=2)
+    config = SFTConfig(output_dir=str(tmp_path), dtype="float32", report_to=["none"], batch_size=2)
     with pytest.raises(UserError, match="update 1: the loss is not a finite number; the weights before it are unharmed"):
         SFTTrainer(sharp_folders["tiny-llama"], rows, config).train()
     saved = json.loads((tmp_path / "broken-batch-1.json").read_text())

@@ -12,6 +12,6 @@ def toy_run(tmp_path):
 
     def make(name="run", **changes):
         given = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "max_grad_norm": 0.0, "dtype": "float32"}
-        return Run(SFTConfig(output_dir=str(tmp_path / name), log_to=["none"], **(given | changes)), "sft")
+        return Run(SFTConfig(output_dir=str(tmp_path / name), report_to=["none"], **(given | changes)), "sft")
 
     return make

@@ -43,7 +43,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def run_in(folder: Path, **settings: object) -> tuple[Run, TrainEngine]:
     """A run of 65,536 weights that saves in the background: 786 kB a checkpoint."""
-    given = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "dtype": "float32", "log_to": ["none"]}
+    given = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "dtype": "float32", "report_to": ["none"]}
     config = SFTConfig(output_dir=str(folder), checkpoint_in_background=True, **(given | settings))  # type: ignore[arg-type]
     torch.manual_seed(0)
     run = Run(config, "sft")
@@ -89,7 +89,7 @@ def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(tmp_path, disk):
 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path, disk):
-    run, engine = run_in(tmp_path, keep_checkpoints=0)
+    run, engine = run_in(tmp_path, save_total_limit=0)
     Checkpoint(run, engine, {}).save(1)
     assert not list(tmp_path.glob("checkpoints/update-*"))
     threading.Timer(0.3, disk.set).start()
@@ -100,7 +100,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, disk):
 
 
 def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tmp_path):
-    run, engine = run_in(tmp_path, save_every=1)
+    run, engine = run_in(tmp_path, save_steps=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Limited(Checkpoint):
@@ -113,7 +113,7 @@ def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tm
     updates = run.updates(1, 10**6, Limited(run, engine, {}))
     try:
         assert [next(updates) for _ in range(3)] == [1, 2, 3]
-        run.config.save_every = 0
+        run.config.save_steps = 0
         with pytest.raises(UserError) as caught:
             deque((time.sleep(0.01) for _ in zip(updates, range(1000), strict=False)), maxlen=0)
     finally:

@@ -11,14 +11,15 @@ from safetensors.torch import load_file
 from align import cli
 from tests.bad_input.conftest import TINY, snapshot, write_rows
 
-WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "64", "--learning_rate", "1e-3", "--save_every", "1")
+WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "64", "--learning_rate", "1e-3", "--save_steps", "1")
 STAGES = {
     "sft": "--train_data data/demonstrations_heldout.jsonl --batch_size 10 --max_response_tokens 16",
     "reward": "--train_data data/rankings_heldout.jsonl --batch_size 30 --max_response_tokens 16",
     "dpo": "--train_data data/rankings_heldout.jsonl --batch_size 30 --max_response_tokens 16",
-    "rules": "--train_data data/rule_judgments.jsonl --held_out_share 0.9 --batch_size 10 --max_response_tokens 16 --rules "
-    "forms/rules/plain-style.yaml forms/rules/sparrow-dialogue.yaml",
-    "attributes": "--train_data data/attributes_heldout.jsonl --held_out_share 0.5 --batch_size 30 --max_response_tokens 16",
+    "rules": "--train_data data/rule_judgments.jsonl --validation_split 0.9 --batch_size 10 --max_response_tokens 16 "
+    "--rules forms/rules/plain-style.yaml forms/rules/sparrow-dialogue.yaml",
+    "attributes": "--train_data data/attributes_heldout.jsonl --validation_split 0.5 --batch_size 30 "
+    "--max_response_tokens 16",
     "distill": "--train_data data/demonstrations_heldout.jsonl --batch_size 10 --max_response_tokens 16",
 }
 FULL = ("rules", "attributes", "distill")
@@ -36,7 +37,7 @@ def started(tmp_path_factory) -> Path:
 
 
 def sft(data: Path, run: Path, *more: str) -> list[str]:
-    words = ["--train_data", str(data), "--output_dir", str(run), "--save_every", "1", "--batch_size", "2"]
+    words = ["--train_data", str(data), "--output_dir", str(run), "--save_steps", "1", "--batch_size", "2"]
     return ["sft", *TINY, *words, *more]
 
 
@@ -103,8 +104,8 @@ def stop_before_the_end(run: Path, update: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in FULL)) for name in STAGES])
 def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = [stage, "--model", "tiny-llama", "--dtype", "float32", "--log_to", "none", *WORDS, *STAGES[stage].split()]
-    words += ["--keep_checkpoints", "0", "--evaluate_every", "100", "--output_dir", str(tmp_path / "run")]
+    words = [stage, "--model", "tiny-llama", "--dtype", "float32", "--report_to", "none", *WORDS, *STAGES[stage].split()]
+    words += ["--save_total_limit", "0", "--eval_steps", "100", "--output_dir", str(tmp_path / "run")]
     cli.main([*words, "--epochs", "2"])
     last = int(max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()).removeprefix("update-"))
     assert last > 2
@@ -131,8 +132,8 @@ def test_a_finished_run_is_left_as_it_is(started, tmp_path, capsys):
 def ppo(tmp_path) -> list[str]:
     """The words of a run of three updates, whose checkpoints are all kept."""
     prompts = write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
-    words = "--reward_functions align.ppo.toy_rewards:share_of_e --updates 3 --rollout_size 4 --max_new_tokens 4 --epochs 1"
-    words += f" --save_every 1 --keep_checkpoints 0 --prompts {prompts} --output_dir {tmp_path / 'run'}"
+    words = "--reward_functions align.ppo.toy_rewards:share_of_e --updates 3 --rollout_batch_size 4 --max_new_tokens 4"
+    words += f" --epochs 1 --save_steps 1 --save_total_limit 0 --prompts {prompts} --output_dir {tmp_path / 'run'}"
     return ["ppo", *TINY, *words.split()]
 
 
@@ -140,7 +141,7 @@ def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothi
     cli.main(ppo)
     stop_before_the_end(tmp_path / "run", 3)
     for more, part in (
-        (["--rollout_size", "8"], "this run has rollout_size 4, not 8"),
+        (["--rollout_batch_size", "8"], "this run has rollout_batch_size 4, not 8"),
         (["--samples_per_prompt", "2"], "this run has samples_per_prompt 1, not 2"),
         (["--prompts", str(write_rows(tmp_path / "b.jsonl", {"prompt": "Hi."}))], "the prompts are not those that this run"),
     ):

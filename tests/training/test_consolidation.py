@@ -16,7 +16,7 @@ from align.training.checkpoint.state import Part, StoredState, part_file
 from tests.training.toy_modules import write_parts
 
 ROOT = Path(__file__).parents[2]
-COMMON = {"model": "tiny-llama", "dtype": "float32", "log_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
+COMMON = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
 
 
 def train(folder: Path, **more) -> Path:
@@ -27,10 +27,10 @@ def train(folder: Path, **more) -> Path:
         output_dir=str(folder),
         reward_functions=["align.ppo.toy_rewards:share_of_e"],
         updates=1,
-        rollout_size=4,
+        rollout_batch_size=4,
         max_new_tokens=6,
         learning_rate=1e-3,
-        save_every=1,
+        save_steps=1,
     )
     run_ppo(config)
     return folder
@@ -53,7 +53,7 @@ def in_parts(folder: Path, processes: int) -> None:
     write_checksums(checkpoint)
 
 
-@pytest.mark.parametrize("more", [{}, {"lora_rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("more", [{}, {"lora_r": 4}], ids=["full", "lora"])
 def test_the_folder_is_the_trained_model(more, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     run = train(tmp_path / "run", **more)
@@ -99,7 +99,7 @@ def test_what_cannot_be_consolidated_is_one_line(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().err
 
     assert f"{tmp_path}: neither a checkpoint nor a run with checkpoints" in refused(tmp_path)
-    data = {"train_data": "data/rankings_heldout.jsonl", "batch_size": 30, "max_response_tokens": 16, "save_every": 2}
+    data = {"train_data": "data/rankings_heldout.jsonl", "batch_size": 30, "max_response_tokens": 16, "save_steps": 2}
     run_reward(RewardConfig(**COMMON, **data, output_dir=str(tmp_path / "reward")))
     assert "it is of a reward model, whose mean over demonstrations is taken when" in refused(tmp_path / "reward")
     run = train(tmp_path / "run")
@@ -108,4 +108,4 @@ def test_what_cannot_be_consolidated_is_one_line(tmp_path, monkeypatch, capsys):
     (run / "checkpoints" / "update-000001" / "state.safetensors").write_bytes(b"torn")
     assert "state.safetensors has 4 bytes instead of" in refused(run / "checkpoints" / "update-000001")
     shutil.rmtree(run / "checkpoints")
-    assert "neither a checkpoint nor a run with checkpoints (see save_every)" in refused(run)
+    assert "neither a checkpoint nor a run with checkpoints (see save_steps)" in refused(run)

@@ -58,7 +58,7 @@ def test_without_a_checkpoint_a_run_starts_from_nothing(toy_run):
 
 
 def test_only_the_last_checkpoint_stays(toy_run):
-    run = toy_run(keep_checkpoints=1)
+    run = toy_run(save_total_limit=1)
     engine = TrainEngine(run, Weights(vector(1.0)), 5)
     for update in (1, 2, 10):
         Checkpoint(run, engine, {}).save(update)

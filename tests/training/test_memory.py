@@ -69,9 +69,9 @@ def test_what_saves_most_comes_first():
     estimate = MemoryEstimate({"weights": 2 * GIB, "masters": 4 * GIB, "optimizer": 8 * GIB}, 4 * GIB)
     assert estimate.total == 18 * GIB
     found = suggestions(estimate, SFTConfig(), Sharding())
-    assert found[0] == "lora_rank 16 (about 16.0 GiB)"
+    assert found[0] == "lora_r 16 (about 16.0 GiB)"
     assert [text.split(" (")[0] for text in found[1:]] == ["ZeRO-3 on two processes", "optimizer adafactor"]
-    assert suggestions(estimate, SFTConfig(lora_rank=16), Sharding(3, 2)) == ["twice the processes (about 9.0 GiB)"]
+    assert suggestions(estimate, SFTConfig(lora_r=16), Sharding(3, 2)) == ["twice the processes (about 9.0 GiB)"]
 
 
 LLAMA_7B = {
@@ -88,14 +88,14 @@ LLAMA_7B = {
 def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path):
     """6.74 billion weights: 18 bytes each in bfloat16 with AdamW are 113 GiB. There is no file of weights to read."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B))
-    settings = {"model": str(tmp_path), "output_dir": str(tmp_path / "run"), "log_to": ["none"], "dtype": "bfloat16"}
+    settings = {"model": str(tmp_path), "output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "bfloat16"}
     with pytest.raises(UserError) as error:
         run_sft(SFTConfig(**settings, memory_limit=24))
     text = str(error.value)
     needed = float(text.split("needs about ")[1].split(" ")[0])
     assert 112 < needed < 118  # the process itself is there too
     assert "but 24.0 GiB are free" in text
-    assert "to reduce it, the largest saving first: lora_rank 16 (about 100.4 GiB)" in text
+    assert "to reduce it, the largest saving first: lora_r 16 (about 100.4 GiB)" in text
     limit = int(text.split("memory_limit ")[1].split(" starts it anyway")[0])
     assert needed - 0.05 <= limit < needed + 1.05  # whole GiB above the need, which the text rounds to a tenth
     assert not (tmp_path / "run").exists()

@@ -21,7 +21,7 @@ from tests.launch.compared import metrics
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    "--log_to",
+    "--report_to",
     "none",
     "--overlong",
     "truncate",
@@ -29,28 +29,28 @@ SMALL = [
     "64",
     "--learning_rate",
     "1e-3",
-    "--save_every",
+    "--save_steps",
     "2",
 ]
 STAGES = {
     "sft": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 10 "
-    "--max_response_tokens 32 --evaluate_every 5",
+    "--max_response_tokens 32 --eval_steps 5",
     "reward": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
-    "--demonstrations data/demonstrations_heldout.jsonl --max_response_tokens 32 --evaluate_every 5",
-    "rules": "--train_data data/rule_judgments.jsonl --held_out_share 0.8 --batch_size 8 --max_response_tokens 32 "
-    "--evaluate_every 5 --held_out_rules no-opinions-or-feelings --rules forms/rules/plain-style.yaml "
+    "--demonstrations data/demonstrations_heldout.jsonl --max_response_tokens 32 --eval_steps 5",
+    "rules": "--train_data data/rule_judgments.jsonl --validation_split 0.8 --batch_size 8 --max_response_tokens 32 "
+    "--eval_steps 5 --held_out_rules no-opinions-or-feelings --rules forms/rules/plain-style.yaml "
     "forms/rules/sparrow-dialogue.yaml",
     "attributes": "--train_data data/attributes_heldout.jsonl --rankings data/rankings_heldout.jsonl --mixing_cap 40 "
-    "--held_out_share 0.2 --batch_size 8 --max_response_tokens 32 --evaluate_every 5 --heads rating hallucination",
+    "--validation_split 0.2 --batch_size 8 --max_response_tokens 32 --eval_steps 5 --heads rating hallucination",
     "attributes generative": "--form generative --train_data data/attributes_heldout.jsonl --generator_filter rating>=3 "
-    "--held_out_share 0.2 --batch_size 6 --max_response_tokens 32 --evaluate_every 5 --heads rating hallucination",
+    "--validation_split 0.2 --batch_size 6 --max_response_tokens 32 --eval_steps 5 --heads rating hallucination",
     "dpo": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
-    "--max_response_tokens 32 --evaluate_every 5",
+    "--max_response_tokens 32 --eval_steps 5",
     "distill": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 6 "
-    "--max_response_tokens 24 --student_share 0.5 --responses teacher --evaluate_every 5",
+    "--max_response_tokens 24 --on_policy_fraction 0.5 --responses teacher --eval_steps 5",
     "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e "
-    "--updates 14 --rollout_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_eos keep "
-    "--kl.target 1 --evaluate_every 5 --critic_warmup 1 --value_learning_rate 2e-3 "
+    "--updates 14 --rollout_batch_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_eos keep "
+    "--kl.target 1 --eval_steps 5 --critic_warmup 1 --value_learning_rate 2e-3 "
     "--ema_decay 0.9 "
     "--samples_per_prompt 2 --length_adjustment 0.5 "
     "--loss.entropy_weight 0.01 --kl.penalty k3 --reference_refresh 3 --ptx.data data/demonstrations.jsonl "
@@ -82,7 +82,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     monkeypatch.chdir(ROOT)
     more: list[str] = []
     if stage == "ppo":  # with rules, whose multipliers and statistics are in the checkpoint, and a judge, whose scores are
-        cli.main(["rules", *options("rules", tmp_path / "rules", "--held_out_share", "0.95")])
+        cli.main(["rules", *options("rules", tmp_path / "rules", "--validation_split", "0.95")])
         cli.main(["reward", *options("reward", tmp_path / "judge")])
         more = ["--rules.model", str(tmp_path / "rules" / "model"), "--rules.budgets", "0.3"]
         more += ["--selection.reward_model", str(tmp_path / "judge" / "model")]

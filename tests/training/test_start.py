@@ -24,7 +24,7 @@ def test_longrope_is_named(sharpen, sharp_folders, tmp_path, capsys, longrope):
         change = (model(long[:, :4]).logits[0] - model(long).logits[0, :4]).abs().max()
     assert (change > 1e-3) == longrope
     tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
-    open_run(SFTConfig(train_data="-", output_dir=str(tmp_path / "run"), log_to=["none"]), "sft", model, tokenizer)
+    open_run(SFTConfig(train_data="-", output_dir=str(tmp_path / "run"), report_to=["none"]), "sft", model, tokenizer)
     line = "model type 'phi3' has LongRoPE: a row of more than 16 tokens changes the log-probs"
     assert (line in " ".join(capsys.readouterr().err.split())) == longrope
 
@@ -50,6 +50,6 @@ def test_it_is_said_where_a_prompt_has_several_responses(stage, load_sharp, tmp_
     for shares in (True, False):
         loaded = load_sharp("tiny-llama")
         loaded.backbone.shares_prompts = shares
-        TRAINERS[stage](loaded, dtype="float32", log_to=["none"], output_dir=str(tmp_path / str(shares)))
+        TRAINERS[stage](loaded, dtype="float32", report_to=["none"], output_dir=str(tmp_path / str(shares)))
         warned.append("cannot read several responses in one row" in capsys.readouterr().err)
     assert warned == [False, stage in ("dpo", "reward", "ppo")]

@@ -25,9 +25,9 @@ from align.training.engine import TrainEngine
 from tests.launch.compared import metrics
 
 ROOT = Path(__file__).parents[2]
-COMMON = "--model tiny-gpt2 --dtype float32 --log_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
-PPO = "--validation_prompts data/prompts_validation.jsonl --updates 6 --rollout_size 4 --epochs 2 --max_new_tokens 4 "
-PPO += f"--missing_eos keep --kl.target 1 --evaluate_every 3 --extensions {__name__}:Fading"
+COMMON = "--model tiny-gpt2 --dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
+PPO = "--validation_prompts data/prompts_validation.jsonl --updates 6 --rollout_batch_size 4 --epochs 2 --max_new_tokens 4 "
+PPO += f"--missing_eos keep --kl.target 1 --eval_steps 3 --extensions {__name__}:Fading"
 SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --epochs 1"
 
 
@@ -140,7 +140,7 @@ def test_ppo_saves_what_is_complete_and_goes_on_to_the_same_bits(call, number, a
 
 def test_a_signal_in_the_last_update_changes_nothing(signals_itself, tmp_path):
     signals_itself(7, signal.SIGTERM)
-    cli.main(ppo(tmp_path / "run", "--updates", "5", "--evaluate_every", "5"))
+    cli.main(ppo(tmp_path / "run", "--updates", "5", "--eval_steps", "5"))
     assert (tmp_path / "run" / "model").exists()
 
 
@@ -187,7 +187,7 @@ def test_a_process_that_reaches_no_safe_place_ends_after_the_time_of_grace():
     assert done.stderr == "stopped by SIGTERM within an update, without saving: the last checkpoint counts\n"
 
 
-@pytest.mark.parametrize("asked_to_save", ["by save_every", "by the request to stop"])
+@pytest.mark.parametrize("asked_to_save", ["by save_steps", "by the request to stop"])
 def test_a_save_that_takes_longer_than_the_grace_is_told_as_that(asked_to_save, tmp_path):
     """A disk that is too slow for `stop_grace`: the run was not within an update, and the remedy is the setting."""
     code = """
@@ -195,7 +195,7 @@ def test_a_save_that_takes_longer_than_the_grace_is_told_as_that(asked_to_save, 
         from align.sft import SFTConfig
         from align.training.run import Run
         every = int(sys.argv[2])
-        settings = {"dtype": "float32", "log_to": ["none"], "stop_grace": 1.0, "save_every": every}
+        settings = {"dtype": "float32", "report_to": ["none"], "stop_grace": 1.0, "save_steps": every}
         run = Run(SFTConfig(output_dir=sys.argv[1], **settings), "sft")
 
         class Slow:
@@ -210,7 +210,7 @@ def test_a_save_that_takes_longer_than_the_grace_is_told_as_that(asked_to_save, 
             if not every:
                 os.kill(os.getpid(), signal.SIGUSR1)
     """
-    every = "1" if asked_to_save == "by save_every" else "0"
+    every = "1" if asked_to_save == "by save_steps" else "0"
     words = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "run"), every]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == EXIT_STOPPED, done.stderr

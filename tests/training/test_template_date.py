@@ -36,8 +36,8 @@ def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkey
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"Hi {n}", "completion": "Hello"}) + "\n" for n in range(4)))
     run = tmp_path / "run"
-    words = ["sft", "--model", "tiny-gpt2", "--train_data", str(rows), "--output_dir", str(run), "--log_to", "none"]
-    words += ["--chat_template", dated_template(tmp_path), "--batch_size", "2", "--save_every", "2", "--seed", "0"]
+    words = ["sft", "--model", "tiny-gpt2", "--train_data", str(rows), "--output_dir", str(run), "--report_to", "none"]
+    words += ["--chat_template", dated_template(tmp_path), "--batch_size", "2", "--save_steps", "2", "--seed", "0"]
     words += ["--dtype", "float32"]
     cli.main([*words, "--epochs", "1"])
     assert yaml.safe_load((run / "config.yaml").read_text())["template_date"] == "2026-07-01"

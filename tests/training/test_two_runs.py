@@ -65,8 +65,8 @@ def prompts(tmp_path) -> Path:
 
 def second_ppo(prompts: Path, folder: Path, validation: str):
     """PPO in a folder that no other run has touched so far."""
-    sizes = {"updates": 1, "rollout_size": 4, "max_new_tokens": 4}
-    config = PPOConfig(dtype="float32", log_to=["none"], output_dir=str(folder), **sizes)
+    sizes = {"updates": 1, "rollout_batch_size": 4, "max_new_tokens": 4}
+    config = PPOConfig(dtype="float32", report_to=["none"], output_dir=str(folder), **sizes)
     return PPOTrainer("tiny-gpt2", [share_of_e], str(prompts), config, validation)
 
 
@@ -92,10 +92,10 @@ def test_the_rollouts_of_a_run_that_is_going_on_are_not_removed(validation, prom
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_finished_meanwhile_is_not_replaced(resume, tmp_path):
     folder, rows = tmp_path / "run", [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]
-    settings = {"model": "tiny-gpt2", "dtype": "float32", "log_to": ["none"], "output_dir": str(folder)}
+    settings = {"model": "tiny-gpt2", "dtype": "float32", "report_to": ["none"], "output_dir": str(folder)}
     second = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume=resume))
     data = write_rows(tmp_path / "demos.jsonl", *rows)
-    cli.main(["sft", *TINY, "--train_data", str(data), "--output_dir", str(folder), "--save_every", "1"])
+    cli.main(["sft", *TINY, "--train_data", str(data), "--output_dir", str(folder), "--save_steps", "1"])
     before = snapshot(folder)
     with pytest.raises(UserError, match="another run has written there since this one started; set resume to continue it"):
         second.train()
@@ -112,7 +112,7 @@ def test_every_process_of_the_second_run_ends_with_the_line(tmp_path):
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    run = Run(SFTConfig(output_dir=str(where), dtype="float32", log_to=["none"]), "sft")
+    run = Run(SFTConfig(output_dir=str(where), dtype="float32", report_to=["none"]), "sft")
     holder = hold(where) if run.is_main else None
     try:
         run.open()

@@ -17,7 +17,7 @@ STAGES = {
     "sft": ("Supervised fine-tuning", "prompt_loss_weight"),
     "reward": ("Reward model", "centering_weight"),
     "dpo": ("DPO", "label_smoothing"),
-    "ppo": ("PPO", "rollout_size"),
+    "ppo": ("PPO", "rollout_batch_size"),
 }
 """Title of each stage, and a setting that only it has, which identifies a run folder that is not named after its stage."""
 EVALUATIONS_FOLDER = "eval"

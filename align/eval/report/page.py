@@ -81,7 +81,7 @@ def _section(stage: StageRun, run: RunData, summary: Summary) -> Section:
 
 
 def _facts(stage: StageRun) -> str:
-    rank = stage.config.get("lora_rank")
+    rank = stage.config.get("lora_r")
     parts = []
     if "model" in stage.config:
         parts.append(f"starts from {stage.config['model']}")

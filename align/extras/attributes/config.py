@@ -18,7 +18,8 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
         "", "rankings or pairs for another head, called `preference`; several as in train_data; empty: no such head"
     )
     validation_data: str = option(
-        "", "held-out attribute judgments: metrics, and the choice of the best model; empty: held_out_share of train_data's"
+        "",
+        "held-out attribute judgments: metrics, and the choice of the best model; empty: validation_split of train_data's",
     )
     form: Literal["heads", "generative"] = option(
         "heads",

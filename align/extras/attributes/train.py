@@ -52,7 +52,7 @@ def train(
     """
     run, budget = engine.run, config.micro_batch_tokens
     loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
-    loop = EpochLoop(engine, order, config.evaluate_every)
+    loop = EpochLoop(engine, order, config.eval_steps)
     loop.try_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
 
     for update in loop.updates():
@@ -146,7 +146,7 @@ class AttributeTrainer:
         read = partial(read_ratings, skip_bad_rows=config.skip_bad_rows)
         judgments = mixture_of(train_data, config.task_prefixes) if train_data else Mixture([], [])
         parts = [read(source) for source in judgments.sources]
-        share = 0.0 if validation_data else config.held_out_share
+        share = 0.0 if validation_data else config.validation_split
         split = [split_judgments(part, (), share, config.seed) for part in parts]
         held_out = read(validation_data) if validation_data else [item for part in split for item in part.validation]
         heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, bool(rankings))

@@ -13,8 +13,10 @@ class DistillConfig(MixtureConfig, EpochConfig):
 
     model: str = option("smollm2-135m", "the teacher: a folder, a LoRA adapter, a hub name or a built-in model")
     student: str = option("", "model to start the student from, with the teacher's tokenizer; empty: layers of the teacher")
-    layer_step: int = option(
-        2, "without a student: it has the teacher's first layer and every layer_step-th after it (DistilBERT: 2)", ge=2
+    keep_every_nth_layer: int = option(
+        2,
+        "without a student: it has the teacher's first layer and every keep_every_nth_layer-th after it (DistilBERT: 2)",
+        ge=2,
     )
     learning_rate: float = option(1e-4, "peak learning rate")
     train_data: str = option(
@@ -27,7 +29,7 @@ class DistillConfig(MixtureConfig, EpochConfig):
         "data",
         "learn from the responses in the data (data), or from new ones that the teacher writes in each update (teacher)",
     )
-    student_share: float = option(
+    on_policy_fraction: float = option(
         0.0,
         "share of examples whose response the student writes itself in each update (on-policy; lambda of GKD, Agarwal et "
         "al. 2023)",
@@ -49,11 +51,11 @@ class DistillConfig(MixtureConfig, EpochConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "lora_rank", self.lora_rank == 0, "0: all weights of a student are trained")
+        require_setting(self, "lora_r", self.lora_r == 0, "0: all weights of a student are trained")
         weights = ("ce_weight", "lm_weight", "cosine_weight")
         require_setting(self, "ce_weight", any(getattr(self, name) for name in weights), "above 0 unless another weight is")
 
     @property
     def all_written(self) -> bool:
         """Whether every response is written in training; prompts are enough then."""
-        return self.responses == "teacher" or self.student_share == 1
+        return self.responses == "teacher" or self.on_policy_fraction == 1

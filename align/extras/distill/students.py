@@ -31,8 +31,10 @@ class Predictor(nn.Module):
         return self.backbone.logits(hidden), hidden
 
 
-def make_student(teacher: LoadedModel, name: str, layer_step: int, equal_width: bool, settings: ModelConfig) -> LoadedModel:
-    """Return the model to train: every `layer_step`-th layer of the teacher, or a named model.
+def make_student(
+    teacher: LoadedModel, name: str, keep_every_nth_layer: int, equal_width: bool, settings: ModelConfig
+) -> LoadedModel:
+    """Return the model to train: every `keep_every_nth_layer`-th layer of the teacher, or a named model.
 
     Args:
         name: of the model; empty: layers of the teacher.
@@ -44,7 +46,7 @@ def make_student(teacher: LoadedModel, name: str, layer_step: int, equal_width: 
     """
     model = teacher.backbone.model
     if not name:
-        smaller = with_every_layer(model, layer_step)
+        smaller = with_every_layer(model, keep_every_nth_layer)
         return replace(teacher, backbone=wrap(smaller.requires_grad_(True)))
     student = load(replace(settings, model=name), model.dtype)
     vocabularies = [each.tokenization.tokenizer.get_vocab() for each in (teacher, student)]
@@ -80,7 +82,7 @@ class WrittenBatches:
 
     Args:
         order: the examples of each update; responses are empty if all are written in training.
-        student_share: share of examples whose response the student writes.
+        on_policy_fraction: share of examples whose response the student writes.
         teacher_writes: whether the teacher writes the others.
         sampling: how responses are written.
     """
@@ -90,13 +92,13 @@ class WrittenBatches:
         order: DataOrder[EncodedDemonstration],
         teacher: LoadedModel,
         student: LoadedModel,
-        student_share: float,
+        on_policy_fraction: float,
         teacher_writes: bool,
         sampling: Sampling,
         accelerator: Accelerator,
     ) -> None:
         self.order, self.teacher, self.student = order, teacher, student
-        self.student_share, self.teacher_writes = student_share, teacher_writes
+        self.on_policy_fraction, self.teacher_writes = on_policy_fraction, teacher_writes
         self.sampling, self.accelerator = sampling, accelerator
 
     def batch(self, update: int) -> list[WrittenExample]:
@@ -104,7 +106,7 @@ class WrittenBatches:
         batch = self.order.batch(update)
         draws = generator(self.order.seed, Stream.DISTILLED_RESPONSES, update).random(len(batch))
         others: Writer = "teacher" if self.teacher_writes else "data"
-        writers: list[Writer] = ["student" if draw < self.student_share else others for draw in draws]
+        writers: list[Writer] = ["student" if draw < self.on_policy_fraction else others for draw in draws]
         written = dict(enumerate(batch))
         for number, (writer, model) in enumerate((("student", self.student), ("teacher", self.teacher))):
             written |= self._write(model, batch, [row for row in written if writers[row] == writer], (update, number))

@@ -55,9 +55,9 @@ def train(
     loss_of = partial(batch_loss, engine.module, predictor, weights=weights, device=accelerator.device)
     profile, teacher_profile = (flops_profile(model.backbone, None) for model in (student, teacher))
     sampling = Sampling(config.max_response_tokens, batch_tokens=max(budget, config.max_response_tokens))
-    writers = (config.student_share, config.responses == "teacher")
+    writers = (config.on_policy_fraction, config.responses == "teacher")
     batches = WrittenBatches(order, teacher, student, *writers, sampling, accelerator)
-    loop = EpochLoop(engine, order, config.evaluate_every)
+    loop = EpochLoop(engine, order, config.eval_steps)
     planned = ([longest(config, example) for example in batch] for batch in order.first_batches())
     loop.try_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
     if not loop.done:
@@ -204,7 +204,7 @@ def encode(
 def longest(config: DistillConfig, example: EncodedDemonstration) -> WrittenExample:
     """Return the example with the longest response that may be written for it."""
     length = config.max_response_tokens
-    if len(example.response) < length and (config.all_written or config.student_share):
+    if len(example.response) < length and (config.all_written or config.on_policy_fraction):
         example = EncodedDemonstration(example.prompt, [0] * length, [True] * length)
     return WrittenExample(example, "data")
 
@@ -232,7 +232,7 @@ class DistillTrainer:
             raise UserError("align distill runs without DeepSpeed: launch it with configs/accelerate/ddp.yaml")
         if loaded.adapter:
             raise UserError("a teacher in memory must have no adapter: merge it, or give its folder")
-        self.loaded = make_student(loaded, config.student, config.layer_step, config.cosine_weight > 0, config)
+        self.loaded = make_student(loaded, config.student, config.keep_every_nth_layer, config.cosine_weight > 0, config)
         run_on_main(lambda: require_savable(self.loaded), run.accelerator)
         read = partial(encode, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         mixed = encode_mixture(train_data, partial(read, prompts_only=config.all_written), config.task_prefixes)

@@ -10,7 +10,7 @@ from align.training.data_order import EpochConfig
 class JudgmentConfig(EpochConfig):
     """Settings of the stages that learn from judgments of single responses."""
 
-    held_out_share: float = option(
+    validation_split: float = option(
         0.1,
         "share of the conversations that is held out, with all of their judgments, where validation_data is empty",
         ge=0,
@@ -27,7 +27,7 @@ class RuleConfig(JudgmentConfig):
         "data/rule_judgments.jsonl", "rule judgments that the labeling app exported: file, folder or hub name"
     )
     validation_data: str = option(
-        "", "held-out judgments: metrics, and the choice of the best model; empty: held_out_share of train_data's"
+        "", "held-out judgments: metrics, and the choice of the best model; empty: validation_split of train_data's"
     )
     rules: list[str] = option(
         ["forms/rules/sparrow-dialogue.yaml"],

@@ -64,7 +64,7 @@ def train(
     run, budget, backbone = engine.run, config.micro_batch_tokens, loaded.backbone
     profile = flops_profile(backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, device=run.accelerator.device)
-    loop = EpochLoop(engine, order, config.evaluate_every)
+    loop = EpochLoop(engine, order, config.eval_steps)
     planned = ((batch, group_sizes(backbone, batch)) for batch in order.first_batches())
     loop.try_largest_micro_batch(planned, loss_of)
 
@@ -197,7 +197,7 @@ def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rule
         if rule not in judged_rules:
             hint = nearest_name_hint(rule, judged_rules)
             raise UserError(f"held_out_rules: no judgment by rule '{rule}' in {config.train_data}{hint}")
-    share = 0.0 if validation_data else config.held_out_share
+    share = 0.0 if validation_data else config.validation_split
     split = split_judgments(judged, config.held_out_rules, share, config.seed)
     if not split.train:
         raise UserError(f"{config.train_data}: nothing is left to learn from; hold out fewer rules or conversations")

@@ -59,7 +59,7 @@ def weight_depths(model: PreTrainedModel) -> tuple[dict[str, int], int]:
     """
     stacks = _stacks(model)
     if not stacks:
-        raise UserError(f"layers of a {model.config.model_type} cannot be told apart; set layer_decay to 1")
+        raise UserError(f"layers of a {model.config.model_type} cannot be told apart; set layerwise_lr_decay to 1")
     first, depth = {}, 0
     for name, layers in stacks.items():
         first[name] = depth + 1

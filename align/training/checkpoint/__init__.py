@@ -88,7 +88,7 @@ class Checkpoint:
     def save(self, update: int, states: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint under a temporary name and rename it. Each process writes its part of a sharded state.
 
-        All files are read back from the disk and compared. Only then are checkpoints beyond `keep_checkpoints` removed. With
+        All files are read back from the disk and compared. Only then are checkpoints beyond `save_total_limit` removed. With
         `checkpoint_in_background` this returns as soon as the state is copied.
 
         Args:
@@ -180,7 +180,7 @@ def _write(run: "Run", target: Path, contents: _Contents, group: ProcessGroup | 
                 write_json(folder / "trainer.json", contents.trainer)
                 write_checksums(folder, {name: sums for files in written for name, sums in files.items()})
                 unnamed.close()
-                keep_newest(run.folder, run.config.keep_checkpoints)
+                keep_newest(run.folder, run.config.save_total_limit)
 
         _on_all(finish, run, target, group)
 

@@ -64,7 +64,7 @@ def _checkpoint_of(source: Path) -> Path:
         return source.absolute()
     checkpoint, _ = last_whole_checkpoint(source)
     if checkpoint is None:
-        raise UserError(f"{source}: neither a checkpoint nor a run with checkpoints (see save_every)")
+        raise UserError(f"{source}: neither a checkpoint nor a run with checkpoints (see save_steps)")
     return checkpoint.absolute()
 
 

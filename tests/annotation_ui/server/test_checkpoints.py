@@ -24,7 +24,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 @pytest.mark.parametrize("kind", ["built-in", "folder", "adapter"])
 def test_any_model_that_sample_takes_replies(load_sharp, sharp_folders, tmp_path, kind):
     if kind == "adapter":
-        loaded = load_sharp("tiny-llama", lora_rank=2)
+        loaded = load_sharp("tiny-llama", lora_r=2)
         save_model(tmp_path / "adapter", loaded, weights_of(loaded.backbone), CARD)
     name = {"built-in": "tiny-t5", "folder": sharp_folders["tiny-gpt2"], "adapter": str(tmp_path / "adapter")}[kind]
     pieces = list(ChatModel(name).reply(HELLO))

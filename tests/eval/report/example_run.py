@@ -49,7 +49,7 @@ def make_runs(folder: Path) -> Path:
     ppo[1]["validation/kept"] = 1.0
     write_lines(folder / "ppo/metrics.jsonl", ppo)
     models = f"model: {folder}/sft/model\nreward_model: {folder}/reward/model\n"
-    (folder / "ppo/config.yaml").write_text(f"rollout_size: 8\nmax_kl: 25.0\n{models}")
+    (folder / "ppo/config.yaml").write_text(f"rollout_batch_size: 8\nmax_kl: 25.0\n{models}")
     rows = []
     for update, rewards in ((0, BEFORE), (1, AFTER), (3, AFTER)):
         for prompt, reward in zip(PROMPTS, rewards, strict=True):

@@ -232,7 +232,7 @@ COLORS = ["Red", "Blue", "Green", "Gray"]
 
 
 def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> None:
-    shared = {"model": "tiny-gpt2", "log_to": ["none"], "dtype": "float32"}
+    shared = {"model": "tiny-gpt2", "report_to": ["none"], "dtype": "float32"}
     examples = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]
     demonstrations = write_rows(tmp_path / "demonstrations.jsonl", examples)
     ranked = [
@@ -248,7 +248,7 @@ def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> N
     reward = run_reward(
         RewardConfig(train_data=rankings, validation_data=rankings, demonstrations="", output_dir=f"{run}/reward", **shared)
     )
-    shared |= {"updates": 2, "rollout_size": 4, "max_new_tokens": 6, "evaluate_every": 1, "missing_eos": "keep"}
+    shared |= {"updates": 2, "rollout_batch_size": 4, "max_new_tokens": 6, "eval_steps": 1, "missing_eos": "keep"}
     prompt_files = {"prompts": prompts, "validation_prompts": prompts}
     run_ppo(PPOConfig(reward_model=str(reward), output_dir=f"{run}/ppo", **prompt_files, **shared))
     assert load_run(run).problems == []

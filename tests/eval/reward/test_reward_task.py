@@ -115,13 +115,13 @@ def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, t
         validation_prompts=settings["prompts"],
         output_dir=str(tmp_path / "ppo"),
         updates=2,
-        rollout_size=4,
+        rollout_batch_size=4,
         max_new_tokens=5,
-        evaluate_every=1,
+        eval_steps=1,
         keep_policies=True,
         learning_rate=1e-3,
         dtype="float32",
-        log_to=["none"],
+        report_to=["none"],
     )
     run_ppo(ppo)
     config = RewardEvalConfig(**settings | {"preferences": ""}, frontier=str(tmp_path / "ppo"))

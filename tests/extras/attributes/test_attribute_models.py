@@ -78,8 +78,8 @@ def rankings(count, seed=1):
 
 
 def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "epochs": 4, "batch_size": 8, "held_out_share": 0.2} | more
-    return AttributeConfig(output_dir=str(folder), log_to=["none"], dtype="float32", **chosen)
+    chosen = {"learning_rate": 3e-3, "epochs": 4, "batch_size": 8, "validation_split": 0.2} | more
+    return AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
 
 
 def said_by(folder, texts):
@@ -103,7 +103,7 @@ def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
     assert all(1 <= each["rating"] <= 7 for each in (bad, good))
 
 
-@pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_rank": 4})])
+@pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_r": 4})])
 def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
     trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", epochs=1, **more))
     folder = trainer.train()

@@ -16,7 +16,7 @@ TINY = ["--model", "tiny-llama", "--dtype", "float32", "--max_new_tokens", "6"]
 def judge(tmp_path_factory, align_cache, request):
     """A model of either form with the attributes `unsafe` and `rating`; how good it is does not matter here."""
     folder, form = tmp_path_factory.mktemp("attributes"), request.param
-    config = AttributeConfig(output_dir=str(folder), log_to=["none"], dtype="float32", learning_rate=3e-3, form=form)
+    config = AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", learning_rate=3e-3, form=form)
     return str(AttributeTrainer("tiny-llama", planted(24), config).train())
 
 
@@ -53,8 +53,8 @@ def test_where_nothing_is_left_the_fallback_that_was_declared_is_written(judge, 
 
 def test_the_same_expression_is_a_reward(judge, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
-    words = [*TINY, "--prompts", str(tmp_path / "prompts.jsonl"), "--attributes.model", judge, "--log_to", "none"]
-    words += ["--output_dir", str(tmp_path / "ppo"), "--updates", "1", "--rollout_size", "4", "--missing_eos", "keep"]
+    words = [*TINY, "--prompts", str(tmp_path / "prompts.jsonl"), "--attributes.model", judge, "--report_to", "none"]
+    words += ["--output_dir", str(tmp_path / "ppo"), "--updates", "1", "--rollout_batch_size", "4", "--missing_eos", "keep"]
     cli.main(["ppo", *words, "--attributes.reward", "2*rating-unsafe"])
     (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)

@@ -22,8 +22,8 @@ def train(folder, model, **more):
         for n in range(12)
         for word, toxic in (("bad", 1), ("good", 0))
     ]
-    chosen = {"learning_rate": 3e-3, "epochs": 15, "batch_size": 6, "held_out_share": 0.25, "evaluate_every": 1000} | more
-    config = AttributeConfig(output_dir=str(folder), log_to=["none"], dtype="float32", **chosen)
+    chosen = {"learning_rate": 3e-3, "epochs": 15, "batch_size": 6, "validation_split": 0.25, "eval_steps": 1000} | more
+    config = AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
     return str(AttributeTrainer(model, rows, config).train())
 
 

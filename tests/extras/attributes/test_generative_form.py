@@ -27,8 +27,8 @@ LIMITS = Limits(200, 200)
 
 
 def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "batch_size": 8, "held_out_share": 0.2, "form": "generative"} | more
-    return AttributeConfig(output_dir=str(folder), log_to=["none"], dtype="float32", **chosen)
+    chosen = {"learning_rate": 3e-3, "batch_size": 8, "validation_split": 0.2, "form": "generative"} | more
+    return AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
 
 
 def encode(loaded, attributes, generator_filter="", response="Yo"):
@@ -131,7 +131,7 @@ def test_one_model_rates_and_writes(tmp_path, align_cache):
     assert 1 <= good["rating"] <= 7
 
 
-@pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_rank": 4}), ("tiny-llama", {})])
+@pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_r": 4}), ("tiny-llama", {})])
 def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model, more):
     trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", **more))
     folder = trainer.train()

@@ -71,13 +71,15 @@ WEIGHTS = LossWeights(5.0, 2.0, 1.0, 2.0)
 class Stage:
     """Models that are loaded, and a first batch, some of whose responses are written."""
 
-    def __init__(self, run, teacher, student, examples, student_share=0.0, responses="data", weights=WEIGHTS):
+    def __init__(self, run, teacher, student, examples, on_policy_fraction=0.0, responses="data", weights=WEIGHTS):
         teacher.backbone.eval().requires_grad_(False)
         self.teacher, self.weights = Predictor(teacher.backbone), weights
         self.engine = build_engine(run, Predictor(student.backbone), 1)
         order = DataOrder(MixedExamples(examples, [len(examples)], [1.0]), 0, 64)
         sampling, accelerator = Sampling(8, batch_tokens=4096), run.accelerator
-        self.batches = WrittenBatches(order, teacher, student, student_share, responses == "teacher", sampling, accelerator)
+        self.batches = WrittenBatches(
+            order, teacher, student, on_policy_fraction, responses == "teacher", sampling, accelerator
+        )
         self.batch = self.batches.batch(1)
 
     def loss(self):
@@ -108,7 +110,9 @@ def examples_of(rollout):
     ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"student_share": 0.5}, {"weights": LossWeights(5.0, 0.0, 0.0, 2.0)}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"on_policy_fraction": 0.5}, {"weights": LossWeights(5.0, 0.0, 0.0, 2.0)}], ids=str
+)
 def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_stage, hand_rollout, settings):
     teacher = load_sharp(tiny_name)
     stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), **settings)
@@ -135,7 +139,7 @@ def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_n
 
 def test_the_language_model_loss_leaves_out_what_the_student_wrote(load_sharp, make_stage, hand_rollout):
     teacher = load_sharp("tiny-llama")
-    stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), student_share=1.0)
+    stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), on_policy_fraction=1.0)
     _, sums = stage.loss()
     assert (float(sums["lm"]), float(sums["learned"])) == (0.0, 0.0)
     assert float(sums["tokens"]) > 6
@@ -144,7 +148,7 @@ def test_the_language_model_loss_leaves_out_what_the_student_wrote(load_sharp, m
 
 
 @pytest.mark.parametrize(
-    ("settings", "own", "written"), [({"responses": "teacher"}, 0, 40), ({"student_share": 0.4}, 16, 16)]
+    ("settings", "own", "written"), [({"responses": "teacher"}, 0, 40), ({"on_policy_fraction": 0.4}, 16, 16)]
 )
 def test_who_writes(load_sharp, make_stage, settings, own, written):
     examples = [EncodedDemonstration([9, 10 + n], [20], [True]) for n in range(40)]
@@ -175,7 +179,7 @@ def test_students(load_sharp, sharp_folders, tmp_path):
 
 def test_a_student_comes_nearer_to_its_teacher(tmp_path, sharp_folders):
     config = DistillConfig(
-        output_dir=str(tmp_path), dtype="float32", log_to=["none"], epochs=4, batch_size=4, max_response_tokens=16,
+        output_dir=str(tmp_path), dtype="float32", report_to=["none"], epochs=4, batch_size=4, max_response_tokens=16,
         learning_rate=1e-3,
     )  # fmt: skip
     DistillTrainer(sharp_folders["tiny-llama"], ROWS, config, ROWS[:4]).train()
@@ -187,10 +191,8 @@ def test_a_student_comes_nearer_to_its_teacher(tmp_path, sharp_folders):
 def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
     config = tmp_path / "prompts.jsonl"
     config.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in ROWS))
-    words = (
-        f"--model {tiny_name} --train_data {config} --responses teacher --student_share 0.5 --batch_size 6 --dtype float32"
-    )
-    words += f" --max_response_tokens 8 --log_to none --output_dir {tmp_path / 'run'}"
+    words = f"--model {tiny_name} --train_data {config} --responses teacher --on_policy_fraction 0.5 --batch_size 6"
+    words += f" --dtype float32 --max_response_tokens 8 --report_to none --output_dir {tmp_path / 'run'}"
     cli.main(["distill", *words.split()])
     printed = capsys.readouterr().err
     assert "student of 0.1 million parameters" in printed
@@ -207,9 +209,9 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
     ("settings", "complaint"),
     [
         ({"student": "tiny-t5"}, "another vocabulary"),
-        ({"lora_rank": 4}, "lora_rank is 4, but must be 0"),
-        ({"layer_step": 1}, "layer_step is 1, but must be 2 or more"),
-        ({"student_share": 1.5}, "student_share is 1.5"),
+        ({"lora_r": 4}, "lora_r is 4, but must be 0"),
+        ({"keep_every_nth_layer": 1}, "keep_every_nth_layer is 1, but must be 2 or more"),
+        ({"on_policy_fraction": 1.5}, "on_policy_fraction is 1.5"),
         ({"ce_weight": 0.0, "lm_weight": 0.0, "cosine_weight": 0.0}, "above 0 unless another weight is"),
         ({"temperature": 0.0}, "temperature is 0.0"),
     ],
@@ -222,7 +224,7 @@ def test_a_mistake_is_one_line(tmp_path, load_sharp, settings, complaint):
 
     def make():
         config = DistillConfig(**settings)
-        make_student(teacher, config.student, config.layer_step, True, config)
+        make_student(teacher, config.student, config.keep_every_nth_layer, True, config)
 
     with pytest.raises(UserError, match=complaint) as caught:
         make()
@@ -230,7 +232,7 @@ def test_a_mistake_is_one_line(tmp_path, load_sharp, settings, complaint):
 
 
 def test_a_run_from_python_needs_no_adapter_on_the_teacher(tmp_path, load_sharp):
-    config = DistillConfig(output_dir=str(tmp_path), dtype="float32", log_to=["none"])
+    config = DistillConfig(output_dir=str(tmp_path), dtype="float32", report_to=["none"])
     with pytest.raises(UserError, match="must have no adapter"):
-        DistillTrainer(load_sharp("tiny-llama", lora_rank=4), ROWS, config)
+        DistillTrainer(load_sharp("tiny-llama", lora_r=4), ROWS, config)
     assert not Path(tmp_path, "metrics.jsonl").exists()

@@ -163,7 +163,16 @@ def test_what_a_service_may_do_wrong(answer, says_so):
 def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, capsys):
     with service(500) as server:
         url = server.url
-    words = ["--model", "tiny-llama", "--output_dir", str(tmp_path / "ppo"), "--log_to", "none", "--rollout_size", "4"]
+    words = [
+        "--model",
+        "tiny-llama",
+        "--output_dir",
+        str(tmp_path / "ppo"),
+        "--report_to",
+        "none",
+        "--rollout_batch_size",
+        "4",
+    ]
     words += [
         "--rubrics.files",
         "forms/rubrics/refusals.yaml",
@@ -191,7 +200,7 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
     prompts.write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n{"prompt": "Hi", "category": "chat"}\n')
     rubric = ["--rubrics.files", "forms/rubrics/refusals.yaml=2", "--rubrics.model", "tiny-gpt2", "--dtype", "float32"]
     common = ["--model", "tiny-llama", "--prompts", str(prompts), "--max_new_tokens", "4", *rubric]
-    cli.main(["ppo", *common, "--output_dir", str(tmp_path / "ppo"), "--log_to", "none", "--updates", "1"])
+    cli.main(["ppo", *common, "--output_dir", str(tmp_path / "ppo"), "--report_to", "none", "--updates", "1"])
     (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
     reward = json.loads(line)["reward/rubric/refusals"]
     assert -2 < reward < 2
@@ -213,7 +222,7 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
     config = PPOConfig(
         output_dir=str(tmp_path),
-        log_to=["none"],
+        report_to=["none"],
         rubrics=RubricSettings(files=["forms/rubrics/refusals.yaml"], model="tiny-gpt2"),
     )
     for category, told in (("chat", True), ("safety", False)):

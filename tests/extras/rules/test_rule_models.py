@@ -38,15 +38,15 @@ def a_scorer(loaded, budget=4096):
     return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=True), budget)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("lora_r", [0, 4])
 @pytest.mark.parametrize("name", [*TINY, "bert"])
-def test_rules_of_a_shared_row_are_read_as_if_alone(load_sharp, name, lora_rank, sharpen, tmp_path):
+def test_rules_of_a_shared_row_are_read_as_if_alone(load_sharp, name, lora_r, sharpen, tmp_path):
     """Packed = separate, to 1e-5, for several responses and rules of different lengths, in training and in scoring."""
     if name == "bert":  # prompt and response are its first text, the rule is the second
-        config = ModelConfig(model=write_encoder(name, tmp_path / "base", sharpen), dtype="float32", lora_rank=lora_rank)
+        config = ModelConfig(model=write_encoder(name, tmp_path / "base", sharpen), dtype="float32", lora_r=lora_r)
         loaded = load(config, torch.float32, adapter="reward", allow_reward_model=True)
     else:
-        loaded = load_sharp(name, adapter="reward", lora_rank=lora_rank)
+        loaded = load_sharp(name, adapter="reward", lora_r=lora_r)
     scorer = a_scorer(loaded)
     responses = [
         sampled(loaded.tokenization, "What is it?", "It is 7 o'clock."),
@@ -78,8 +78,8 @@ def test_the_rule_comes_last_and_the_response_is_read_to_its_end(load_sharp, tin
 
 
 def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "epochs": 2, "held_out_share": 0.2, "rules": RULES} | more
-    return RuleConfig(output_dir=str(folder), log_to=["none"], dtype="float32", **chosen)
+    chosen = {"learning_rate": 3e-3, "epochs": 2, "validation_split": 0.2, "rules": RULES} | more
+    return RuleConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
 
 
 def last_metrics(folder):
@@ -115,7 +115,7 @@ def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, c
     assert "neither a reward model of this package" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-llama", {"lora_rank": 4})])
+@pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-llama", {"lora_r": 4})])
 def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     """Held-out rules are measured and not trained on; what is saved loads and judges as in memory."""
     rows = judgments(24, rules=("no-digits", "no-exclamation-marks"))

@@ -25,7 +25,7 @@ from .planted import RULES, WORDS, has_digit, judgments, response, sampled
 
 
 def settings(folder, **more):
-    return {"output_dir": str(folder), "log_to": ["none"], "dtype": "float32", "learning_rate": 3e-3} | more
+    return {"output_dir": str(folder), "report_to": ["none"], "dtype": "float32", "learning_rate": 3e-3} | more
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def metrics_of_ppo(writer, judge, folder, updates, budgets=()):
     config = PPOConfig(
         **settings(folder, learning_rate=1e-3),
         updates=updates,
-        rollout_size=32,
+        rollout_batch_size=32,
         epochs=2,
         max_new_tokens=24,
         missing_eos="keep",
-        evaluate_every=updates,
+        eval_steps=updates,
         rules=RuleTermSettings(model=judge, budgets=list(budgets)),
     )
     prompts = [
@@ -114,9 +114,9 @@ def test_best_of_several_keeps_what_obeys(writer_and_judge, tmp_path):
 
 
 def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_folders, tmp_path):
-    config = RuleConfig(**settings(tmp_path / "rules"), epochs=1, lora_rank=4, rules=RULES)
+    config = RuleConfig(**settings(tmp_path / "rules"), epochs=1, lora_r=4, rules=RULES)
     folder = str(RuleTrainer(sharp_folders["tiny-llama"], judgments(16), config).train())
-    policy = load_sharp("tiny-llama", adapter="policy", lora_rank=4)
+    policy = load_sharp("tiny-llama", adapter="policy", lora_r=4)
     mounted = load_source(folder, policy, "float32", RULE_ADAPTER, RULE)
     other = load_sharp("tiny-llama")  # all weights are trained: nothing to share
     apart = load_source(folder, other, "float32", RULE_ADAPTER, RULE)

@@ -32,10 +32,10 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
     stage, model, rank = case.split("/")
     common = {
         "model": str(shared / "encoder") if model == "encoder" else model,
-        "lora_rank": int(rank),
+        "lora_r": int(rank),
         "output_dir": str(folder / case),
         "dtype": "float32",
-        "log_to": ["none"],
+        "report_to": ["none"],
         "overlong": "truncate",
         "max_prompt_tokens": 64,  # truncation keeps a system turn, which some records have
         "learning_rate": 1e-3,
@@ -56,7 +56,7 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
                 validation_prompts="data/prompts_validation.jsonl",
                 reward_model=str(shared / "reward" / model / rank / "model"),
                 updates=updates,
-                rollout_size=7,
+                rollout_batch_size=7,
                 minibatches=2,
                 epochs=2,
                 max_new_tokens=8,

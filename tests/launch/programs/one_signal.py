@@ -19,4 +19,4 @@ def stage(config: SFTConfig) -> None:
     run.accelerator.wait_for_everyone()
 
 
-run_stage(SFTConfig, stage, ["--dtype", "float32", "--log_to", "none", "--output_dir", sys.argv[2]])
+run_stage(SFTConfig, stage, ["--dtype", "float32", "--report_to", "none", "--output_dir", sys.argv[2]])

@@ -43,12 +43,12 @@ def trainer(name, function, **more):
     config = PPOConfig(
         output_dir=str(folder / name),
         dtype="float32",
-        log_to=["none"],
+        report_to=["none"],
         updates=3,
-        rollout_size=4,
+        rollout_batch_size=4,
         epochs=1,
         max_new_tokens=4,
-        evaluate_every=1,
+        eval_steps=1,
         collective_timeout=60,
         **more,
     )

@@ -16,7 +16,7 @@ from align.training.run import Run
 from align.training.start import build_engine
 
 folder = Path(sys.argv[1])
-config = RewardConfig(model="tiny-llama", lora_rank=4, dtype="float32", log_to=["none"], output_dir=str(folder / "run"))
+config = RewardConfig(model="tiny-llama", lora_r=4, dtype="float32", report_to=["none"], output_dir=str(folder / "run"))
 run = Run(config, "reward")
 rank = run.accelerator.process_index
 torch.manual_seed(rank)

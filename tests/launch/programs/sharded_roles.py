@@ -52,7 +52,7 @@ class Peak:
 
 model, reward, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 config = PPOConfig(model=model, reward_model=[reward], critic="separate", dtype="float32")
-config.output_dir, config.log_to = str(folder / "run"), ["none"]
+config.output_dir, config.report_to = str(folder / "run"), ["none"]
 run_of_nothing = torch.nn.Linear(64, 64)(torch.zeros(1, 64))  # what torch allocates at its first product
 peaks = {}
 peak = Peak()

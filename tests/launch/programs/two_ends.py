@@ -18,7 +18,7 @@ from tests.launch.programs.small import small_run
 
 avoid_compiling()
 folder = Path(sys.argv[1])
-run, engine = small_run(folder / "run", nn.Linear(4, 4), 1, collective_timeout=60, lost_after=0)
+run, engine = small_run(folder / "run", nn.Linear(4, 4), 1, collective_timeout=60, peer_timeout=0)
 rank, results = run.accelerator.process_index, {}
 
 

@@ -30,7 +30,7 @@ def sampling(count: int) -> Sampling:
 
 if __name__ == "__main__":
     model, folder = sys.argv[1], Path(sys.argv[2])
-    config = SFTConfig(model=model, output_dir=str(folder / "run"), log_to=["none"], dtype="float32")
+    config = SFTConfig(model=model, output_dir=str(folder / "run"), report_to=["none"], dtype="float32")
     run, loaded = open_run(config, "sft", model)
     loaded.tokenization.end_ids |= ENDS
     engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)

@@ -18,8 +18,9 @@ RUN = """
 import sys
 from align.ppo import PPOConfig, run_ppo
 
-run_ppo(PPOConfig(model="tiny-llama", prompts=sys.argv[1], output_dir=sys.argv[2], log_to="none", updates=1,
-    rollout_size=2, max_new_tokens=2, reward_functions="align.ppo.toy_rewards:share_of_e", rollout_updates=int(sys.argv[3])))
+run_ppo(PPOConfig(model="tiny-llama", prompts=sys.argv[1], output_dir=sys.argv[2], report_to="none",
+    updates=1, rollout_batch_size=2, max_new_tokens=2, reward_functions="align.ppo.toy_rewards:share_of_e",
+    rollout_updates=int(sys.argv[3])))
 print(*(name for name in sys.modules if name.startswith(("align.ppo.extensions.", "align.extras"))))
 """
 
@@ -74,8 +75,8 @@ class Counter(Extension):
 
 
 def settings(prompts, folder, **more):
-    config = {"model": "tiny-llama", "prompts": prompts, "output_dir": str(folder), "log_to": "none", "dtype": "float32"}
-    config |= {"rollout_size": 2, "max_new_tokens": 2, "reward_functions": "align.ppo.toy_rewards:share_of_e"}
+    config = {"model": "tiny-llama", "prompts": prompts, "output_dir": str(folder), "report_to": "none", "dtype": "float32"}
+    config |= {"rollout_batch_size": 2, "max_new_tokens": 2, "reward_functions": "align.ppo.toy_rewards:share_of_e"}
     return PPOConfig(**config | more)
 
 
@@ -101,13 +102,13 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
 
 
 def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache, capsys):
-    own = {"extensions": f"{__name__}:Counter", "save_every": 1}
+    own = {"extensions": f"{__name__}:Counter", "save_steps": 1}
     run_ppo(settings(prompts, tmp_path / "run", updates=2, **own))
     run_ppo(settings(prompts, tmp_path / "run", updates=4, resume=True, **own))
     assert [row["counted"] for row in rows_of(tmp_path / "run")] == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(UserError, match=r"holds the state of '.*:Counter', which these settings do not use"):
-        run_ppo(settings(prompts, tmp_path / "run", updates=5, resume=True, save_every=1))
-    run_ppo(settings(prompts, tmp_path / "plain", updates=1, save_every=1))
+        run_ppo(settings(prompts, tmp_path / "run", updates=5, resume=True, save_steps=1))
+    run_ppo(settings(prompts, tmp_path / "plain", updates=1, save_steps=1))
     run_ppo(settings(prompts, tmp_path / "plain", updates=2, resume=True, **own))
     assert f"has no state of '{__name__}:Counter', which begins anew" in capsys.readouterr().err
 

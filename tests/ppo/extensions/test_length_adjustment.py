@@ -35,7 +35,7 @@ def test_length_adjustment_by_hand():
     scores, lengths = torch.tensor([5.0, 3.0, 1.0, 0.0, 2.0, -50.0]), [1, 2, 3, 2, 4, 9]
     answers = rollout(lengths, [True] * 5 + [False])
     for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -47.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -48.5])):
-        group = {"samples_per_prompt": 3, "rollout_size": 6, "minibatches": 1}
+        group = {"samples_per_prompt": 3, "rollout_batch_size": 6, "minibatches": 1}
         found, slope = learned_from(scores, answers, share=share, missing_eos="keep", **group)
         assert found.tolist() == pytest.approx(learned)
         assert slope == pytest.approx(-0.5)
@@ -66,7 +66,7 @@ def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, 
     Of the second prompt no answer ended. Its answers are equally long, so nothing is known of their length's share.
     """
     answers = rollout([10, 20, 30, 64, 64, 64, 64, 64], [True, True, True, *[False] * 5])
-    group = {"samples_per_prompt": 4, "rollout_size": 8}
+    group = {"samples_per_prompt": 4, "rollout_batch_size": 8}
     settings = group | {"missing_eos": rule, "missing_eos_score": -1.0}
     learned, _ = learned_from(0.1 * answers.lengths.float(), answers, **settings)
     assert learned[:4].tolist() == pytest.approx([2.0, 2.0, 2.0, cut_off], abs=1e-5)

@@ -90,14 +90,14 @@ def test_a_run_learns_the_texts_and_counts_their_flops(model, objective, texts, 
         "prompts": str(prompts),
         "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
         "updates": 12,
-        "rollout_size": 4,
+        "rollout_batch_size": 4,
         "epochs": 1,
         "max_new_tokens": 4,
         "missing_eos": "keep",
         "learning_rate": 1e-2,
         "schedule": "constant",
         "dtype": "float32",
-        "log_to": ["none"],
+        "report_to": ["none"],
     }
     ptx = PtxSettings(data=texts, objective=objective, tokens=48, per_response=2)
     run_ppo(PPOConfig(**shared, ptx=ptx, output_dir=str(tmp_path / "ptx")))

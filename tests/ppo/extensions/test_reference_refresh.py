@@ -16,7 +16,7 @@ from tests.ppo.test_train import metrics, settings
 WAYS = {
     "tiny-t5": {},
     "tiny-gpt2": {"dtype": "bfloat16", "critic": "separate"},
-    "tiny-llama": {"lora_rank": 4, "critic": "separate"},
+    "tiny-llama": {"lora_r": 4, "critic": "separate"},
 }
 
 
@@ -30,13 +30,13 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         request.param,
         folder,
         updates=6,
-        rollout_size=8,
-        evaluate_every=1,
+        rollout_batch_size=8,
+        eval_steps=1,
         reference_refresh=2,
         learning_rate=1e-2,
         kl={"beta": 0.1},
-        save_every=1,
-        keep_checkpoints=0,
+        save_steps=1,
+        save_total_limit=0,
         **WAYS[request.param],
     )
     trainer = PPOTrainer(config.model, [letters], config.prompts, config, config.prompts)

@@ -46,6 +46,8 @@ def test_patience_needs_evaluations(tmp_path, align_cache):
     def likes_all(prompts, responses):
         return [1.0] * len(responses)
 
-    config = PPOConfig(output_dir=str(tmp_path / "run"), log_to=["none"], selection={"reward_model": "any", "patience": 2})
+    config = PPOConfig(
+        output_dir=str(tmp_path / "run"), report_to=["none"], selection={"reward_model": "any", "patience": 2}
+    )
     with pytest.raises(UserError, match=r"selection\.patience needs validation_prompts"):
         PPOTrainer("tiny-gpt2", [likes_all], ["Hi"], config, judge=likes_all)
