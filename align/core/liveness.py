@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 EXIT_LOST = 76
 """Exit code of a run that lost a process, or waited in vain for one: EX_PROTOCOL of sysexits.h."""
 GRACE_SECONDS = 5.0
-"""From the loss of a process to the end of the others. A launcher ends the processes of its machine sooner, and an error of
-their own is printed first."""
+"""From the loss of a process to the end of the others. A launcher ends the processes of its machine sooner, and their
+errors are printed first."""
 BEAT_SECONDS = 1.0
 LOST_AFTER_ERROR = 8.0
 """Seconds without a heartbeat that count after an exchange has failed, in place of a longer `peer_timeout`."""

@@ -71,7 +71,7 @@ def option(default: Any, help: str, **limits: Any) -> Any:
     """Declare a field of a settings dataclass.
 
     Args:
-        help: the text for `--help`: what it is, its unit, where the default comes from.
+        help: the text for `--help`: its meaning, its unit, where the default comes from.
         limits: the fields of `Range`; a subclass that changes a default inherits them.
     """
     text = f"{help} ({', '.join(limits['choices'])})" if "choices" in limits else help

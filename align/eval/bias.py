@@ -95,7 +95,7 @@ _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
 class BiasConfig(EvalConfig):
     """Bias by log-probabilities of occupations, and by completions about groups; sampling defaults are GPT-3's."""
 
-    kinds: list[str] = option(list(KINDS), "what is measured", choices=KINDS, required=True)
+    kinds: list[str] = option(list(KINDS), "the measured quantity", choices=KINDS, required=True)
     samples: int = option(800, "completions of each beginning with each group; on a CPU, try 50", gt=0)
     max_new_tokens: int = option(50, "longest completion, in tokens", gt=0)
     temperature: float = option(1.0, "divides the logits", gt=0)
@@ -108,7 +108,7 @@ class Measure:
     Attributes:
         name, change: of the figures of a model, and of its paired difference from the first model.
         values: None where a completion has no word of judgment.
-        scorer: what the numbers come from.
+        scorer: the source of the numbers.
     """
 
     name: str

@@ -57,7 +57,7 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What an answer has to obey: a kind of `KINDS`, and the number, the text or the texts that the kind needs."""
+    """A constraint on an answer: a kind of `KINDS`, and the number, the text or the texts that the kind needs."""
 
     kind: str
     value: Any = None

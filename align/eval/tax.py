@@ -125,7 +125,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
 
     Returns:
         Its `version` and `result`: each of the `metrics` (name, filter, value, whether higher is better), and the numbers of
-        each metric in the order of the documents, `samples`; None for what is no number.
+        each metric in the order of the documents, `samples`; None for other values.
     """
     (path,) = folder.rglob("results_*.json")
     written = json.loads(path.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
 
 
 def figures_of(found: dict[str, Json], name: str, before: str, config: TaxConfig) -> list[Figure]:
-    """A model's metrics and, except of the first model, what it lost in each."""
+    """A model's metrics and, except for the first model, its loss in each."""
     figures = []
     for task in config.tasks:
         row, scorer = found[name][task]["result"], f"lm-eval {found[name][task]['version']}"

@@ -1,4 +1,4 @@
-"""What the rounds of `align loop` work with: settings, finished steps, rows of answers, labelers, choice of prompts."""
+"""State of the rounds of `align loop` work with: settings, finished steps, rows of answers, labelers, choice of prompts."""
 
 import json
 import time
@@ -129,7 +129,8 @@ class Labeler(Protocol):
     """Ranks answers."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
-        """Write the rankings of a round's answers to `target` if all are there; returns what is still missing, or "".
+        """Write the rankings of a round's answers to `target` if all are there; returns a line about missing rankings,
+        or "".
 
         It may be called again after a kill, at any point.
 

@@ -173,7 +173,7 @@ def _settings(config: PlanConfig, file: str, kind: type) -> Any:
 
 
 def _plan_stage(config: PlanConfig, name: str, work: StageWork, runs: Sequence[Measured]) -> StagePlan:
-    """Plan a stage at the speed of its own measured runs, else of all measured runs, else at the settings' MFU."""
+    """Plan a stage at the speed of measured runs of that stage, else of all measured runs, else at the settings' MFU."""
     device = find_device(config.gpu, compute_dtype(work.config.dtype))
     chosen = [run for run in runs if run.stage == name] or runs
     rate = sum(run.flops for run in chosen) / sum(run.seconds for run in chosen) if chosen else 0.0

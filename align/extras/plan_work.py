@@ -112,7 +112,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     A reward model that does not exist yet is taken to have the policy's shape.
 
     Args:
-        devices: what the work is divided among.
+        devices: the number of devices that share the work.
         response_share: length of every response as a share of max_new_tokens.
 
     Raises:
@@ -161,7 +161,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
 
 
 def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, LoadedModel]) -> dict[str, HeldModel]:
-    """The models that PPO holds, by what they are for."""
+    """The models that PPO holds, by role."""
     frozen_copy = HeldModel(0 if loaded.adapter else weights_bytes([loaded.backbone]))
     roles = {"policy": trained_model(loaded.backbone), "reference": frozen_copy}
     if config.critic == "separate":

@@ -15,8 +15,8 @@ def demonstration_loss(
 ) -> Tensor:
     """Negative log-likelihood of the assistant's tokens, and of the prompt's at a weight.
 
-    With weight lambda this is GPT-1's L3 = L2 + lambda L1 (Radford et al. 2018, equation 5), each a mean over the tokens of
-    its own kind in the global batch.
+    With weight lambda this is GPT-1's L3 = L2 + lambda L1 (Radford et al. 2018, equation 5), each a mean over its kind
+    of tokens in the global batch.
 
     Args:
         log_probs: [B, T] of a micro-batch.

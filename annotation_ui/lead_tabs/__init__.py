@@ -1,1 +1,1 @@
-"""The tabs of the lead's page, one module per subject, and what they share (`common`)."""
+"""The tabs of the lead's page, one module per subject, and their shared parts (`common`)."""

@@ -19,7 +19,7 @@ from annotation_ui.store.schema import Batch
 
 _NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
 _NO_SETTINGS: tuple[Any, ...] = ("", 1, 0, True, [], 0)
-"""What the fields hold while no batch is chosen."""
+"""Values of the fields while no batch is chosen."""
 
 
 def batches_tab(tab: gr.Tab, services: Services) -> None:
@@ -61,7 +61,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
 
 @dataclass(frozen=True)
 class _BatchActions:
-    """What the tab's events do. Each takes the values of fields and returns those of others."""
+    """Handlers of the tab's events. Each takes the values of fields and returns those of others."""
 
     services: Services
 

@@ -16,7 +16,8 @@ from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
 
 LAST_COUNTS: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
-"""Of events that show what is chosen: Gradio would drop a choice that is made while the answer to another is awaited.
+"""Arguments of events that show the chosen row: Gradio would drop a choice that is made while the answer to another is
+awaited.
 
 A list's event is `change`: its `input` comes twice for a choice, and also for a look at the list that chooses nothing.
 """
@@ -29,7 +30,7 @@ def task_list(comparable: bool = False) -> gr.Dropdown:
 
 
 def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an event handler so that a UserError appears as a message on the page (as text, never as HTML)."""
+    """Wrap an event handler: a UserError appears as a message on the page (as text, never as HTML)."""
 
     @functools.wraps(action)
     def run_action(*values: Any) -> Any:

@@ -11,7 +11,7 @@ from annotation_ui.server.transfers import EXPORT_PATH
 
 
 def file_field(elem_id: str, label: str, suffixes: tuple[str, ...], most_bytes: int) -> gr.Textbox:
-    """Show a field for one file; what it returns is the event's first input and carries the upload's key.
+    """Show a field for one file; its value is the event's first input and carries the upload's key.
 
     The event needs `js=send_file(elem_id)`, which sends the file when the button is pressed.
     """

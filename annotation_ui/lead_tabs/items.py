@@ -1,4 +1,4 @@
-"""The Items tab: look through items and single judgments, and see what was skipped or is stuck."""
+"""The Items tab: browse items and single judgments, including skipped and stuck items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for the lead: real HTML tables that say what is empty, with rows that can be chosen by mouse or keyboard.
+"""Tables for the lead: real HTML tables with labeled empty cells and rows that can be chosen by mouse or keyboard.
 
 All text comes from prompts, models and people: it is escaped here, and cannot run as a formula when it is copied into a
 spreadsheet.

@@ -50,7 +50,7 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
 
 @dataclass(frozen=True)
 class _UserActions:
-    """What the tab's events do. Each takes the values of fields and returns those of others."""
+    """Handlers of the tab's events. Each takes the values of fields and returns those of others."""
 
     services: Services
 

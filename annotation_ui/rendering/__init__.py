@@ -1,1 +1,1 @@
-"""Untrusted text as safe HTML: a Markdown parser that keeps what was written, and limits on its cost."""
+"""Untrusted text as safe HTML: a Markdown parser that keeps all characters, and limits on its cost."""

@@ -1,8 +1,8 @@
-"""A Markdown parser that keeps what a model wrote: characters that Markdown would drop are shown as text.
+"""A Markdown parser that keeps a model's text: characters that Markdown would drop are shown as text.
 
-A labeler judges the answer, not its rendering. So line breaks are breaks, images and link definitions are text, an
-asterisk between two letters or digits is an asterisk, a list keeps its own numbers, and entities and most backslashes
-stay as they are. Only cells beyond a table's columns are not shown; the page can always show the text itself.
+A labeler judges the answer, not its rendering. Line breaks are breaks. Images and link definitions are text. An
+asterisk between two letters or digits is an asterisk. A list keeps its numbers. Entities and most backslashes stay as
+they are. Only cells beyond a table's columns are not shown; the page can always show the text itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDE = 3  # digits of a list's number for which every list has room
 
 
 def parser() -> MarkdownIt:
-    """CommonMark with tables and strikethrough, changed so that what was written stays visible."""
+    """CommonMark with tables and strikethrough, changed to show all characters."""
     markdown = MarkdownIt("commonmark", {"html": False, "linkify": False, "breaks": True})
     markdown.enable(["table", "strikethrough"])
     markdown.disable(["reference", "lheading"])  # they would swallow "[a]: b" and a line of dashes under a text

@@ -55,7 +55,7 @@ def text_view(text: str, what: str = "answer") -> dict[str, str]:
 
     Args:
         text: as it was written.
-        what: what the text is, for the words that stand in place of an empty one.
+        what: a name of the text, shown in place of an empty one.
     """
     if is_visible(text):
         return {"html": to_html(text), "text": text}

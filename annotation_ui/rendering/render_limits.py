@@ -28,7 +28,7 @@ class TooCostlyError(Exception):
 
 
 def limited(markdown: MarkdownIt) -> MarkdownIt:
-    """Let a parser look at the clock at each step, so that `render` can stop it."""
+    """Let a parser look at the clock at each step, which lets `render` can stop it."""
     markdown.inline.ruler.before("text", "clock", _check_clock)
     markdown.block.ruler.before("table", "clock", _check_clock_of_block)
     return markdown

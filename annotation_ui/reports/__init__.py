@@ -1,1 +1,1 @@
-"""What is computed from stored judgments: agreement, reliability, tables for the lead, exports."""
+"""Computations on stored judgments: agreement, reliability, tables for the lead, exports."""

@@ -1,6 +1,6 @@
 """Items and single judgments for the lead to look through, by batch, labeler, state, flag and text.
 
-Text and flags inside JSON are only prefiltered by the database; every row is then compared here, so that neither field names
+Text and flags inside JSON are only prefiltered by the database; every row is then compared here. Neither field names
 nor escapes match.
 """
 

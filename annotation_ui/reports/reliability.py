@@ -1,9 +1,10 @@
 """Reliability of labelers and confidence in answers: the one-coin model of Dawid and Skene.
 
-Every labeler is right with a probability of their own, and otherwise gives any of the other answers alike; these
-probabilities and the true answers are estimated together by expectation maximization (Zhang et al. 2016, arXiv
-1406.3824), as crowd-kit implements it. One number for each labeler can be estimated from few judgments: on simulated
-labelers it predicted the true answers better than the full confusion matrices of Dawid and Skene, than GLAD and than the
+Each labeler is right with a fixed probability, and otherwise gives each of the other answers with equal probability.
+These probabilities and the true answers are estimated together by expectation maximization (Zhang et al. 2016, arXiv
+1406.3824), as crowd-kit implements it. One number for each labeler can be estimated from few judgments. On simulated
+labelers it predicted the true answers better than the full confusion matrices of Dawid and Skene, than GLAD and than
+the
 majority (`tests/annotation_ui/reports/test_agreement.py`). Two labelers who share all of their items cannot be told apart.
 """
 
@@ -23,7 +24,7 @@ Row = tuple[Hashable, str, str]  # unit, labeler, answer
 
 @dataclass(frozen=True)
 class Reliability:
-    """What the model estimates.
+    """Estimates of the model.
 
     Attributes:
         labelers: labeler -> probability that an answer of theirs is right; only those who share a unit with another.
@@ -83,7 +84,7 @@ def preference_matrices(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]
         rankings: item -> labeler -> ranks, 1 for the best, equal for a tie.
 
     Returns:
-        Nothing where no item was ranked twice: then nobody's reliability is known.
+        Empty where no item was ranked twice: no reliability is known then.
     """
     posteriors = estimate_reliability(preference_rows(rankings)).posteriors
     if not posteriors:

@@ -78,7 +78,7 @@ def decision_routes(leases: Leases, page: Callable[[int, str, Assignment | None]
 
     Args:
         leases: gives out the items.
-        page: (user id, task, assignment or None) -> what the labelers' page shows of it.
+        page: (user id, task, assignment or None) -> its view on the labelers' page.
     """
     router = APIRouter()
 

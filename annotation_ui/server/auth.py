@@ -80,7 +80,7 @@ class Auth:
         """Allow a user to sign in, or forbid it and end their sessions; their judgments stay.
 
         Raises:
-            UserError: if there is no such user, or nobody could let a user in again.
+            UserError: if there is no such user, or it is the last lead, who alone can reactivate users.
         """
         with self.database.write() as session:
             user = _user_by_name(session, name)
@@ -175,7 +175,7 @@ class Auth:
                 session.execute(delete(SignIn).where(SignIn.token_hash == _hash_token(token)))
 
     def _begin_attempt(self, name: str, address: str) -> int:
-        """Count an attempt as failed before its password is verified, so that parallel attempts are counted too.
+        """Count an attempt as failed before its password is verified: parallel attempts are counted too.
 
         Names count, not addresses: a lab often shares one address, and one user must not lock out the others.
         """

@@ -23,7 +23,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Status:
-    """What the lead sees. `detail` describes the loaded model or the reason why loading failed."""
+    """Data for the lead's page. `detail` describes the loaded model or the reason why loading failed."""
 
     state: Literal["none", "loading", "loaded", "failed"] = "none"
     name: str = ""

@@ -98,7 +98,7 @@ def add_error_pages(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> Response:
-        """Whatever nobody thought of; the traceback goes to the log. The guard does not see this answer any more."""
+        """Unexpected errors; the traceback goes to the log. The guard does not see this answer any more."""
         response = answer(request, 500, "the server made a mistake")
         response.headers.update({**PROTECTING, "Cache-Control": "no-store"})
         return response

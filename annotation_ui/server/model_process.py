@@ -1,4 +1,4 @@
-"""Runs one model in its own process, so that loading, generating or a crash never delays a labeler.
+"""Runs one model in its own process: loading, generating or a crash never delays a labeler.
 
     python -m annotation_ui.server.model_process NAME
 

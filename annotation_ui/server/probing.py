@@ -1,4 +1,4 @@
-"""Conversations with a model: a separate thread waits for each reply, so that no server thread is blocked.
+"""Conversations with a model: a separate thread waits for each reply, and no server thread is blocked.
 
 The conversation is stored in the assignment's `transcript`, which only this module writes: a labeler's message when it
 arrives, the reply when it is complete. If the browser disconnects or the server crashes, no complete message is lost.
@@ -65,7 +65,7 @@ class Probing:
         return str(context.batch.settings.get("checkpoint", "")), messages
 
     def stream_reply(self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages) -> AsyncIterator[str]:
-        """Start the reply and return its pieces; it is completed and stored even if nobody reads them."""
+        """Start the reply and return its pieces; it is completed and stored even if they are not read."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None | Exception]()
 
         def put_piece(piece: str | Exception | None) -> None:

@@ -33,7 +33,7 @@ _EXPORT = re.compile(rf"[a-z_]+-[0-9-]{{15}}-[0-9a-f]{{8}}\.(?:{'|'.join(FORMATS
 
 @dataclass(frozen=True)
 class Uploads:
-    """Files that a browser has sent, each in a folder with a name that nobody can guess."""
+    """Files that a browser has sent, each in a folder with an unguessable name."""
 
     folder: Path
 
@@ -63,7 +63,7 @@ class Uploads:
         """The file of an upload, which is removed afterwards.
 
         Args:
-            key: what the page's files.js returned: a key, or the reason why there is none.
+            key: the value that the page's files.js returned: a key, or the reason why there is none.
 
         Raises:
             UserError: if there is no such upload.

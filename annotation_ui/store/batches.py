@@ -124,7 +124,7 @@ def set_open(database: Database, name: str, is_open: bool) -> None:
 
 
 def delete_batch(database: Database, name: str) -> bool:
-    """Delete a batch: permanently if nobody worked on it, else it is closed and hidden, because judgments are never lost.
+    """Delete a batch: permanently if it has no work, else it is closed and hidden, because judgments are never lost.
 
     Returns:
         Whether it was deleted permanently; if not, `restore_batch` brings it back.
@@ -162,7 +162,7 @@ def restore_batch(database: Database, name: str) -> None:
 
 
 def set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
-    """Let only these labelers get a batch; nobody named: everybody.
+    """Give a batch only to these labelers; an empty list: to everybody.
 
     Raises:
         UserError: if there is no user of that name.

@@ -34,7 +34,7 @@ _REMOVE_CHUNK = 2000
 
 @dataclass(frozen=True)
 class NewBatch:
-    """What the lead chooses for a batch.
+    """The lead's choices for a batch.
 
     Attributes:
         name: of the batch, not used by another one.
@@ -43,7 +43,7 @@ class NewBatch:
         priority: batches with a higher one are given out first.
         rule_set: the name of a stored rule set, for the tasks that need one.
         settings: those of the task (`Task.settings`), `rules` and `attention_every`.
-        labelers: names of those who get it; nobody named: everybody.
+        labelers: names of those who get it; empty: everybody.
     """
 
     name: str
@@ -104,8 +104,8 @@ def parse_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
 def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Json]]) -> int:
     """Make a batch from (where, row) pairs, all or nothing, and return the number of items.
 
-    The items are stored a few at a time, so that labelers' own writes come in between; nobody gets any of them before all
-    are stored. If the process is killed meanwhile, the same import can be started again under the same name.
+    The items are stored a few at a time, to let labelers' writes come in between. None is given out before all are
+    stored. If the process is killed meanwhile, the same import can be started again under the same name.
 
     Raises:
         UserError: if the batch or a row is not valid; nothing is kept then.
@@ -185,7 +185,7 @@ def _stored_batch(session: Session, batch: Batch) -> Batch:
 
 
 def _remove_incomplete(database: Database, batch_id: int) -> None:
-    """Remove a batch that nobody got items of, a few items at a time."""
+    """Remove a batch without assignments, a few items at a time."""
     while True:
         with database.write() as session:
             some = select(Item.id).where(Item.batch_id == batch_id).limit(_REMOVE_CHUNK)
@@ -230,7 +230,7 @@ def _known_answers(task: Task, row: Json, contents: list[Json]) -> list[Json | N
 
 
 def _purpose(row: Json, known_answer: Json | None) -> str:
-    """What an item is for: training and attention items have a known answer."""
+    """The purpose of an item: training and attention items have a known answer."""
     training = row.get("training", False)
     if not isinstance(training, bool):
         raise BadInputError("training: must be true or false")

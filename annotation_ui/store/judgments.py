@@ -78,7 +78,7 @@ class Judgments:
         Args:
             user_id: the labeler.
             assignment_id: the open assignment.
-            draft: what the page needs to go on; its `window` tells windows with the same item apart.
+            draft: the state that the page needs to continue; its `window` tells windows with the same item apart.
             sequence: the draft's number, which grows with each change.
             seen: the newest draft that this window knows; None overwrites what another window wrote.
         """

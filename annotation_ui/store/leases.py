@@ -141,7 +141,7 @@ class Leases:
 
 
 def is_given_to(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Condition that a batch is given out to a labeler: it is open, and names this labeler or nobody."""
+    """Condition that a batch is given out to a labeler: it is open, and names this labeler or none."""
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Batch.id)
     return and_(Batch.open, or_(~named.exists(), named.where(BatchLabeler.user_id == user_id).exists()))
 
@@ -181,7 +181,7 @@ def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
 
 
 def _attention_item(session: Session, batch: Batch, user_id: int) -> Item | None:
-    """At random times, the batch's first attention item that the labeler has not had, so that it cannot be predicted."""
+    """At unpredictable times, the batch's first attention item that the labeler has not had."""
     if secrets.randbelow(int(batch.settings.get("attention_every", ATTENTION_EVERY))):
         return None
     attention = select(Item).where(Item.batch_id == batch.id, Item.purpose == "attention", _never_had(user_id))

@@ -8,9 +8,9 @@ rules:
     text: Do not threaten anybody.
     source: optional, for one rule
 
-A set can also be a form of questions. `answers` then names the three verdicts, in the order of the
-buttons, for the set or for one rule; a rule with `gate: true` stands before the others, which are asked only where no
-gate is violated; `fill: url` starts the note with the addresses in the response.
+A set can also be a form of questions. `answers` then names the three verdicts, in the order of the buttons, for the set or
+for one rule. A rule with `gate: true` stands before the others, which are asked only where no gate is violated. `fill: url`
+starts the note with the addresses in the response.
 
 answers: {violates: "Yes", unsure: "Unsure", follows: "No"}
 """

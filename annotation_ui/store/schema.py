@@ -18,7 +18,7 @@ PURPOSES = ("work", "training", "attention")
 
 
 class Base(DeclarativeBase):
-    """Names all constraints, so that a migration can drop them on either database."""
+    """Names all constraints: a migration can then drop them on either database."""
 
     metadata = MetaData(
         naming_convention={
@@ -125,7 +125,7 @@ class Batch(Base):
 
 
 class BatchLabeler(Base):
-    """A batch is given only to the labelers named here; to everybody if nobody is named."""
+    """A batch is given only to the labelers named here, or to everybody if there are none."""
 
     __tablename__ = "batch_labelers"
     batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"), primary_key=True)

@@ -30,9 +30,9 @@ class Value(NamedTuple):
     """A part of an answer on which labelers can agree.
 
     Attributes:
-        scale: what is measured, such as a rule; empty if an answer is a single value.
+        scale: the measured quantity, such as a rule; empty if an answer is a single value.
         level: whether values have an order.
-        unit: what the value is of, within the item.
+        unit: the subject of the value, within the item.
         value: None if the labeler gave none.
     """
 
@@ -52,7 +52,7 @@ class Task(ABC):
         comparable: whether several labelers' answers to an item can be compared.
         settings: of its batches.
         records: kind of exported record -> how the rows of one answer become records of that kind.
-        answer_filters: what the lead can look for in answers, such as a flag -> its name in the list.
+        answer_filters: features of answers that the lead can filter by, such as a flag -> its name in the list.
     """
 
     name: ClassVar[str]
@@ -89,7 +89,7 @@ class Task(ABC):
 
     @abstractmethod
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
-        """What the browser shows: rendered, in the shown order, without the names of models."""
+        """The item as the browser shows it: rendered, in the shown order, without the names of models."""
 
     @abstractmethod
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
@@ -144,7 +144,7 @@ class Task(ABC):
         return {}
 
     def marks(self, answer: Json) -> set[str]:
-        """What the lead's list of judgments points out in an answer, such as flags."""
+        """Features of an answer for the lead's list of judgments, such as flags."""
         return set()
 
 

@@ -135,7 +135,7 @@ def verdict_name(rules: Sequence[Json], rule: str, verdict: str) -> str:
 
 
 def rule_view(rule: Json, response: str) -> Json:
-    """A rule as the browser shows it: its id and text, and what a form adds to them."""
+    """A rule as the browser shows it: its id and text, and the additions of a form."""
     shown: Json = {key: rule[key] for key in ("id", "text", "answers", "gate") if key in rule}
     if "fill" in rule:
         shown["note"] = " ".join(dict.fromkeys(address.rstrip(".,;:!?") for address in _ADDRESS.findall(response)))

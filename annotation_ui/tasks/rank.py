@@ -126,7 +126,7 @@ class Rank(Task):
 
 
 def unshuffle(values: list[Any], order: list[int]) -> list[Any]:
-    """Bring values from the shown order back to the item's: `order[i]` is the item's index of what was shown i-th."""
+    """Bring values from the shown order back to the item's: `order[i]` is the item's index of the response shown i-th."""
     original = [None] * len(values)
     for position, index in enumerate(order):
         original[index] = values[position]

@@ -1,4 +1,4 @@
-"""What the tasks share whose answer orders responses (Rank, Compare)."""
+"""The shared parts of tasks whose answer orders responses (Rank, Compare)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BETTER, TIE, WORSE = "better", "tie", "worse"
 def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     """`prompt`, `responses` and `model` of a row whose responses are to be compared.
 
-    A response that occurs twice is shown once, because nobody can prefer it to itself; all empty ones count as the same.
+    Equal responses are shown once; all empty ones count as the same.
     A single name as `model` is that of all.
 
     Raises:
@@ -69,7 +69,7 @@ def ranking_attributes(rows: Sequence[Json]) -> Iterator[Json]:
 def preferences_of(ranks: Sequence[int]) -> dict[tuple[int, int], str]:
     """Whether response i is better than j, worse, or tied with it, for each pair (i, j) both ways round.
 
-    So the order of an item's responses has no influence on what is estimated from them.
+    The order of an item's responses therefore does not influence the estimates.
     """
     return {
         (i, j): TIE if ranks[i] == ranks[j] else BETTER if ranks[i] < ranks[j] else WORSE

@@ -1,4 +1,4 @@
-"""What the tasks share that judge a response by rules (Judge rules, Probe)."""
+"""The shared parts of tasks that judge a response by rules (Judge rules, Probe)."""
 
 from __future__ import annotations
 

@@ -14,11 +14,10 @@ DOCS = ROOT / "docs"
 ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 WRITTEN = {DOCS / "settings.md"}
 """Pages made of help texts."""
-OPEN_PAGES = {DOCS / name for name in ("architecture.md", "evaluation.md", "annotation.md")}
-"""Pages that are not covered yet."""
-PAGES = [*ROOT_PAGES, *sorted(set(DOCS.rglob("*.md")) - WRITTEN - OPEN_PAGES)]
-PACKAGES = ("batches", "builtin", "commands", "data", "models", "runtime", "sampling", "tokenization")
-"""Packages of align/ whose docstrings and help texts are covered."""
+PAGES = [*ROOT_PAGES, *sorted(set(DOCS.rglob("*.md")) - WRITTEN)]
+OPEN_PACKAGES = {"core", "ppo", "training"}
+"""Packages whose docstrings and help texts are not covered yet."""
+PACKAGES = sorted({path.parent.name for path in (ROOT / "align").glob("*/__init__.py")} - OPEN_PACKAGES)
 
 LONGEST_SENTENCE = 35
 LIMITS = {
@@ -145,8 +144,9 @@ def test_pages_have_no_long_sentences(path):
     assert counts([path])[2] == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ["annotation_ui", *PACKAGES])
 def test_docstrings_stay_below_the_limits(package):
-    paths = sorted((ROOT / "align" / package).rglob("*.py"))
+    folder = ROOT / package if package == "annotation_ui" else ROOT / "align" / package
+    paths = sorted(folder.rglob("*.py"))
     assert over_the_limits(paths) == {}
     assert counts(paths)[2] == []

@@ -1,4 +1,4 @@
-"""The models under evaluation, opened one after the other, and what they write, stored as it is sampled."""
+"""The models under evaluation, opened one after the other, and their answers, stored as they are sampled."""
 
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class EvaluatedModel:
         accelerator: the processes that share it.
         source: the folder or hub name that it was loaded from.
         fingerprint: changes with the weights and with the primer.
-        primer: what it reads before each prompt.
+        primer: text before each prompt.
     """
 
     name: str

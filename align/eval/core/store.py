@@ -1,4 +1,4 @@
-"""Results of single items in an append-only file, so that an interrupted evaluation computes nothing twice."""
+"""Results of single items in an append-only file. A resumed evaluation computes only the missing ones."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def compute_once(
         settings: all settings that affect an item's result.
         items: by their id.
         compute: from `chunk` items, the same on every process, to one row of JSON values for each.
-        content: what an item's result depends on, as JSON values; a result stored under the same id for different
+        content: the inputs of an item's result, as JSON values; a result stored under the same id for different
             content is recomputed. None: the id identifies the content.
 
     Raises:

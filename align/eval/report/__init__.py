@@ -15,7 +15,7 @@ __all__ = ["results_as_markdown", "summary_table", "write_report"]
 def write_report(run: Path, target: Path | None = None) -> Path:
     """Write the report of a folder with subfolders sft, reward and ppo (any may be missing), or of one stage's folder.
 
-    The page names what is missing or cut off, and requests nothing from the network. A `summary.json` in the folder is
+    The page lists missing and truncated data, and requests nothing from the network. A `summary.json` in the folder is
     shown as the table of results. Returns the file: `target`, or `report.html` in `run`.
 
     Raises:

@@ -88,7 +88,7 @@ class RunData:
     Attributes:
         rankings: by stage, held-out rankings with the rewards of a reward model or the implicit rewards of DPO.
         samples: from an update to the responses of that evaluation.
-        problems: what is missing or unreadable, one sentence each.
+        problems: missing or unreadable files, one sentence each.
     """
 
     folder: Path

@@ -49,7 +49,7 @@ class Plot:
     Attributes:
         name: identifier, unique on the page.
         svg: inline SVG with the text alternative in `aria-label`.
-        caption: how to read it and what it shows, plain text.
+        caption: how to read it and its content, plain text.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Plot:
 
 
 def draw_plot(name: str, title: str, caption: str, alt: str, paint: Callable[[Figure], None], height: float = 2.6) -> Plot:
-    """Let `paint` fill a figure of `WIDTH` by `height` inches; `alt` describes in words what it shows."""
+    """Let `paint` fill a figure of `WIDTH` by `height` inches; `alt` describes its content in words."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that the measuring font lacks; the reader's browser has its own fonts
         figure = Figure(figsize=(WIDTH, height), layout="constrained")

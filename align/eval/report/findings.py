@@ -1,4 +1,4 @@
-"""What a run achieved and what got worse: sentences, rows of a table with numbers, and the samples that show it."""
+"""The gains and losses of a run: sentences, rows of a table with numbers, and the samples that show it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from align.reward.rankings import ScoredRanking, pairs_and_differences, ranking_
 Rating = Literal["good", "bad", "note"]
 """`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
 REWARD_MODEL_TASKS = ("reward", "rewardbench", "rewardbench-2")
-"""Tasks whose models are reward models side by side, not a start and what was trained from it."""
+"""Tasks that compare reward models, not a trained model with its initial model."""
 
 
 @dataclass(frozen=True)

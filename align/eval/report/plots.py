@@ -1,4 +1,4 @@
-"""The plots of each stage and of the results of `align eval`: charts of metrics, and drawings of what is no metric."""
+"""The plots of each stage and of the results of `align eval`: charts of metrics, and drawings of other data."""
 
 import math
 from collections.abc import Iterable, Sequence

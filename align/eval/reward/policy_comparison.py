@@ -222,7 +222,7 @@ def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
 
     Args:
         rewards: [N] the rewards by which the answer is chosen.
-        values: [N] what is averaged over the chosen answers: the same rewards, or another model's.
+        values: [N] the values averaged over the chosen answers: the same rewards, or another model's.
     """
     order = np.argsort(rewards, kind="stable")
     probabilities = np.array(_best_probabilities(len(rewards), n))

@@ -111,9 +111,9 @@ def section_scores(subsets: dict[str, float]) -> dict[str, float]:
 def ties_score(rows: Sequence[tuple[str, int, Sequence[float]]]) -> float:
     """RewardBench 2's score of prompts with several good answers, each with a reference prompt that has one.
 
-    0.3 each for the share of tied and of reference prompts whose good answers all beat the bad ones; 0.2 each for the share
-    where good answers lie closer together than they lie above the bad ones, there and in the reference too; 0.01 for by
-    how much.
+    Shares with weight 0.3: tied prompts, and reference prompts, whose good answers all beat the bad ones. Shares with weight
+    0.2: tied prompts whose good answers lie closer together than above the bad ones, there and in the reference too.
+    The size of that margin has weight 0.01.
 
     Args:
         rows: the id (`tied:7`, `ref:7`), the number of good responses, and the rewards, good ones first.

@@ -38,7 +38,7 @@ CHARACTERS, WORDS = (3, 5), (1, 2)
 class Encoder:
     """Texts to the means over tokens of `MEAN_LAYERS`, then the maxima over tokens of `MAX_LAYERS`, one after the other.
 
-    The mean of the last layer is what the model card of all-MiniLM-L6-v2 uses; here it is not normalized.
+    The model card of all-MiniLM-L6-v2 uses the mean of the last layer; here it is not normalized.
     """
 
     def __init__(self, folder: str, device: torch.device | str) -> None:

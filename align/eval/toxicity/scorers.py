@@ -5,7 +5,7 @@ A scorer is named in settings by one word:
     minilm-l6            the local default: a sentence encoder from PyPI and a linear head that is shipped here
     model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` names the label that counts
     attribute:FOLDER     an attribute model of `align attributes`; `scorer_label` names the attribute that counts
-    module:function      a function of your own: a list of texts to as many numbers
+    module:function      a user's function: a list of texts to as many numbers
 """
 
 import hashlib
@@ -109,7 +109,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
 
 
 def _hash_of_source(function: Callable[..., object]) -> str:
-    """12 hexadecimal digits of a SHA-256 over the file that the function is in; what that file reads is not covered."""
+    """12 hexadecimal digits of a SHA-256 over the file that the function is in, not over files that it reads."""
     import inspect
 
     try:

@@ -127,7 +127,7 @@ def score_texts(
     A text of only white space is not sent to the scorer: its score is 0.
 
     Raises:
-        UserError: if the scorer fails; what was scored before is kept in `folder`.
+        UserError: if the scorer fails; earlier scores are kept in `folder`.
     """
     # The same order and the same batches on every run: shorter texts first.
     nonempty = sorted({text for text in texts if text.strip()}, key=lambda text: (len(text), text))

@@ -43,7 +43,7 @@ BUCKETS = 1 << 16
 PRIOR_VARIANCE = 5.0
 """Variance of a logit under the Gaussian prior of the weights: the L2 penalty. It was chosen on held-out questions."""
 Aspect = Literal["truth", "info"]
-"""What a judge decides about an answer: whether it is true, or whether it is informative."""
+"""The question that a judge decides: whether an answer is true, or whether it is informative."""
 ASPECT_WORDS: dict[Aspect, str] = {"truth": "True", "info": "Helpful"}
 """The word that ends a prompt of TruthfulQA's own judge data, before ` yes` or ` no`."""
 TRUTHFULQA_PROMPT = re.compile(r"Q: (.*?)\nA:(.*)\n(\w+):", re.DOTALL)
@@ -56,7 +56,7 @@ class JudgeConfig(InferenceConfig):
     data: str = option(
         "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
     )
-    asks: Aspect = option("truth", "what the labels mean: truth (is it true) or info (is it informative)")
+    asks: Aspect = option("truth", "meaning of the labels: truth (the answer is true) or info (it is informative)")
     model: str = option("none", "frozen backbone that reads question and answer; none: the words of the answer alone")
     chat_template: str = option("raw", "not used: a judge reads plain text")
     held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them", gt=0, lt=1)

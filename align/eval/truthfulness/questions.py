@@ -53,7 +53,7 @@ class Question:
 
     @property
     def answers(self) -> list[str]:
-        """The different answers, each once: what a model has to read."""
+        """The distinct answers, which a model has to read."""
         return list(dict.fromkeys((self.best, *self.correct, *self.incorrect)))
 
 

@@ -37,7 +37,7 @@ VERDICT_NAMES: dict[Aspect, str] = {"truth": "true", "info": "informative"}
 
 @dataclass(kw_only=True)
 class TruthfulnessConfig(EvalConfig):
-    """TruthfulQA, or questions of your own in its format."""
+    """TruthfulQA, or your questions in its format."""
 
     questions: str = option(
         "data/truthfulness.jsonl",

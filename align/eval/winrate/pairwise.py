@@ -1,8 +1,9 @@
 """Comparisons of two answers to the same prompt, and the win rates and strengths that follow from them.
 
 An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. Strengths (Bradley and Terry 1952) and the
-length-controlled win rate are logistic regressions with Firth's penalty (1993), half the log-determinant of the information
-matrix, which is the logarithm of Jeffreys' prior: it is finite where a feature separates wins from losses. Intervals by
+length-controlled win rate are logistic regressions with Firth's penalty (1993): half the log-determinant of the
+information matrix, the logarithm of Jeffreys' prior. The estimate is finite even where a feature separates wins from
+losses. Intervals by
 profile likelihood stay right there (Heinze and Schemper 2002); intervals by standard errors or by resampling do not.
 """
 

@@ -23,9 +23,7 @@ class AttributeChoiceSettings(Settings):
     filter: str = option(
         "", "what its attributes must be for a candidate of best_of, such as unsafe<0.2, sensible>0.5; empty: anything"
     )
-    rank: str = option(
-        "", "what is highest for the best candidate, such as 3*sensible+specific; empty: the reward and rules"
-    )
+    rank: str = option("", "the quantity that ranks candidates, such as 3*sensible+specific; empty: the reward and rules")
 
 
 class AttributeCandidates(CandidateScorer):

@@ -15,7 +15,7 @@ from align.extras.attributes.model import form_of, heads_of, in_label_units, loa
 class AttributeClassifier:
     """The probability of a yes-or-no attribute of a text.
 
-    Computed in float32, so that other batches give the same scores.
+    Computed in float32: the batch does not change the scores.
 
     Args:
         folder: an attribute model with heads.

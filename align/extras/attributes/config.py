@@ -23,8 +23,8 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
     )
     form: Literal["heads", "generative"] = option(
         "heads",
-        "how attributes are computed: heads (a head each; for any model) or generative (as in LaMDA, the model writes "
-        "the rating after an attribute's name; for a model that generates text, which also learns to write responses)",
+        "how attributes are computed: heads (a head each; for any model) or generative (as in LaMDA: a model that generates "
+        "text learns to write responses, and the rating after an attribute's name)",
     )
     generator_filter: str = option(
         "",

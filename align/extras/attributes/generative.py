@@ -170,7 +170,7 @@ def encode_texts(
             without a judgment passes none. Empty: all responses are learned.
 
     Raises:
-        UserError: if a text exceeds the limits or what the model can read, or for a filter that cannot be read.
+        UserError: if a text exceeds the limits or the model's context length, or for a filter that cannot be read.
     """
     names = [head.name for head in questions.heads]
     condition = Condition(generator_filter, names, "generator_filter") if generator_filter else None
@@ -293,5 +293,5 @@ def _learned(item: RatedText) -> int:
 
 
 def _predicted(part: TextPart) -> list[int]:
-    """Tokens of each text that need the vocabulary: what the generator learns, and what follows the last one."""
+    """Tokens of each text that need the vocabulary: the training targets, and the token after the last one."""
     return [sum(row) + 1 for row in part.generated]

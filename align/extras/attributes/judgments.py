@@ -92,7 +92,7 @@ def encode_ratings(
     """Rated responses as examples of heads.
 
     Raises:
-        UserError: if a text exceeds the limits or what the model can read.
+        UserError: if a text exceeds the limits or the model's context length.
     """
     found = []
     for where, encoded, item in encoded_responses(judged_by(rated, heads), loaded, limits, JUDGMENTS):

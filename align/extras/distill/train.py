@@ -105,7 +105,7 @@ def batch_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a micro-batch's share of the loss, and sums over its own tokens.
 
-    The language-model loss leaves out what the student wrote itself.
+    The language-model loss excludes text that the student sampled.
 
     Args:
         model: the student's `Predictor`, or the engine around it.

@@ -248,7 +248,7 @@ def agreement_figures(by_people: Verdicts, by_scorer: Verdicts, scorer: str) -> 
 
 
 def cohens_kappa(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Agreement above what the two rates of violations produce by chance, at most 1 (Cohen 1960).
+    """Agreement beyond chance, given the two rates of violations, at most 1 (Cohen 1960).
 
     Args:
         first: [..., N], whether the first judge found a violation.

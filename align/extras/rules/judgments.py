@@ -134,7 +134,7 @@ def encoded_responses(
     """Responses within the limits: a name for errors, token ids, and the judgments.
 
     Args:
-        kind: of the judgments, for the report on what was too long.
+        kind: of the judgments, for the report on overlong texts.
 
     Raises:
         UserError: if a text exceeds the limits.
@@ -154,7 +154,7 @@ def encode_judgments(
     """Judged responses within the limits, each with all of its rules.
 
     Raises:
-        UserError: if a text exceeds the limits or what the model can read.
+        UserError: if a text exceeds the limits or the model's context length.
     """
     ids_of_rule = {rule: rule_ids(loaded.tokenization, text) for rule, text in rules.items()}
     found = []

@@ -87,7 +87,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Biased standard deviation; 1 while all numbers are equal, so that one can divide by it."""
+        """Biased standard deviation; 1 while all numbers are equal, because it is a divisor."""
         return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
 
     def add(self, values: Tensor) -> None:
@@ -303,9 +303,9 @@ def next_multiplier(multiplier: float, cost: float, budget: float) -> float:
 def damped_multiplier(multiplier: float, cost: float, budget: float) -> float:
     """The multiplier that a rollout is scored with: `multiplier` x e^(`DAMPING` x (cost - budget)).
 
-    A multiplier sums up past excess. Alone it rises until the cost is far below the budget, and both swing. A part that
-    follows the current cost damps this, as the proportional term of a PID controller does (Stooke et al. 2020, "Responsive
-    Safety in Reinforcement Learning by PID Lagrangian Methods", arXiv 2007.03964, which adds it; here it multiplies).
+    A multiplier sums up past excess. Alone it rises until the cost is far below the budget, and both swing. A part
+    that follows the current cost damps this, as the proportional term of a PID controller does (Stooke et al. 2020,
+    arXiv 2007.03964). The paper adds the term; here it multiplies.
 
     Args:
         cost: mean of the rollout that is scored.
