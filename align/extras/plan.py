@@ -260,7 +260,7 @@ def read_speed(folder: str) -> Measured:
     lines = lines[1:] or lines
     # Validation is in the time of an update, but not in its FLOPs.
     seconds = sum(line["time/update"] * (1 - line.get("time/validate", 0.0)) for line in lines)
-    lengths = [line["text/length"] / settings["max_new_tokens"] for line in lines if "text/length" in line]
+    lengths = [line["response/length"] / settings["max_new_tokens"] for line in lines if "response/length" in line]
     return Measured(stage, sum(line["flops"] for line in lines), seconds, sum(lengths) / len(lengths) if lengths else 0.0)
 
 

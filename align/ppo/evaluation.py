@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from align.ppo.metrics import text_metrics
+from align.ppo.metrics import response_metrics
 from align.ppo.records import RoleOutputs, Rollout
 from align.ppo.rewards import apply_missing_eos
 
@@ -153,7 +153,7 @@ def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: Ro
         **mean_and_error("reward", scores),
         "kl": float(kl / len(rollout)),
         "kl_per_token": float(kl / rollout.lengths.sum()),
-        **text_metrics(rollout),
+        **response_metrics(rollout),
         **evaluation.metrics,
     }
 

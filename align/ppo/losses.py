@@ -68,11 +68,11 @@ def ppo_loss(
         ratio = torch.exp(log_probs - old.old_log_probs)
         sums = {
             **{f"loss/{name}": mean for name, mean in means.items()},
-            **{f"clipped/{name}": (where & mask).sum() / count for name, where in clipped.items()},
+            **{f"{name}/clipfrac": (where & mask).sum() / count for name, where in clipped.items()},
             "ratio/mean": masked_sum(ratio, mask) / count,
-            "ratio_error": masked_sum((ratio - 1).abs(), mask) / count,
+            "ratio/abs_error": masked_sum((ratio - 1).abs(), mask) / count,
             # Schulman's k3 of the step within the update, old to new.
-            "kl/step": masked_sum(ratio - 1 - torch.log(ratio), mask) / count,
+            "policy/approx_kl": masked_sum(ratio - 1 - torch.log(ratio), mask) / count,
         }
     return total, sums
 

@@ -22,6 +22,8 @@ EXACT_RATIO_TOLERANCE = 1e-4
 RATIO_WARNING, RATIO_LIMIT = 1e-3, 0.05
 """On a GPU, kernels may differ between the pass without and the pass with gradients. A mean ratio error of 0.001 in
 bfloat16 is worth a warning; one of 0.05 is a quarter of the usual clip range and means that something else is wrong."""
+TRL_NAMES = {"objective/scores": "reward/mean", "objective/kl": "kl/k1", "objective/rlhf_reward": "reward/kl_penalized"}
+"""Metrics that are also logged under the names of TRL's PPOTrainer, for dashboards and scripts that read those."""
 PATIENCE = 5
 """Updates in a row with a KL clearly below 0 (2 standard errors) before the run stops: by chance 1 run in 10 million."""
 
@@ -32,12 +34,12 @@ def repetition(ids: Sequence[int], n: int = 3) -> float:
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def text_metrics(rollout: Rollout) -> dict[str, float]:
-    """Mean length, share of responses that ended by themselves, and mean repetition."""
+def response_metrics(rollout: Rollout) -> dict[str, float]:
+    """Return mean length, share of responses with an end token, and mean repetition."""
     count = len(rollout)
     return {
         "length": sum(map(len, rollout.responses)) / count,
-        "ended": sum(rollout.ended) / count,
+        "eos_rate": sum(rollout.ended) / count,
         "repetition": sum(map(repetition, rollout.responses)) / count,
     }
 
@@ -78,7 +80,7 @@ def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str,
             "(--logprobs-mode processed_logprobs)? If that is intended, as with quantized weights, importance_cap 2 "
             "corrects for it"
         )
-    return {"sampling/mismatch": mismatch}
+    return {"sampling/engine_kl": mismatch}
 
 
 def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
@@ -94,21 +96,22 @@ def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str
     kl = response_kl(experience)
     k3 = (kl_estimates(old.log_probs, old.ref_log_probs)[1] * mask).sum(1)
     initial = old.initial_log_probs
-    start = {} if initial is None else {"kl/start": float(((old.log_probs - initial) * mask).sum(1).mean())}
-    return {
+    to_initial = {} if initial is None else {"kl/initial_policy": float(((old.log_probs - initial) * mask).sum(1).mean())}
+    metrics = {
         **value_metrics(experience),
         **engine_metrics(experience, corrected),
         **{f"reward/{name}": float(values.mean()) for name, values in experience.score_parts.items()},
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std(correction=0)),
-        "objective": float((experience.training_scores - experience.kl_coef * kl).mean()),
+        "reward/kl_penalized": float((experience.training_scores - experience.kl_coef * kl).mean()),
         "kl/k1": float(kl.mean()),
         "kl/k3": float(k3.mean()),
-        **start,
-        "kl/beta": experience.kl_coef,
+        **to_initial,
+        "kl/coef": experience.kl_coef,
         "entropy": float(masked_mean(old.entropy, mask)),
-        **{f"text/{name}": value for name, value in text_metrics(experience.rollout).items()},
+        **{f"response/{name}": value for name, value in response_metrics(experience.rollout).items()},
     }
+    return metrics | {name: metrics[ours] for name, ours in TRL_NAMES.items()}
 
 
 def check_ratio(error: float, device: torch.device) -> str:
@@ -212,8 +215,10 @@ class DriftWatch:
             warnings.append(f"responses went from {first['length']:.0f} to {metrics['length']:.0f} tokens")
         if metrics["repetition"] > first["repetition"] + 0.1:
             warnings.append(f"repeated trigrams went from {first['repetition']:.0%} to {metrics['repetition']:.0%}")
-        if metrics["ended"] < first["ended"] - 0.2:
-            warnings.append(f"responses that end by themselves went from {first['ended']:.0%} to {metrics['ended']:.0%}")
+        if metrics["eos_rate"] < first["eos_rate"] - 0.2:
+            warnings.append(
+                f"responses that end by themselves went from {first['eos_rate']:.0%} to {metrics['eos_rate']:.0%}"
+            )
         return warnings
 
     def state_dict(self) -> dict[str, Any] | None:

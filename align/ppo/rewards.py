@@ -23,7 +23,7 @@ from align.tokenization.encoded import SampledResponse
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 """Responses to rewards: a `RewardModelScorer`."""
 
-RESERVED = ("attributes", "mean", "std", "length_slope", "disagreement")
+RESERVED = ("attributes", "mean", "std", "length_slope", "disagreement", "kl_penalized")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
 
 

@@ -229,7 +229,7 @@ def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, up
                     engine.backward(loss, sums)
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
-                    run.say(check_ratio(metrics["ratio_error"], run.accelerator.device))
+                    run.say(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))
                 for extension in ready.extensions:  # extensions: losses
                     metrics |= extension.extra_loss((update, epoch, number), len(rows))
                 metrics |= engine.step(step)
@@ -287,7 +287,7 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
         chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
         if state.selection.keeps(Candidate(update, chosen.tolist(), evaluation.fault), metrics["kl"]):
             save_policy(config, ready, run.folder / "model", metrics | {"update": update})
-            metrics["kept"] = 1.0
+            metrics["is_best"] = 1.0
         if update and config.keep_policies:
             save_policy(config, ready, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
     return {f"validation/{name}": value for name, value in metrics.items()}

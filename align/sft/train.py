@@ -104,7 +104,7 @@ def batch_loss(
     response_count = sum(sum(example.loss_mask) for example in batch)
     prompt_count = sum(len(example.prompt) - 1 for example in batch)
     loss = demonstration_loss(log_probs, in_response, in_prompt, response_count, prompt_count, prompt_weight)
-    return loss, {"tokens/learned": in_response.sum()}
+    return loss, {"tokens/trained": in_response.sum()}
 
 
 def read_log_probs(

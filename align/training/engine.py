@@ -164,7 +164,7 @@ class TrainEngine:
         loss.backward()
 
     def step(self, number: int) -> dict[str, float]:
-        """Apply the gradients; return the learning rates and `gradient_norm` (before clipping).
+        """Apply the gradients; return the learning rates and `grad_norm` (before clipping).
 
         Args:
             number: of this optimizer step, from 1 to `total_steps`.
@@ -179,7 +179,7 @@ class TrainEngine:
         self.clock.lap("learn")
         norm = self._apply()
         self.clock.lap("step")
-        return rates | {"gradient_norm": norm} | (self.expert_load.metrics if self.expert_load else {})
+        return rates | {"grad_norm": norm} | (self.expert_load.metrics if self.expert_load else {})
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups

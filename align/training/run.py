@@ -200,7 +200,7 @@ class Run:
         """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak."""
         accelerator = self.accelerator
         peak = peak_flops(accelerator.device, self.dtype) * accelerator.num_processes
-        return {"speed/tokens": tokens / seconds, "speed/mfu": flops / seconds / peak}
+        return {"speed/tokens_per_second": tokens / seconds, "speed/mfu": flops / seconds / peak}
 
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
         """Append rows (samples, for example) to `name`.jsonl in the run folder, each with its update."""

@@ -185,7 +185,7 @@ def test_a_resumed_stream_goes_on_to_the_same_bits(demonstrations, tmp_path):
         config = SFTConfig(output_dir=str(tmp_path / folder), **shared, **more)
         SFTTrainer("tiny-llama", demonstrations, config).train()
         rows = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
-        keys = ("update", "loss", "tokens/read", "gradient_norm")
+        keys = ("update", "loss", "tokens/read", "grad_norm")
         return [[row[key] for key in keys] for row in rows[1:]]
 
     whole = run("whole")

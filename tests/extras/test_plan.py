@@ -164,7 +164,7 @@ def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
     settings = yaml.safe_load((runs / "ppo.yaml").read_text(encoding="utf-8"))
     run_ppo(PPOConfig(**settings))
     assert sum(found.work.flops.values()) == pytest.approx(counted(runs / "other"), rel=0.25)
-    lengths = [line["text/length"] for line in read_metrics(runs / "ppo")[1:]]
+    lengths = [line["response/length"] for line in read_metrics(runs / "ppo")[1:]]
     assert read_speed(str(runs / "ppo")).response_share == pytest.approx(sum(lengths) / len(lengths) / 8)
     assert set(found.work.flops) == {"sampling", "scoring", "learning"}
     # Three epochs of a forward and a backward pass cost more than two forward passes, those more than sampling.

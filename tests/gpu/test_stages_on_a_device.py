@@ -42,9 +42,9 @@ def test_every_stage_runs(where, model, settings, dtype, tmp_path, record_proper
     for stage, rows in metrics.items():
         assert len(rows) >= 2, stage
         assert all(math.isfinite(value) for row in rows for value in row.values()), stage
-    error = max(row["ratio_error"] for row in metrics["ppo"])
-    record_property("ratio_error", error)
-    record_property("tokens_per_second", metrics["ppo"][-1]["speed/tokens"])
+    error = max(row["ratio/abs_error"] for row in metrics["ppo"])
+    record_property("ratio/abs_error", error)
+    record_property("tokens_per_second", metrics["ppo"][-1]["speed/tokens_per_second"])
     # One epoch of one minibatch: every step of learning is the first of a fresh rollout.
     assert error <= (BFLOAT16_RATIO if on_gpu and dtype == "bfloat16" else 1e-4)
     loaded = load(ModelConfig(model=str(tmp_path / "ppo" / "model"), dtype=dtype), getattr(torch, dtype))

@@ -113,13 +113,13 @@ def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_p
     place = (trainer.loaded.backbone, config.micro_batch_tokens, trainer.run.accelerator)
     for batch in plan_minibatch(hand_rollout, first, *place):
         assert (
-            float(minibatch_loss(trainer, experience, first)(batch.rows)[1]["ratio_error"]) == 0.0
+            float(minibatch_loss(trainer, experience, first)(batch.rows)[1]["ratio/abs_error"]) == 0.0
         )  # batched as they were scored
     for part in (first, first[:1]):  # log-probs near -16 are known to 2e-6 in float32
         sums = minibatch_loss(trainer, experience, first)(part)[1]
-        assert float(sums["ratio_error"]) < 3e-6
+        assert float(sums["ratio/abs_error"]) < 3e-6
     assert float(minibatch_loss(trainer, experience, first)(first)[1]["ratio/mean"]) == pytest.approx(1.0, abs=1e-6)
-    assert float(sums["clipped/policy"]) == 0.0
+    assert float(sums["policy/clipfrac"]) == 0.0
 
 
 def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, hand_rollout):

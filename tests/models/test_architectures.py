@@ -169,7 +169,7 @@ def test_all_stages(name, rank, tmp_path):
     )
     (row,) = metrics_of(tmp_path / "ppo")
     assert row["kl/k1"] == pytest.approx(0.0, abs=1e-4)  # the policy begins at its reference; the run checks the ratio
-    assert row["clipped/policy"] == 0.0
+    assert row["policy/clipfrac"] == 0.0
 
 
 def assert_transformers_agrees(found, folder, rank):

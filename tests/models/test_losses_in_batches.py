@@ -37,7 +37,7 @@ def test_the_ppo_loss(tiny_name, load_sharp, make_ppo, hand_rollout, lora_r, mor
     lengths = lengths_of(hand_rollout)
     assert_invariant(trainer.engine, lengths, lambda rows: minibatch_loss(trainer, experience, rows))
     _, sums, _ = totals(trainer.engine, lengths, range(6), 10**6, minibatch_loss(trainer, experience, list(range(6))))
-    assert 0.05 < sums["clipped/policy"] < 0.95
+    assert 0.05 < sums["policy/clipfrac"] < 0.95
 
 
 @pytest.mark.parametrize(("lora_r", "critic"), [(0, "separate"), (4, "shared"), (4, "separate")], ids=str)

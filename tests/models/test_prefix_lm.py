@@ -94,7 +94,7 @@ def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_
     assert not load(ModelConfig(model=str(whole), lora_r=rank), torch.float32).backbone.causal
     rows = metrics_of(tmp_path / "ppo")
     assert rows[0]["kl/k1"] == pytest.approx(0.0, abs=1e-5)
-    assert rows[0]["clipped/policy"] == 0.0
+    assert rows[0]["policy/clipfrac"] == 0.0
     # Broken off after the first update, a run ends with the same weights.
     again = tmp_path / "again"
     shutil.copytree(tmp_path / "ppo", again)

@@ -49,7 +49,7 @@ def test_the_first_trained_policy_is_tested_against_the_start(tmp_path, capsys):
     kept, start = (load_file(path / "model.safetensors") for path in (folder, Path(resolve_model("tiny-gpt2"))))
     assert all(torch.equal(kept[name], start[name].float()) for name in kept)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["update"] for row in rows if "validation/kept" in row] == [0]
+    assert [row["update"] for row in rows if "validation/is_best" in row] == [0]
 
 
 def test_a_policy_that_is_better_replaces_the_start(tmp_path, capsys):

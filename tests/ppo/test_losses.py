@@ -93,7 +93,7 @@ def test_a_value_clip_of_0_is_none(make_ppo, load_sharp, hand_rollout):
     total, sums = minibatch_loss(trainer, experience, rows)(rows)
     errors = (roles.values - experience.returns)[experience.mask]
     assert sums["loss/value"].item() == pytest.approx(0.5 * (errors**2).mean().item(), rel=1e-4)
-    assert float(sums["clipped/value"]) == 0
+    assert float(sums["value/clipfrac"]) == 0
     bias = trainer.engine.trainable["value_head.linear.bias"]
     (gradient,) = torch.autograd.grad(total, [bias])
     assert float(gradient) == pytest.approx(0.1 * float(errors.mean()), rel=1e-4)  # value_weight 0.1

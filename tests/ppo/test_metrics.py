@@ -15,7 +15,7 @@ from align.ppo.metrics import (
 )
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
-FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "ended": 0.9}
+FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "eos_rate": 0.9}
 
 
 def test_a_kl_that_stays_negative_stops_the_run_with_its_cause():
@@ -86,7 +86,7 @@ def drift(**changes):
         ({"length": 151.0}, "from 100 to 151 tokens"),
         ({"length": 49.0}, "from 100 to 49 tokens"),
         ({"repetition": 0.16}, "repeated trigrams went from 5% to 16%"),
-        ({"ended": 0.69}, "end by themselves went from 90% to 69%"),
+        ({"eos_rate": 0.69}, "end by themselves went from 90% to 69%"),
     ],
 )
 def test_warns_where_reward_rose_and_the_text_got_worse(changes, word):
@@ -96,7 +96,7 @@ def test_warns_where_reward_rose_and_the_text_got_worse(changes, word):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"length": 149.0}, {"length": 51.0}, {"repetition": 0.14}, {"ended": 0.71}, {"ended": 1.0}]
+    "changes", [{}, {"length": 149.0}, {"length": 51.0}, {"repetition": 0.14}, {"eos_rate": 0.71}, {"eos_rate": 1.0}]
 )
 def test_small_changes_are_nothing_to_warn_of(changes):
     assert drift(**changes) == []
@@ -127,7 +127,7 @@ def test_a_rollout_without_complete_responses_says_nothing_of_their_level():
 
 
 def test_all_warnings_are_said():
-    assert len(drift(length=200.0, repetition=0.5, ended=0.1)) == 3
+    assert len(drift(length=200.0, repetition=0.5, eos_rate=0.1)) == 3
 
 
 def test_a_first_evaluation_without_text_divides_by_nothing():

@@ -36,7 +36,7 @@ def test_two_updates_sample_from_the_weights_of_each(stand_in_vllm, settings, lo
     assert llm.loaded == 2 * names, "all weights before each rollout"
     assert llm.resets == 2
     assert llm.seeds == row_seeds(3, 0, Stream.ROLLOUT, 1) + row_seeds(3, 0, Stream.ROLLOUT, 2)
-    assert all(0 <= row["sampling/mismatch"] < 1e-6 for row in metrics(folder))
+    assert all(0 <= row["sampling/engine_kl"] < 1e-6 for row in metrics(folder))
 
 
 def test_a_vllm_that_cannot_start_is_one_line(stand_in_vllm, settings, monkeypatch):

@@ -69,7 +69,7 @@ def test_each_rollout_is_sampled_from_the_weights_of_its_update(serve, settings,
     for name, value in expected.items():
         torch.testing.assert_close(last[name], value, rtol=0, atol=0 if rank == 0 else 1e-6)
     # float32 on both sides: what is left is the order of sums. A sync that was missed would show as 1e-2 and more.
-    mismatches = [row["sampling/mismatch"] for row in metrics(folder) if row["update"]]
+    mismatches = [row["sampling/engine_kl"] for row in metrics(folder) if row["update"]]
     assert len(mismatches) == 2
     assert all(0 <= value < 1e-6 for value in mismatches)
     once = ["/server_info", "/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]

@@ -40,7 +40,7 @@ def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp,
     # Lengths 9, 1, 4, 7, 3, 6 lose 3, 0, 1, 2, 1, 2 tokens: 30 - 9 = 21 are learned.
     assert count == 21
     loss, sums_of_batch = batch_loss(engine.module, turns, turns, 0.0, loaded.backbone.device)
-    assert float(sums_of_batch["tokens/learned"]) == 21
+    assert float(sums_of_batch["tokens/trained"]) == 21
     assert float(loss) == pytest.approx(sums / 21, abs=1e-5)
 
 

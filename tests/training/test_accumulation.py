@@ -24,7 +24,7 @@ def test_micro_batches_change_no_gradient_and_no_metric(toy_run, dtype, toleranc
             plan.append(MicroBatch([0], 0.0))  # a filler, which must not count
         sums = accumulate(engine, plan, loss)
         gradients = [master.grad.clone() for master in engine.masters.values()]
-        found.append((sums, gradients, engine.step(1)["gradient_norm"]))
+        found.append((sums, gradients, engine.step(1)["grad_norm"]))
     (one, gradients_one, norm_one), (two, gradients_two, norm_two) = found
     assert float(one["rows"]) == float(two["rows"]) == 12.0
     assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=max(tolerance, 1e-6))
@@ -39,9 +39,9 @@ def test_two_losses_add_up_before_one_step(toy_run):
     first = accumulate(engine, [MicroBatch([0], 1.0)], lambda rows: (2 * weight.sum() + 5, {}))
     second = accumulate(engine, [MicroBatch([0], 1.0)], lambda rows: (weight.sum() + 7, {}))
     assert (float(first["loss"]), float(second["loss"])) == (5.0, 7.0)
-    assert engine.step(1)["gradient_norm"] == 3.0
+    assert engine.step(1)["grad_norm"] == 3.0
     assert weight.item() == pytest.approx(-0.1 * 3 / 4, abs=1e-7)
-    assert step(engine, vector(1.0), update=2)["gradient_norm"] == 1.0, "gradients start from nothing again"
+    assert step(engine, vector(1.0), update=2)["grad_norm"] == 1.0, "gradients start from nothing again"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -83,7 +83,7 @@ def test_adafactor_of_a_matrix_by_hand(toy_run):
 def test_clipping_by_the_global_norm(toy_run, limit, expected):
     engine = TrainEngine(toy_run(adam_epsilon=1.0, max_grad_norm=limit), Weights(vector(0.0), vector(0.0)), 10)
     metrics = step(engine, vector(3.0), vector(4.0))
-    assert metrics == pytest.approx({"learning_rate": 0.1, "gradient_norm": 5.0})
+    assert metrics == pytest.approx({"learning_rate": 0.1, "grad_norm": 5.0})
     assert [weight.item() for weight in engine.module.w] == pytest.approx(expected, abs=1e-6)
 
 

@@ -195,7 +195,7 @@ def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
     updates = sorted(set(ppo.series("validation/reward").updates) | set(run.samples))
     if not updates:
         return None, None
-    kept = max(ppo.series("validation/kept").updates, default=updates[-1])
+    kept = max(ppo.series("validation/is_best").updates, default=updates[-1])
     return updates[0], kept if kept > updates[0] else None
 
 
@@ -340,7 +340,7 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
         sentence = "Response length went from {} tokens: check whether length alone earns reward."
         rating = "bad" if found[0] and not 0.67 <= found[1] / found[0] <= 1.5 else ""
         add("PPO: response length, tokens", found, rating, sentence)
-    if found := values("validation/ended"):
+    if found := values("validation/eos_rate"):
         rating = rate(*found, "higher", tolerance=0.05)
         sentence = "Fewer responses end by themselves: from {}."
         add("PPO: responses that end by themselves", found, rating, sentence, percent=True)

@@ -95,7 +95,7 @@ PPO_CHARTS = [
     Chart(
         "length",
         "Response length",
-        {"text/length": "rollouts", "validation/length": "held-out prompts"},
+        {"response/length": "rollouts", "validation/length": "held-out prompts"},
         "Mean length. Sudden growth or collapse is a warning.",
         unit="tokens",
     ),
@@ -103,9 +103,9 @@ PPO_CHARTS = [
         "text",
         "Endings and repetition",
         {
-            "text/ended": "ended",
-            "validation/ended": "ended, held out",
-            "text/repetition": "repeated",
+            "response/eos_rate": "ended",
+            "validation/eos_rate": "ended, held out",
+            "response/repetition": "repeated",
             "validation/repetition": "repeated, held out",
         },
         "Responses that end by themselves (more is better), and three-token sequences that repeat within a response.",

@@ -75,9 +75,9 @@ def train(
         writers_of_batch = [item.writer for item in batch]
         metrics = loss_parts(engine.sums) | {
             "loss": engine.sums["loss"],
-            "tokens/learned": engine.sums["tokens"],
-            "written/student": writers_of_batch.count("student") / len(batch),
-            "written": (len(batch) - writers_of_batch.count("data")) / len(batch),
+            "tokens/trained": engine.sums["tokens"],
+            "on_policy_fraction": writers_of_batch.count("student") / len(batch),
+            "sampled_fraction": (len(batch) - writers_of_batch.count("data")) / len(batch),
         }
         flops = sum(example_flops(profile, teacher_profile, item) for item in batch)
         metrics |= step | loop.costs(sum(lengths), flops)

@@ -139,7 +139,7 @@ def evaluate(
 ) -> tuple[dict[str, float], list[ScoredJudgment]]:
     """Return metrics on held-out conversations and held-out rules, and the scored judgments of the former."""
     scored = score_judgments(engine, backbone, held_out, budget) if held_out else []
-    by_rule = {"validation": scored, "unseen": score_judgments(engine, backbone, unseen, budget) if unseen else []}
+    by_rule = {"validation": scored, "held_out_rules": score_judgments(engine, backbone, unseen, budget) if unseen else []}
     return {
         f"{prefix}/{name}": value
         for prefix, found in by_rule.items()

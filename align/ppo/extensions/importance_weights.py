@@ -26,7 +26,10 @@ class ImportanceWeights(Extension):
         weights = importance_weights(old.log_probs, engine_log_probs, self.cap)
         mask = length_mask(rollout.lengths, weights.shape[1])
         capped = masked_mean((weights >= self.cap * (1 - 1e-6)).float(), mask)
-        self.found = {"sampling/importance": float(masked_mean(weights, mask)), "sampling/capped": float(capped)}
+        self.found = {
+            "sampling/importance_weight": float(masked_mean(weights, mask)),
+            "sampling/importance_clipfrac": float(capped),
+        }
         return weights
 
     def metrics(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ def write_lines(path: Path, rows: list[dict]) -> None:
 
 def make_runs(folder: Path) -> Path:
     """Three stages with numbers that the tests can compute with."""
-    sft = [{"update": n, "seconds": 6.0 * n, "loss": 4.0 - n, "learning_rate": 0.1, "gradient_norm": 1.0} for n in (1, 2, 3)]
+    sft = [{"update": n, "seconds": 6.0 * n, "loss": 4.0 - n, "learning_rate": 0.1, "grad_norm": 1.0} for n in (1, 2, 3)]
     sft[0] |= {"validation/loss": 3.5, "validation/perplexity": 33.1}
     sft[2] |= {"validation/loss": 1.25, "validation/perplexity": 3.49}
     write_lines(folder / "sft/metrics.jsonl", sft)
@@ -44,9 +44,9 @@ def make_runs(folder: Path) -> Path:
         row |= {"time/sample": 0.5, "time/score": 0.2, "time/learn": 0.3, "time/update": 2.0}
     for update, reward, kl in ((0, 0.5, 0.0), (1, 1.25, 4.0), (3, 9.0, 30.0)):
         figures = {"reward": reward, "reward_error": 0.1, "kl": kl, "length": 10.0 * (update + 1)}
-        figures |= {"ended": 0.9, "repetition": 0.0}
+        figures |= {"eos_rate": 0.9, "repetition": 0.0}
         ppo[update] |= {f"validation/{name}": value for name, value in figures.items()}
-    ppo[1]["validation/kept"] = 1.0
+    ppo[1]["validation/is_best"] = 1.0
     write_lines(folder / "ppo/metrics.jsonl", ppo)
     models = f"model: {folder}/sft/model\nreward_model: {folder}/reward/model\n"
     (folder / "ppo/config.yaml").write_text(f"rollout_batch_size: 8\nmax_kl: 25.0\n{models}")

@@ -29,7 +29,7 @@ def test_the_kept_policy_is_the_last_that_the_trainer_kept() -> None:
     run = ppo_run(points)
     assert first_and_kept_updates(RunData(Path(), {"ppo": run})) == (0, 8)  # none was kept: the last
     for update in (2, 4):
-        run.metrics[update]["validation/kept"] = 1.0
+        run.metrics[update]["validation/is_best"] = 1.0
     assert first_and_kept_updates(RunData(Path(), {"ppo": run})) == (0, 4)
     assert first_and_kept_updates(RunData(Path(), {"ppo": ppo_run({0: (1.0, 0.0)})})) == (0, None)
     assert first_and_kept_updates(RunData(Path())) == (None, None)

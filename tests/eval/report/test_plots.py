@@ -43,8 +43,9 @@ def test_no_figures_no_plots() -> None:
 
 
 def test_one_update_is_enough_for_every_plot() -> None:
-    names = [*"abc", "reward/mean", "kl/k1", "kl/k3", "kl/beta", "entropy", "text/length", "text/ended", "loss/policy"]
-    names += ["loss/value", "clipped/policy", "clipped/value", "time/sample", "time/score", "time/learn", "learning_rate"]
+    names = [*"abc", "reward/mean", "kl/k1", "kl/k3", "kl/coef", "entropy", "loss/policy"]
+    names += ["response/length", "response/eos_rate"]
+    names += ["loss/value", "policy/clipfrac", "value/clipfrac", "time/sample", "time/score", "time/learn", "learning_rate"]
     row = dict.fromkeys([*names, "validation/reward", "validation/kl"], 0.25)
     plots = ppo_plots(StageRun("ppo", Path("ppo"), {}, {}, {1: row}), None)
     assert [plot.name for plot in plots] == [

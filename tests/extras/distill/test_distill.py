@@ -198,8 +198,8 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
     assert "student of 0.1 million parameters" in printed
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == [0, 1, 2]  # 0 is the evaluation before the first
-    assert all(row["written"] == 1 for row in rows[1:])
-    assert 0 < sum(row["written/student"] for row in rows[1:]) < 2
+    assert all(row["sampled_fraction"] == 1 for row in rows[1:])
+    assert 0 < sum(row["on_policy_fraction"] for row in rows[1:]) < 2
     loaded = load(ModelConfig(model=str(tmp_path / "run" / "model"), dtype="float32"), torch.float32)
     assert loaded.backbone.model.config.num_hidden_layers == 1
     assert "| teacher |" in (tmp_path / "run" / "model" / "README.md").read_text()

@@ -124,7 +124,7 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     assert {rule for item in trainer.order.examples for rule in item.rules} == {"no-exclamation-marks"}
     folder = trainer.train()
     metrics = last_metrics(folder)
-    assert metrics["unseen/judgments"] == 48
+    assert metrics["held_out_rules/judgments"] == 48
     assert list(rules_of_model(str(folder))) == ["no-exclamation-marks"]
     loaded = load_reward_model(str(folder), "float32", kind=RULE)
     device = torch.device("cpu")
@@ -133,9 +133,12 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
         of_unseen = reward_rankings(trainer.engine.module, trainer.unseen, device)
     violated = [target for item in trainer.unseen for target in item.targets]
     assert 0 < sum(violated) < 48
-    assert metrics["unseen/rule/no-digits/violated"] == pytest.approx(sum(violated) / 48, abs=1e-6)
-    assert metrics["unseen/rule/no-digits/auc"] == pytest.approx(roc_auc(of_unseen.tolist(), violated), abs=1e-3)
-    assert {"unseen/rule/no-digits/balanced_accuracy", "unseen/rule/no-digits/calibration_error"} <= metrics.keys()
+    assert metrics["held_out_rules/rule/no-digits/violated"] == pytest.approx(sum(violated) / 48, abs=1e-6)
+    assert metrics["held_out_rules/rule/no-digits/auc"] == pytest.approx(roc_auc(of_unseen.tolist(), violated), abs=1e-3)
+    assert {
+        "held_out_rules/rule/no-digits/balanced_accuracy",
+        "held_out_rules/rule/no-digits/calibration_error",
+    } <= metrics.keys()
     assert torch.allclose(reward_rankings(loaded.model, trainer.held_out, device), in_memory, atol=1e-5)
 
 

@@ -94,11 +94,13 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
     run_ppo(settings(prompts, tmp_path / "run", **own))
     (row,) = rows_of(tmp_path / "run")
     assert row["reward/too_long"] == 1.0
-    assert row["objective"] == pytest.approx(row["reward/mean"] - 0.5)
+    assert row["reward/kl_penalized"] == pytest.approx(row["reward/mean"] - 0.5)
+    names = {"objective/scores": "reward/mean", "objective/kl": "kl/k1", "objective/rlhf_reward": "reward/kl_penalized"}
+    assert [row[trl_name] for trl_name in names] == [row[name] for name in names.values()]
     run_ppo(settings(prompts, tmp_path / "replaced", **own | {"missing_eos": "replace"}))
     (row,) = rows_of(tmp_path / "replaced")
-    assert row["text/ended"] == 0
-    assert row["objective"] == -1.0, "the score of a truncated response replaces what extensions made of it"
+    assert row["response/eos_rate"] == 0
+    assert row["reward/kl_penalized"] == -1.0, "the score of a truncated response replaces what extensions made of it"
 
 
 def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache, capsys):

@@ -60,11 +60,11 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
     torch.testing.assert_close(experience.token_weights[experience.mask], weights.expand(6, -1)[experience.mask])
     figures = engine_metrics(experience, corrected=True) | trainer.extensions["importance_cap"].metrics()
     even, odd = int(experience.mask[:, 0::2].sum()), int(experience.mask[:, 1::2].sum())
-    assert figures["sampling/capped"] == pytest.approx(odd / (even + odd))
-    assert figures["sampling/importance"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
+    assert figures["sampling/importance_clipfrac"] == pytest.approx(odd / (even + odd))
+    assert figures["sampling/importance_weight"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
     # r - 1 - log r, r = e^-0.5 or e^1: more than a run without weights accepts.
     k3 = (even * (math.exp(-0.5) - 0.5) + odd * (math.e - 2)) / (even + odd)
-    assert figures["sampling/mismatch"] == pytest.approx(k3, rel=1e-4)
+    assert figures["sampling/engine_kl"] == pytest.approx(k3, rel=1e-4)
 
     _, sums = minibatch_loss(trainer, experience, list(range(6)))(list(range(6)))
     expected = -(weights * experience.advantages)[experience.mask].mean()  # the ratio is 1

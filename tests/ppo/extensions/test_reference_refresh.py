@@ -47,14 +47,14 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_kl_is_reported_against_both(trained: PPOTrainer) -> None:
     rows = metrics(Path(trained.config.output_dir).parent)
     first, second, *later = rows[1:]
-    assert first["kl/k1"] == first["kl/start"] == 0.0
-    assert second["kl/k1"] == second["kl/start"] != 0.0, "until the first refresh the reference is the start"
+    assert first["kl/k1"] == first["kl/initial_policy"] == 0.0
+    assert second["kl/k1"] == second["kl/initial_policy"] != 0.0, "until the first refresh the reference is the start"
     third, fourth, fifth, _ = later
     for row in (third, fifth):
         assert row["kl/k1"] == row["kl/k3"] == 0.0, "the policy has just become the reference"
-        assert row["kl/start"] != 0.0
+        assert row["kl/initial_policy"] != 0.0
     assert fourth["kl/k1"] != 0.0
-    assert fourth["kl/k1"] != fourth["kl/start"]
+    assert fourth["kl/k1"] != fourth["kl/initial_policy"]
     # The evaluation after update 2 comes after the refresh, and is against the start.
     assert all(row["validation/kl"] != 0.0 for row in rows[2:])
 
