@@ -35,9 +35,10 @@ TRAINING_STAGES = {
 }
 OTHER_STAGES = {
     "sample": Stage(
-        "write a model's responses to a file of prompts",
+        "MODEL --prompt TEXT: print a model's responses, or write those to a file of prompts",
         "align.commands.sample:SampleConfig",
-        "align.commands.sample:run_sample",
+        "align.commands.sample:sample_command",
+        "model",
     ),
     "loop": Stage(
         "rounds of sampling, labeling, reward modeling and PPO",
@@ -108,7 +109,8 @@ class Command(NamedTuple):
 
 def _of_stages(stages: dict[str, Stage]) -> dict[str, Command]:
     def run(name: str, stage: Stage) -> Callable[[list[str]], None]:
-        return lambda words: run_stage(*stage.load(), words, f"align {name}")
+        program = f"align {name}" + f" [{stage.positional.upper()} ...]" * bool(stage.positional)
+        return lambda words: run_stage(*stage.load(), stage.named(words), program)
 
     return {name: Command(stage.help, run(name, stage)) for name, stage in stages.items()}
 

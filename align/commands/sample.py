@@ -1,10 +1,10 @@
-"""`align sample`: a model's responses to a file of prompts, as rows that the labeling app imports."""
+"""`align sample`: a model's responses to prompts, printed or written as rows that the labeling app imports."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -32,15 +32,20 @@ SCORERS = {
     "rules": "align.extras.rules.candidates:RuleCandidates",
 }
 """The `CandidateScorer` of each block of settings, in the order in which they choose."""
+PROMPTS = "data/prompts.jsonl"
+Row = dict[str, Any]
 
 
 @dataclass(kw_only=True)
 class SampleConfig(PrimerSettings, AnsweringConfig):
     """Which model answers which prompts, and how the answers that are kept are chosen."""
 
-    model: str = option("", "model to sample from: a folder, a hub name or a built-in model", required=True)
-    prompts: str = option("data/prompts.jsonl", "prompts: file, folder or hub name")
-    output: str = option("", "JSON Lines file to write; it must not exist yet", required=True)
+    model: list[str] = option(
+        [], "model to sample from: a folder, a hub name or a built-in model; with prompt several", required=True
+    )
+    prompt: list[str] = option([], "texts to answer; the responses are printed unless output is given")
+    prompts: str = option(PROMPTS, "prompts: file, folder or hub name")
+    output: str = option("", "JSON Lines file to write; it must not exist yet")
     samples_per_prompt: int = option(1, "responses that are kept for each prompt", gt=0)
     best_of: int = option(
         1,
@@ -67,7 +72,10 @@ class SampleConfig(PrimerSettings, AnsweringConfig):
         chooses = bool(self.reward_model or self.rules or self.rubrics or self.attributes)
         by = "unless reward_model, rules, rubrics or attributes is given"
         require_setting(self, "best_of", self.best_of == 1 or chooses, f"1, {by}")
-        require_setting(self, "output", self.output.endswith(".jsonl"), "a name that ends in .jsonl")
+        require_setting(self, "prompts", not self.prompt or self.prompts == PROMPTS, "left out where prompt is given")
+        require_setting(self, "output", bool(self.output or self.prompt), "given, unless prompt is")
+        require_setting(self, "output", not self.output or self.output.endswith(".jsonl"), "a name that ends in .jsonl")
+        require_setting(self, "model", len(self.model) == 1 or not self.output, "one model where output is given")
 
 
 class CandidateScorer:
@@ -122,8 +130,23 @@ class Scored:
         return found
 
 
+def sample_command(config: SampleConfig) -> None:
+    """Run `align sample`: print the responses, or write them if `output` is given.
+
+    Raises:
+        UserError: for a mistake in the settings or the data.
+    """
+    if config.output:
+        run_sample(config)
+        return
+    several = len(config.model) > 1
+    for place, name in enumerate(config.model):
+        rows = sample_rows(replace(config, model=[name]))
+        print("\n" * bool(place) + _printed(rows, name if several else ""))
+
+
 def run_sample(config: SampleConfig) -> Path:
-    """Sample responses and write them; returns the written file.
+    """Sample responses and write them; return the written file.
 
     A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `id`, and `category` if the prompt
     has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), rubrics
@@ -136,34 +159,61 @@ def run_sample(config: SampleConfig) -> Path:
     target = Path(config.output)
     if target.exists():
         raise UserError(f"{target} already exists; give another output, or remove it")
-    if config.reward_model:
-        require_reward_model(config.reward_model)
-    scorers = [import_object(path)(given) for name, path in SCORERS.items() if (given := getattr(config, name))]
-    settings = ModelConfig(model=config.model, chat_template=config.chat_template, dtype=config.dtype)
-    loaded = load(settings, compute_dtype(config.dtype))
-    loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
-    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-    prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
-    copies = config.samples_per_prompt * config.best_of
-    drawn = [prompt for prompt in prompts for _ in range(copies)]
-    responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
-    scored = score_candidates(config, loaded, scorers, drawn, sampled(loaded, drawn, responses))
-    found = [
-        _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
-        for number, prompt in enumerate(prompts)
-    ]
+    found = sample_rows(config)
     rows = [row for row in found if row is not None]
     write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    written = sum(len(cast(list[str], row["responses"])) for row in rows)
+    written = sum(len(row["responses"]) for row in rows)
     left_out = f"; {len(found) - len(rows)} prompts left out by the filter" if len(rows) < len(found) else ""
     console.print(f"{target}: {len(rows)} prompts, {written} responses{left_out}", highlight=False)
     return target
 
 
+def sample_rows(config: SampleConfig) -> list[Row | None]:
+    """Return a row for each prompt, see `run_sample`; None where `attributes.filter` leaves no response.
+
+    Raises:
+        UserError: for a mistake in the settings or the data.
+    """
+    if not config.prompt and any(map(str.isspace, config.prompts)) and not Path(config.prompts).exists():
+        raise UserError(f"prompts is {config.prompts!r}, and there is no such file; give a text by --prompt")
+    if config.reward_model:
+        require_reward_model(config.reward_model)
+    scorers = [import_object(path)(given) for name, path in SCORERS.items() if (given := getattr(config, name))]
+    settings = ModelConfig(model=config.model[0], chat_template=config.chat_template, dtype=config.dtype)
+    loaded = load(settings, compute_dtype(config.dtype))
+    loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
+    copies = config.samples_per_prompt * config.best_of
+    drawn = [prompt for prompt in prompts for _ in range(copies)]
+    responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
+    scored = score_candidates(config, loaded, scorers, drawn, sampled(loaded, drawn, responses))
+    return [
+        _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _printed(rows: Sequence[Row | None], model: str) -> str:
+    """The responses as text, below headings where there are several models, prompts or responses, or rewards."""
+    parts = []
+    for row in rows:
+        if row is None:
+            parts.append("--- no response is left by attributes.filter")
+            continue
+        for number, response in enumerate(row["responses"]):
+            facts = [model, row["prompt"] if len(rows) > 1 else ""]
+            facts.append(f"response {number + 1}" if len(row["responses"]) > 1 else "")
+            facts.append(f"reward {row['rewards'][number]:.3f}" if "rewards" in row else "")
+            heading = " | ".join(filter(None, facts))
+            parts.append(f"--- {heading}\n{response}" if heading else response)
+    return "\n\n".join(parts)
+
+
 def _draw_responses(config: SampleConfig, loaded: LoadedModel, drawn: Sequence[EncodedPrompt]) -> list[list[int]]:
     """A response to each prompt, with a progress bar."""
     uniforms = row_uniforms(len(drawn), config.sampling, config.seed, Stream.SAMPLE_COMMAND)
-    with Progress(console=console) as progress:
+    with Progress(console=console, disable=not config.output) as progress:
         task = progress.add_task("sample", total=len(drawn))
         responses = sample(
             loaded.backbone,
@@ -197,19 +247,19 @@ def primed(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedP
     return found
 
 
-def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Scored, drawn: range) -> dict[str, object] | None:
+def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Scored, drawn: range) -> Row | None:
     """One line of the output: of each `best_of` responses in `drawn`, the best; None if the filter left none.
 
     A response that `fallback` replaces has `fallback` as its model, and no figures.
     """
     groups = [drawn[start : start + config.best_of] for start in range(0, len(drawn), config.best_of)]
     kept = [i for i in (scored.best(group) for group in groups) if i is not None]
-    texts, models, columns = [scored.texts[i] for i in kept], [config.model] * len(kept), scored.columns(kept)
+    texts, models, columns = [scored.texts[i] for i in kept], config.model * len(kept), scored.columns(kept)
     if not kept:
         if not config.fallback:
             return None
         texts, models, columns = [config.fallback], ["fallback"], {}
-    row: dict[str, object] = {"id": prompt.id or str(number + 1), "prompt": to_json(prompt.conversation)}
+    row: Row = {"id": prompt.id or str(number + 1), "prompt": to_json(prompt.conversation)}
     row |= {"responses": texts, "model": models}
     if prompt.category is not None:
         row["category"] = prompt.category

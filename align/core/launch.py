@@ -123,6 +123,22 @@ class Stage(NamedTuple):
     help: str
     config: str
     function: str
+    positional: str = ""
+    """The setting whose values may stand before all options, without its name."""
+
+    def named(self, words: Sequence[str]) -> list[str]:
+        """The words of a command line with the name of the positional setting.
+
+        Raises:
+            UserError: if that setting is given both ways.
+        """
+        end = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+        if not (self.positional and end):
+            return list(words)
+        option = f"--{self.positional}"
+        if any(word.partition("=")[0] == option for word in words[end:]):
+            raise UserError(f"{self.positional} is given twice: before the options and by {option}; leave one out")
+        return [option, *words]
 
     def load(self) -> tuple[type[Any], Any]:
         """Import the class of the settings and the function that runs with them."""

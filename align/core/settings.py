@@ -18,7 +18,7 @@ from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 Overlong = Literal["error", "drop", "truncate"]
-TEXTS = ("instruction", "task_prefixes", "fallback")
+TEXTS = ("instruction", "task_prefixes", "fallback", "prompt", "system")
 """Settings that hold text for a model, in which ~ is a character."""
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
 

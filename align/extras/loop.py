@@ -122,7 +122,7 @@ class Loop:
         target = folder / "answers" / f"{index}-{temperature:g}.jsonl"
         if not target.exists():
             settings = SampleConfig(
-                model=model,
+                model=[model],
                 prompts=str(folder / "candidates.jsonl"),
                 output=str(target),
                 samples_per_prompt=self.config.samples,

@@ -62,7 +62,7 @@ def test_no_words_show_the_help_and_fail(capsys):
         (["model"], "error: align model: the following arguments are required: list|fetch|consolidate"),
         (["report"], "error: align report: the following arguments are required: RUN"),
         (["ppo", "--kl.bta", "0.1"], "error: unknown option --kl.bta; did you mean --kl.beta?"),
-        (["sample"], "error: model is '', but must be given"),
+        (["sample"], "error: model is [], but must be given"),
     ],
 )
 def test_a_wrong_word_is_one_line(words, line, capsys):

@@ -1,6 +1,7 @@
 """`align sample`: its rows, what they depend on, the best of several, and its mistakes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,52 @@ def test_sample_overwrites_nothing(tmp_path, prompts, capsys):
         sampled(tmp_path, prompts)
     assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "out.jsonl").read_text() == "precious"
+
+
+def printed(capsys, *words, **settings) -> str:
+    given = {"max_new_tokens": 12, "dtype": "float32"} | settings
+    cli.main(["sample", *words, *words_of(**given)])
+    return capsys.readouterr().out
+
+
+def test_a_prompt_is_answered_on_the_terminal(tmp_path, capsys):
+    text = printed(capsys, "tiny-gpt2", "--prompt", "What is rain?")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "What is rain?"}\n')
+    (row,) = sampled(tmp_path, tmp_path / "p.jsonl")
+    assert text == row["responses"][0] + "\n"
+
+
+def test_several_prompts_models_and_responses_get_headings(capsys, reward_folder):
+    words = ("tiny-gpt2", "tiny-t5", "--prompt", "What is rain?", "-5 + 3?")
+    text = printed(capsys, *words, samples_per_prompt=2, reward_model=reward_folder)
+    headings = [line.split(" | ") for line in text.splitlines() if line.startswith("--- ")]
+    expected = [
+        [f"--- {model}", prompt, f"response {number}"] for model in words[:2] for prompt in words[3:] for number in (1, 2)
+    ]
+    assert [heading[:-1] for heading in headings] == expected
+    assert all(re.fullmatch(r"reward -?\d+\.\d{3}", heading[-1]) for heading in headings)
+
+
+def test_responses_to_a_prompt_can_be_written(tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    printed(capsys, "tiny-gpt2", "--prompt", "What is rain?", output=output)
+    assert [row["prompt"] for row in rows_of(output)] == ["What is rain?"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["m"], "error: output is '', but must be given, unless prompt is"),
+        (["m", "--prompts", "What is rain?", "--output", "o.jsonl"], "there is no such file; give a text by --prompt"),
+        (["m", "n", "--output", "o.jsonl"], "error: model is ['m', 'n'], but must be one model where output is given"),
+        (["m", "--model", "n", "--prompt", "x"], "error: model is given twice: before the options and by --model"),
+        (["m", "--prompt", "x", "--prompts", "y"], "error: prompts is 'y', but must be left out where prompt is given"),
+        (["--prompt", "x"], "error: model is [], but must be given"),
+        (["tiny-gpt2", "--prompt", ""], "prompts in memory: item 1: field 'prompt'"),
+    ],
+)
+def test_sample_names_what_is_missing(words, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sample", *words])
+    assert ended.value.code == 2
+    assert line in capsys.readouterr().err
