@@ -3,11 +3,12 @@
 from annotation_ui.tasks.base import BadInputError, Json, Setting, Task
 from annotation_ui.tasks.compare import Compare
 from annotation_ui.tasks.demonstrate import Demonstrate
+from annotation_ui.tasks.edit import Edit
 from annotation_ui.tasks.judge_rules import JudgeRules
 from annotation_ui.tasks.probe import Probe
 from annotation_ui.tasks.rank import Rank
 
-TASKS: dict[str, Task] = {task.name: task for task in (Rank(), JudgeRules(), Demonstrate(), Probe(), Compare())}
+TASKS: dict[str, Task] = {task.name: task for task in (Rank(), JudgeRules(), Demonstrate(), Edit(), Probe(), Compare())}
 """The registry: every other module asks it for a task, its records, settings and measures."""
 
 

@@ -64,6 +64,25 @@ def model_names(row: Json, count: int) -> list[Any]:
     return models
 
 
+def response_fields(row: Json) -> list[Json]:
+    """The `prompt`, `response` and `model` of each of a row's `responses`, or of its one `response`.
+
+    The author of a response (`model`: one name, or one for each) is stored and exported, and not shown to labelers.
+
+    Raises:
+        BadInputError: if a field is not valid.
+    """
+    prompt = prompt_field(row)
+    responses = [row["response"]] if "response" in row else row.get("responses")
+    if not isinstance(responses, list) or not responses:
+        raise BadInputError("response: must be text (or `responses` a list of texts)")
+    return [
+        {"prompt": prompt, "response": text_field({"response": response}, "response", empty=True)}
+        | ({} if model is None else {"model": text_field({"model": model}, "model")})
+        for response, model in zip(responses, model_names(row, len(responses)), strict=True)
+    ]
+
+
 def checked_record(kind: type[Record], row: Json) -> Json:
     """The row, if training can read it as a record of this kind.
 

@@ -12,7 +12,7 @@ from align.core.statistics import majority
 from align.data.records import VERDICTS
 from annotation_ui.rendering.markdown import text_view
 from annotation_ui.tasks.base import BadInputError, Json, Setting, Task, Value, require
-from annotation_ui.tasks.fields import model_names, prompt_field, prompt_view, text_field
+from annotation_ui.tasks.fields import prompt_view, response_fields
 from annotation_ui.tasks.verdicts import check_verdict, verdict_attributes, verdict_marks, verdict_row
 
 _ADDRESS = re.compile(r"https?://[^\s<>()\[\]\"']+")
@@ -30,25 +30,14 @@ class JudgeRules(Task):
     answer_filters: ClassVar = {verdict: verdict for verdict in VERDICTS}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """One item per response; with `one_rule_each`, one item per rule of each response.
-
-        Who wrote a response (`model`: one name, or one for each) is kept and exported, and not shown to labelers.
-        """
-        prompt = prompt_field(row)
-        responses = [row["response"]] if "response" in row else row.get("responses")
-        if not isinstance(responses, list) or not responses:
-            raise BadInputError("response: must be text (or `responses` a list of texts)")
+        """One item per response; with `one_rule_each`, one item per rule of each response."""
+        judged = response_fields(row)
         ids = [rule["id"] for rule in rules]
         wanted = row.get("rules", settings.get("rules") or ids)
         if not isinstance(wanted, list) or not wanted or not all(rule in ids for rule in wanted):
             raise BadInputError("rules: not all in the rule set")
         require(len(set(wanted)) == len(wanted), "rules: the same one twice")
         groups = [[rule] for rule in wanted] if settings.get("one_rule_each") else [wanted]
-        judged = [
-            {"prompt": prompt, "response": text_field({"response": response}, "response", empty=True)}
-            | ({} if model is None else {"model": text_field({"model": model}, "model")})
-            for response, model in zip(responses, model_names(row, len(responses)), strict=True)
-        ]
         return [{**text, "rules": group} for text in judged for group in groups]
 
     def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:

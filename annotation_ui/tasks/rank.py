@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
 from align.data.records import FLAGS, MAX_RESPONSES, MIN_RESPONSES, RATINGS
 from annotation_ui.rendering.markdown import text_view
 from annotation_ui.tasks.base import Json, Task, Value, require
-from annotation_ui.tasks.fields import comment_field, prompt_view
+from annotation_ui.tasks.fields import comment_field, prompt_view, text_field
 from annotation_ui.tasks.rankings import (
     joined_comments,
     pairwise_agreement,
@@ -25,13 +25,37 @@ MAX_RATING = RATINGS[1]
 PER_RESPONSE = ("ranks", "ratings", "flags")  # the fields of an answer with a value for each response
 
 
+def without_better(rows: Sequence[Json]) -> list[Json]:
+    """The rankings alone, without the answers that labelers wrote beside them."""
+    return [{field: value for field, value in row.items() if field != "better"} for row in rows]
+
+
+def pairs_with_better(rows: Sequence[Json]) -> Iterator[Json]:
+    """Yield the pairs of the rankings, and each answer that a labeler wrote over all responses: none of them was good."""
+    yield from ranking_pairs(rows)
+    for row in rows:
+        for better in row.get("better", ()):
+            yield from ({"prompt": row["prompt"], "chosen": better, "rejected": each} for each in row["responses"])
+
+
+def better_demonstrations(rows: Sequence[Json]) -> Iterator[Json]:
+    """Yield the answers that labelers wrote where none of the responses was good."""
+    for row in rows:
+        yield from ({"prompt": row["prompt"], "completion": better} for better in row.get("better", ()))
+
+
 class Rank(Task):
     """An order of several responses."""
 
     name = "rank"
     title = "Rank responses"
     comparable = True
-    records: ClassVar = {"rankings": list, "pairs": ranking_pairs, "attributes": ranking_attributes}
+    records: ClassVar = {
+        "rankings": without_better,
+        "pairs": pairs_with_better,
+        "attributes": ranking_attributes,
+        "demonstrations": better_demonstrations,
+    }
     answer_filters: ClassVar = FLAGS
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
@@ -67,8 +91,11 @@ class Rank(Task):
         for chosen in flags:
             known_flags = isinstance(chosen, list) and all(isinstance(flag, str) and flag in FLAGS for flag in chosen)
             require(known_flags, "flags: unknown flag")
+        better = text_field(answer, "better", empty=True)
+        require(better not in content["responses"] or not better.strip(), "better: is one of the responses")
+        written = {"better": [better]} if better.strip() else {}
         checked = {"ranks": ranks, "ratings": ratings, "flags": [sorted(set(chosen)) for chosen in flags]}
-        return {**checked, **comment_field(answer)}
+        return {**checked, **written, **comment_field(answer)}
 
     def canonical(self, answer: Json, order: list[int]) -> Json:
         return {**answer, **{field: unshuffle(answer[field], order) for field in PER_RESPONSE if field in answer}}
@@ -79,11 +106,15 @@ class Rank(Task):
             **{field: [answer[field][index] for index in order] for field in PER_RESPONSE if field in answer},
         }
 
+    def draft(self, answer: Json) -> Json:
+        return {**answer, "better": answer.get("better", [""])[0]}
+
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         tiers: dict[int, list[str]] = {}
         for letter, rank in zip(ascii_uppercase, answer["ranks"], strict=False):
             tiers.setdefault(rank, []).append(letter)
-        return " > ".join(" = ".join(tiers[rank]) for rank in sorted(tiers))
+        order = " > ".join(" = ".join(tiers[rank]) for rank in sorted(tiers))
+        return f"{order}; wrote a better answer" if answer.get("better") else order
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
         more = {}
@@ -92,6 +123,8 @@ class Rank(Task):
             more["ratings" if all(rated) else "some_rated"] = answer["ratings"]
         if any(answer["flags"]):
             more["flags"] = answer["flags"]
+        if answer.get("better"):
+            more["better"] = answer["better"]
         return [ranking_row(content, answer["ranks"], answer, **more)]
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
@@ -107,6 +140,7 @@ class Rank(Task):
             "ranks": [places[total] for total in totals],
             "ratings": [_mean_rating([answer["ratings"][i] for answer in answers]) for i in range(size)],
             "flags": [_majority_flags([answer["flags"][i] for answer in answers]) for i in range(size)],
+            **better_answers(answers),
             **joined_comments(answers),
         }
 
@@ -131,6 +165,12 @@ def unshuffle(values: list[Any], order: list[int]) -> list[Any]:
     for position, index in enumerate(order):
         original[index] = values[position]
     return original
+
+
+def better_answers(answers: Sequence[Json]) -> Json:
+    """The answers that several labelers wrote, each once, as `better`; nothing if there is none."""
+    written = list(dict.fromkeys(text for answer in answers for text in answer.get("better", ())))
+    return {"better": written} if written else {}
 
 
 def _doubled_places(ranks: list[int]) -> list[int]:

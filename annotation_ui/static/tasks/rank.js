@@ -2,6 +2,7 @@
 
 import { Board, letter } from "../ranking/board.js";
 import { conversation, h, radioGroup, written } from "../dom.js";
+import { differenceView } from "../diff.js";
 import { dense, move, place, slots, tiers, tieWithAbove } from "../ranking/places.js";
 
 const FLAG_KEYS = "abcdeghijklmnopqrstuvwxyz"; // without f, which closes them
@@ -15,14 +16,17 @@ export const help = () => [
   ["Q, then 1 – 7", "its quality; Q, then 0: none"],
   ["F, then a letter", "its flags; F or Esc closes them"],
   ["C", "a comment on the ranking (Esc leaves it)"],
+  ["E", "none is good: write a better answer, beginning with the chosen one (Esc leaves it)"],
 ];
 
 export function empty(view) {
   const size = view.responses.length;
-  return { ranks: Array(size).fill(null), ratings: Array(size).fill(null), flags: Array.from({ length: size }, () => []), comment: "" };
+  return { ranks: Array(size).fill(null), ratings: Array(size).fill(null), flags: Array.from({ length: size }, () => []), comment: "", better: "" };
 }
 
-export function missing(state) {
+export function missing(state, view) {
+  const same = view.responses.findIndex((response) => response.text === state.better);
+  if (state.better && same >= 0) return `Your better answer is still response ${letter(same)}: change or remove it`;
   const unplaced = state.ranks.flatMap((rank, index) => (rank === null ? [letter(index)] : []));
   return unplaced.length ? `Not placed yet: ${unplaced.join(", ")}` : null;
 }
@@ -49,9 +53,10 @@ class Ranking {
     this.cards = view.responses.map((response, index) => new Card(this, response, index));
     this.comment = h("textarea", { class: "note", rows: "2", maxlength: "2000", "aria-label": "Comment on the ranking",
       placeholder: "Comment (optional)", oninput: () => this.typeComment() });
+    this.better = new BetterAnswer(this);
     root.append(h("div", { class: "columns" },
       h("div", { class: "reading" }, conversation(view.prompt), h("h2", {}, `${view.responses.length} responses`),
-        h("div", { class: "cards" }, this.cards.map((card) => card.element))),
+        h("div", { class: "cards" }, this.cards.map((card) => card.element)), this.better.element),
       h("aside", { class: "side" }, h("h2", {}, "Your order"),
         h("p", { class: "hint" }, "Drag a letter to a place, onto another letter for a tie, or between two. Best on top."),
         this.board.list, this.board.tray, labelersOrders(context.others), this.comment)));
@@ -108,6 +113,7 @@ class Ranking {
     this.board.show(ranks, this.chosen);
     this.cards.forEach((card) => card.show(ranks, slots(ranks)));
     if (this.comment !== document.activeElement) this.comment.value = this.state.comment ?? "";
+    this.better.show(this.state.better ?? "", this.chosen);
   }
 
   setMode(mode) {
@@ -150,11 +156,11 @@ class Ranking {
     const actions = { arrowright: () => this.choose(chosen + 1), arrowleft: () => this.choose(chosen - 1),
       arrowup: () => this.setRanks(move(ranks, chosen, -1), chosen), arrowdown: () => this.setRanks(move(ranks, chosen, 1), chosen),
       t: () => this.setRanks(tieWithAbove(ranks, chosen), chosen), backspace: () => this.setRanks(place(ranks, chosen, null), chosen),
-      q: () => this.setMode("quality"), f: () => this.setMode("flags"), c: () => this.comment.focus() };
+      q: () => this.setMode("quality"), f: () => this.setMode("flags"), c: () => this.comment.focus(), e: () => this.better.write() };
     if (/^[1-9]$/.test(key) && Number(key) <= this.cards.length) this.placeAndContinue(Number(key));
     else if (actions[key]) actions[key]();
     else return false;
-    return key === "c" || this.reveal();
+    return key === "c" || key === "e" || this.reveal();
   }
 
   // Brings the chosen response into view, which the labeler may have scrolled away: keys act on it.
@@ -163,6 +169,55 @@ class Ranking {
     const { top, bottom } = element.getBoundingClientRect();
     if (bottom < 80 || top > innerHeight - 80) element.scrollIntoView({ block: "nearest" });
     return true;
+  }
+}
+
+// The labeler's own answer, where none of the responses is good.
+class BetterAnswer {
+  constructor(ranking) {
+    this.ranking = ranking;
+    this.open = false;
+    this.text = h("textarea", { class: "writing", rows: "8", maxlength: "200000", dir: "auto", "aria-label": "A better answer (Markdown)", oninput: () => {
+      ranking.state = { ...ranking.state, better: this.text.value };
+      ranking.context.typed(ranking.state);
+      this.compare();
+    } });
+    this.title = h("h3", {});
+    this.changes = differenceView("Your changes");
+    this.begin = h("button", { type: "button", "data-action": "better", onclick: () => this.write() }, "None is good: write a better one ", h("kbd", { "aria-hidden": "true" }, "E"));
+    this.form = h("section", { class: "card better", "aria-label": "A better answer" },
+      h("header", {}, h("h3", {}, "A better answer"), h("span", { class: "grow" }),
+        h("button", { type: "button", class: "small", "data-action": "remove-better", onclick: () => this.remove() }, "Remove")),
+      this.text, this.title, this.changes.element);
+    this.element = h("div", { class: "better-answer" }, this.begin, this.form);
+  }
+
+  write() {
+    const { ranking } = this;
+    this.open = true; // also while nothing is written
+    if (!ranking.state.better) ranking.change({ better: ranking.view.responses[ranking.chosen].text }, "A better answer, to be written");
+    this.text.focus();
+    this.element.scrollIntoView({ block: "nearest" });
+  }
+
+  remove() {
+    this.open = false;
+    this.ranking.change({ better: "" }, "The better answer is removed");
+    this.ranking.focus();
+  }
+
+  show(better, chosen) {
+    const writing = this.open || Boolean(better);
+    this.begin.hidden = writing;
+    this.form.hidden = !writing;
+    if (this.text.value !== better) this.text.value = better;
+    this.source = chosen;
+    if (writing) this.compare();
+  }
+
+  compare() {
+    this.title.textContent = `Compared with ${letter(this.source)}`;
+    this.changes.show(this.ranking.view.responses[this.source].text, this.text.value);
   }
 }
 

@@ -136,7 +136,8 @@ JSON = st.recursive(
     max_leaves=6,
 )
 FIELDS = st.sampled_from(["prompt", "responses", "response", "rules", "rule", "model", "ranks", "ratings", "flags",
-                          "choice", "verdicts", "verdict", "note", "messages", "completion", "reason"])  # fmt: skip
+                          "choice", "verdicts", "verdict", "note", "messages", "completion",
+                          "outcome", "better", "reason"])  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None)
@@ -148,6 +149,7 @@ def test_whatever_json_a_row_or_an_answer_is_it_is_valid_or_refused(task, fields
         "compare": {"prompt": "p", "responses": ["x", "y"]},
         "rules": {"prompt": "p", "response": "x", "rules": ["a", "b"]},
         "demonstrate": {"prompt": "p"},
+        "edit": {"prompt": "p", "response": "x"},
         "probe": {"prompt": [], "rule": "a"},
     }
     for action in (

@@ -14,7 +14,14 @@ from tests.annotation_ui.pages import LOW_CONTRAST, UNNAMED, choose, labeler, op
 from tests.annotation_ui.running import do
 
 pytestmark = pytest.mark.timeout(300)
-READY = {"rank": ".card", "rules": ".rule", "demonstrate": "textarea", "compare": ".choices", "probe": ".the-rule"}
+READY = {
+    "rank": ".card",
+    "rules": ".rule",
+    "demonstrate": "textarea",
+    "edit": "textarea",
+    "compare": ".choices",
+    "probe": ".the-rule",
+}
 
 # WCAG 2.2, success criterion 1.4.3: 4.5 to 1, and 3 to 1 for large text. Colors are painted to read them as sRGB.
 
@@ -26,6 +33,7 @@ def add_everything(server):
     server.add_batch([("t", row)])
     server.add_batch([("t", row)], "rules", rule_set="sparrow-dialogue")
     server.add_batch([("t", {"prompt": "Why?"})], "demonstrate", settings={"min_words": 5, "max_words": 9})
+    server.add_batch([("t", row)], "edit")
     server.add_batch([("t", row)], "compare")
     server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
 

@@ -1,0 +1,148 @@
+"""Corrected answers: entered in a browser, exported as demonstrations and pairs, and trained on."""
+
+import json
+
+import pytest
+from playwright.sync_api import expect
+
+from align import cli
+from annotation_ui.cli import main
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.tasks import TASKS, BadInputError
+from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.pages import drag_order, handed_in, open_rank, open_task, press, shown_texts, submit, type_order
+
+pytestmark = pytest.mark.timeout(240)
+BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
+ORIGINAL = "Paris is the capital of Spain.\n\nIt is **old**."
+CORRECTED = "Madrid is the capital of Spain.\n\nIt is **old**."
+CONTENT = {"prompt": "Which city?", "response": ORIGINAL}
+
+
+def export(server, record, batch):
+    rows = rows_to_export(server.database, Selection(record, batches=(batch,)))
+    return [{field: value for field, value in row.items() if field not in ("labeler", "id")} for row in rows]
+
+
+@BOTH
+def test_a_correction_is_a_demonstration_and_a_pair(any_server, browser, how):
+    row = {"prompt": "Which city?", "responses": [ORIGINAL, "I do not know."], "model": ["a", "b"], "id": "city"}
+    batch = any_server.add_batch([("t:1", row)], "edit")
+    page = open_task(any_server, browser, f"edit-{how}", "edit", "textarea")
+    expect(page.locator("textarea")).to_have_value(ORIGINAL)
+    expect(page.locator(".problem")).to_have_text("Correct the answer, or accept it as it is (A)")
+    if how == "mouse":
+        page.locator("textarea").fill(CORRECTED)
+    else:
+        press(page, "e", "Control+Home", "Delete", "Delete", "Delete", "Delete", "Delete")
+        page.keyboard.type("Madrid")
+    expect(page.locator(".difference del")).to_have_text("Paris")
+    expect(page.locator(".difference ins")).to_have_text("Madrid")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    page.screenshot(path=SCREENSHOTS / f"edit-{how}.png")
+    page.reload()
+    expect(page.locator("textarea")).to_have_value(CORRECTED)
+    if how == "mouse":
+        page.click('[data-action="original"]')
+        expect(page.locator("textarea")).to_have_value(ORIGINAL)
+        page.click('[data-action="undo"]')
+        expect(page.locator(".difference ins")).to_have_text("Madrid")
+        handed_in(page, how)
+        page.click('[data-action="accept"]')
+        page.click('[data-action="submit"]')
+    else:
+        press(page, "o", "u")
+        handed_in(page, how)
+        expect(page.locator("textarea")).to_have_value("I do not know.")
+        press(page, "a", "Enter")
+    expect(page.locator(".count")).to_have_text("2 done")
+    assert export(any_server, "demonstrations", batch) == [
+        {"prompt": "Which city?", "completion": CORRECTED},
+        {"prompt": "Which city?", "completion": "I do not know."},
+    ]
+    assert export(any_server, "pairs", batch) == [{"prompt": "Which city?", "chosen": CORRECTED, "rejected": ORIGINAL}]
+
+
+@BOTH
+def test_none_is_good_so_a_better_one_is_written_while_ranking(any_server, browser, how):
+    batch = any_server.add_batch(1)
+    page = open_rank(any_server, browser, f"better-{how}")
+    texts = shown_texts(page)
+    order = [[2], [0, 3], [1]]
+    if how == "mouse":
+        drag_order(page, order)
+        page.click('[data-card="2"] h3')
+        page.click('[data-action="better"]')
+        page.locator(".better textarea").fill(f"{texts[2]}, better")
+    else:
+        type_order(page, order, 4)
+        press(page, "ArrowLeft", "e")
+        expect(page.locator(".better textarea")).to_have_value(texts[2])
+        expect(page.locator(".problem")).to_contain_text("Your better answer is still response C")
+        press(page, "Control+End")
+        page.keyboard.type(", better")
+    expect(page.locator(".difference ins")).to_have_text(", better")
+    page.screenshot(path=SCREENSHOTS / f"rank-better-{how}.png")
+    press(page, "Escape")
+    if how == "mouse":
+        page.click('[data-action="remove-better"]')
+        expect(page.locator(".better")).to_be_hidden()
+        press(page, "u")
+    submit(page, 1)
+    better = f"{texts[2]}, better"
+    assert export(any_server, "demonstrations", batch) == [{"prompt": "Prompt 0", "completion": better}]
+    pairs = export(any_server, "pairs", batch)
+    assert [pair["rejected"] for pair in pairs if pair["chosen"] == better] == [f"Response 0.{n}" for n in range(4)]
+    assert len(pairs) == 5 + 4
+    (ranking,) = export(any_server, "rankings", batch)
+    assert "better" not in ranking
+    press(page, "u")  # opened again with the text
+    expect(page.locator(".better textarea")).to_have_value(better)
+
+
+def test_corrections_train_a_policy_and_a_reward_model(server, browser, tmp_path):
+    rows = [(f"t:{n}", {"prompt": f"Question {n}?", "response": f"Answer {n}."}) for n in range(4)]
+    batch = server.add_batch(rows, "edit")
+    page = open_task(server, browser, "trainer-of-edits", "edit", "textarea")
+    for done in range(1, 5):
+        expect(page.locator("textarea")).to_have_value(f"Answer {done - 1}.")
+        page.locator("textarea").fill(f"The answer is {done}.")
+        page.click('[data-action="submit"]')
+        expect(page.locator(".count")).to_have_text(f"{done} done")
+    quiet = ["--log_to", "none", "--dtype", "float32", "--batch_size", "2"]
+    for record, stage in (("demonstrations", "sft"), ("pairs", "reward")):
+        path, output = tmp_path / f"{record}.jsonl", tmp_path / stage
+        words = ["--database", server.database_url, "--data-dir", str(tmp_path), "export", record, str(path)]
+        assert main([*words, "--batch", batch]) == 0
+        assert len(path.read_text().splitlines()) == 4
+        cli.main([stage, "--model", "tiny-gpt2", "--train_data", str(path), "--output_dir", str(output), *quiet])
+        metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        assert any(0 < row.get("loss", 0) < 20 for row in metrics)
+        assert list(output.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"completion": " ", "outcome": "corrected"}, "completion: is empty"),
+        ({"completion": ORIGINAL, "outcome": "corrected"}, "outcome: must be accepted for this completion"),
+        ({"completion": CORRECTED, "outcome": "accepted"}, "outcome: must be corrected for this completion"),
+        ({"completion": CORRECTED}, "outcome: must be corrected for this completion"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused(answer, says):
+    with pytest.raises(BadInputError, match=says):
+        TASKS["edit"].check(answer, CONTENT, [])
+
+
+def test_two_labelers_better_answers_are_both_exported_with_the_aggregated_order():
+    rank = TASKS["rank"]
+    content = {"prompt": "p", "responses": ["a", "b"]}
+    answers = [rank.check({"ranks": [1, 2], "better": better}, content, []) for better in ("c", "d", "c", "")]
+    (row,) = rank.rows(content, rank.combine(answers))
+    assert [each["completion"] for each in rank.records["demonstrations"]([row])] == ["c", "d"]
+    assert [(each["chosen"], each["rejected"]) for each in rank.records["pairs"]([row])] == [
+        ("a", "b"), ("c", "a"), ("c", "b"), ("d", "a"), ("d", "b"),
+    ]  # fmt: skip
+    with pytest.raises(BadInputError, match="better: is one of the responses"):
+        rank.check({"ranks": [1, 2], "better": "b"}, content, [])
