@@ -8,10 +8,14 @@ from typing import NoReturn
 
 from align.core.errors import UserError, first_line
 from align.core.launch import quiet_libraries
+from align.core.settings import HUB_REPO
 
 REPORT_HELP = "write the report of a run"
 DATA_HELP = "data check FILE, data clean FILE: describe a file, find evaluation rows in it; clean raw text by C4's rules"
-MODEL_HELP = "model list, fetch NAME, consolidate RUN: built-in models, downloads, a checkpoint as a plain folder"
+MODEL_HELP = (
+    "model list, fetch NAME, push FOLDER REPO, consolidate RUN: built-in models, downloads and uploads, a checkpoint as a "
+    "plain folder"
+)
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """The files of a hub model that are needed to load it here: never a pickle."""
 
@@ -109,11 +113,16 @@ def model_command(arguments: list[str]) -> None:
         UserError: for invalid arguments, or a model that cannot be made, downloaded or read.
     """
     parser = OneLineParser(prog="align model", allow_abbrev=False, description=MODEL_HELP)
-    actions = parser.add_subparsers(metavar="list|fetch|consolidate", required=True)
+    actions = parser.add_subparsers(metavar="list|fetch|push|consolidate", required=True)
     actions.add_parser("list", help="list the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())
     fetch = actions.add_parser("fetch", help="make or download a model, and print its folder")
     fetch.add_argument("name", metavar="NAME", help="a built-in model, or a name on the hub")
     fetch.set_defaults(run=lambda options: print(_fetch_model(options.name)))
+    push = actions.add_parser("push", help="push a saved model to the Hugging Face Hub")
+    push.add_argument("folder", metavar="FOLDER", type=Path, help="a model's folder, or that of its run")
+    push.add_argument("repo", metavar="USER/NAME", help="repository on the hub; created if it is missing")
+    push.add_argument("--private", action="store_true", help="create it as a private repository")
+    push.set_defaults(run=_push)
     whole = actions.add_parser("consolidate", help="write the policy of a checkpoint as a folder that loads elsewhere")
     whole.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="a run's folder (its last checkpoint), or a checkpoint")
     whole.add_argument("--output", required=True, metavar="DIR", help="the folder to write; replaced in one step")
@@ -147,6 +156,15 @@ def _fetch_model(name: str) -> Path:
         raise UserError(
             f"model '{name}': no such folder, and it cannot be loaded from the hub ({first_line(error)})"
         ) from error
+
+
+def _push(options: Namespace) -> None:
+    quiet_libraries()
+    if not HUB_REPO.fullmatch(options.repo):
+        raise UserError(f"align model push: {options.repo!r} is not a repository on the hub; write user/name")
+    from align.models.hub import push_model
+
+    print(push_model(options.folder, options.repo, options.private))
 
 
 def _consolidate(source: Path, output: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
@@ -20,6 +21,7 @@ Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 Overlong = Literal["error", "drop", "truncate"]
 TEXTS = ("instruction", "task_prefixes", "fallback", "prompt", "system")
 """Settings that hold text for a model, in which ~ is a character."""
+HUB_REPO = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
 
 
@@ -287,9 +289,13 @@ class RunConfig(Settings):
     template_date: str = option("", "date in chat templates that write it, as 2026-11-25; empty: that of the run's start")
     skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read instead of stopping at the first")
     overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
+    push_to_hub: str = option("", "repository on the Hugging Face Hub that the final model is pushed to: user/name")
+    hub_private: bool = option(False, "create that repository as a private one")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        is_repo = not self.push_to_hub or HUB_REPO.fullmatch(self.push_to_hub) is not None
+        require_setting(self, "push_to_hub", is_repo, "a repository on the hub, as user/name")
         require_setting(self, "template_date", not self.template_date or is_date(self.template_date), "a date as 2026-11-25")
 
 

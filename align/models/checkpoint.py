@@ -190,13 +190,31 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
     origin = f" from `{base or built_in}`" if base or built_in else ""
     if base and built_in:
         origin += f", in the form of the built-in model `{built_in}`"
-    named = {key: builtin_name(str(value)) or value for key, value in card.items()}
-    rows = "\n".join(f"| {key} | {value} |" for key, value in named.items() if key != "title")
+    rows = "\n".join(f"| {key} | {without_paths(str(value))} |" for key, value in card.items() if key != "title")
     return (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {card['title']}\n\n"
         f"Made by align-rlhf{origin}. The run's full settings and metrics are in its run folder.\n\n"
         f"| | |\n| --- | --- |\n{rows}\n"
     )
+
+
+def without_paths(sources: str) -> str:
+    """Return names of data and models, separated by commas, without the folders of this machine.
+
+    A file keeps its name. A run's model is called by the folder of its run.
+    """
+
+    def is_local(source: str) -> bool:
+        return bool(source) and (Path(source).is_absolute() or Path(source).exists())
+
+    def name_of(source: str) -> str:
+        if not is_local(source):
+            return source
+        path = Path(source)
+        return builtin_name(source) or (path.parent.name if path.name == "model" else path.name)
+
+    parts = [part.strip() for part in sources.split(",")]
+    return ", ".join(map(name_of, parts)) if any(map(is_local, parts)) else sources
 
 
 def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None, prefix: str = "") -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from align.core.errors import UserError, without_secrets
 from align.core.files import append_line, clear_leftovers, read_json, write_json, write_text
 from align.core.settings import ModelConfig, RunConfig, dump
 from align.core.signals import Stopped, StopRequest
+from align.models.hub import make_repo, push_command, push_model
 from align.runtime.distributed import (
     compute_dtype,
     limit_collectives,
@@ -108,6 +109,8 @@ class Run:
             self.say(compare_settings(config, self.folder))
         elif has_results:
             self.say(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
+        if config.push_to_hub:
+            run_on_main(lambda: make_repo(config.push_to_hub, config.hub_private), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened = False
         self.stop = StopRequest(config.stop_grace)
@@ -300,4 +303,16 @@ class Run:
         with self._naming_disk_errors(self.folder / self.stage):
             for tracker in self.accelerator.trackers if self.opened and self.trackers else ():
                 tracker.finish()
+        self._push()
         release_lock(self.folder)
+
+    def _push(self) -> None:
+        """Push the final model, if `push_to_hub` is set; a failure is one line with the command to repeat it."""
+        repo, private = self.config.push_to_hub, self.config.hub_private
+        folder = self.folder / "model"
+        if not (self.is_main and repo and folder.exists()):
+            return
+        try:
+            self.say(f"pushed to {push_model(folder, repo, private)}")
+        except UserError as error:
+            self.say(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo, private)}")

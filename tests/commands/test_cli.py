@@ -59,7 +59,7 @@ def test_no_words_show_the_help_and_fail(capsys):
             "error: align data: argument check|clean: invalid choice: 'chek' (choose from 'check', 'clean')",
         ),
         (["data", "check"], "error: align data check: the following arguments are required: FILE"),
-        (["model"], "error: align model: the following arguments are required: list|fetch|consolidate"),
+        (["model"], "error: align model: the following arguments are required: list|fetch|push|consolidate"),
         (["report"], "error: align report: the following arguments are required: RUN"),
         (["ppo", "--kl.bta", "0.1"], "error: unknown option --kl.bta; did you mean --kl.beta?"),
         (["sample"], "error: model is [], but must be given"),

@@ -1,0 +1,82 @@
+"""The Python code of docs/howto/use-the-model.md runs on models that the stages have saved."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from align import cli
+from align.core.settings import ModelConfig
+from align.models.loading import load
+from align.reward.checkpoint import load_reward_model
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "use-the-model.md").read_text(encoding="utf-8"), re.S)
+
+
+def code_with(word, folder):
+    """The block that contains a word, with the folder of this test."""
+    (block,) = (block for block in CODE if word in block)
+    return re.sub(r'"runs/[^"]*"', repr(str(folder)), block)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """`trained("sft", "tiny-t5")`: the folder of a model."""
+
+    def train(stage, model, *words):
+        sft = [{"prompt": f"{i}?", "completion": "yes"} for i in range(8)]
+        ranked = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
+        data = tmp_path / f"{stage}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in (sft if stage == "sft" else ranked)))
+        settings = ["--model", model, "--train_data", str(data), "--output_dir", str(tmp_path / "run")]
+        settings += ["--batch_size", "4", "--report_to", "none", "--dtype", "float32"]
+        cli.main([stage, *settings, *(["--demonstrations", ""] if stage == "reward" else []), *words])
+        return tmp_path / "run" / "model"
+
+    return train
+
+
+def run(code, capsys):
+    names = {}
+    exec(code, names)
+    return names, capsys.readouterr().out
+
+
+def test_the_pipeline_answers(trained, capsys):
+    names, _ = run(code_with("pipeline(", trained("sft", "tiny-llama")), capsys)
+    answered = names["chat"](names["messages"], max_new_tokens=4)[0]["generated_text"]
+    assert [turn["role"] for turn in answered] == ["user", "assistant"]
+
+
+def test_t5_answers_as_align_sample_does(trained, capsys):
+    folder = trained("sft", "tiny-t5")
+    capsys.readouterr()
+    _, text = run(code_with("AutoModelForSeq2SeqLM.from", folder), capsys)
+    words = ["sample", str(folder), "--prompt", "Name a moon of Mars.", "--temperature", "0", "--max_new_tokens", "64"]
+    cli.main([*words, "--dtype", "float32"])
+    assert text.strip() == capsys.readouterr().out.strip()
+
+
+def test_an_adapter_is_merged(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    base = trained("sft", "tiny-llama")
+    (tmp_path / "run").rename(tmp_path / "base")
+    folder = trained("sft", str(tmp_path / "base" / base.name), "--lora_r", "2")
+    run(code_with("merge_and_unload", folder), capsys)
+    ids = torch.tensor([[5, 6, 7]])
+    ours, merged = (load(ModelConfig(model=str(path)), torch.float32).backbone.model for path in (folder, "merged"))
+    torch.testing.assert_close(merged(ids).logits, ours(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_a_classifier_gives_the_scores_of_its_reward_model(trained, capsys):
+    folder = trained("reward", "tiny-llama")
+    names, _ = run(code_with("AutoModelForSequenceClassification.from", folder), capsys)
+    reward = load_reward_model(str(folder), "float32")
+    from align.reward.scoring import RewardService
+
+    service = RewardService(reward, 1000)
+    (expected,) = service.rewards([service.encode("Name a moon of Mars.", "Phobos.")])
+    assert names["score"] == pytest.approx(expected, abs=1e-5)
